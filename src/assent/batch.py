@@ -1,0 +1,196 @@
+"""The seam between rollout and learning: one frozen value with named columns, ragged and without padding.
+
+    rows -> Batch.of -> annotate (reference, values) -> credit (advantages) -> weigh -> shard, micro -> loss
+
+Sequences lie end to end in `tokens`. Column rule: entry t of every per-token column speaks of emitting token t given the
+tokens before it, so `behaviour[t]`, `values[t]` and `advantages[t]` all belong to the decision that produced tokens[t].
+Left of here is plain Python; right of here nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assent.types import Row
+
+TOKEN_COLUMNS = (
+    "tokens",
+    "trainable",
+    "behaviour",
+    "version",
+    "reference",
+    "proximal",
+    "values",
+    "advantages",
+    "returns",
+    "weight",
+    "token_share",
+)
+ROW_COLUMNS = ("lengths", "group", "reward", "baseline", "row_weight", "margin", "truncated", "bootstrap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows for one or more optimizer steps. n tokens in r rows; a column that nobody asked for is None.
+
+    Two rows (prompt | answer, T = trained):
+        tokens     7 8 | 4 5 2    9 | 6 2       lengths 5 3
+        trainable  - - | T T T    - | T T
+        behaviour  0 0 | a b c    0 | d e
+    """
+
+    tokens: Tensor  # (n,) int64
+    trainable: Tensor  # (n,) bool
+    lengths: Tensor  # (r,) int64
+    group: Tensor  # (r,) int64, rows of one prompt share it
+    unit: int = 1
+    """This many adjacent rows are never separated (2 for pairs)."""
+    behaviour: Tensor | None = None  # (n,) sampler's log-probs, 0 where not sampled
+    version: Tensor | None = None  # (n,) int64 policy version of each token, -1 where not sampled
+    reference: Tensor | None = None  # (n,) reference log-probs
+    proximal: Tensor | None = None  # (n,) learner's log-probs before the batch's first update
+    values: Tensor | None = None  # (n,) critic at rollout, in its own (normalised) units
+    bootstrap: Tensor | None = None  # (r,) critic's value of the state after the last token
+    advantages: Tensor | None = None  # (n,)
+    returns: Tensor | None = None  # (n,) value targets, in the critic's units
+    reward: Tensor | None = None  # (r,) scalar reward of the answer
+    baseline: Tensor | None = None  # (r,) reward of the greedy answer (ReMax)
+    row_weight: Tensor | None = None  # (r,) relative; once weighed, the unit's share in the optimizer step
+    margin: Tensor | None = None  # (r,)
+    truncated: Tensor | None = None  # (r,) bool
+    weight: Tensor | None = None  # (n,) weight of a token's loss in the optimizer step, see maths.aggregate
+    token_share: Tensor | None = None  # (n,) 1 / trained tokens of the optimizer step, 0 where not trained: for figures
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], *, unit: int = 1) -> Batch:
+        """Lay rows end to end. Raises ValueError for no rows, a broken unit, or columns that do not fit."""
+        if not rows:
+            raise ValueError("a batch needs at least one row")
+        if len(rows) % unit:
+            raise ValueError(f"{len(rows)} rows cannot be kept in units of {unit}")
+        for number, row in enumerate(rows):
+            _check(number, row)
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        has_reference = all(row.reference is not None for row in rows)
+        has_behaviour = all(row.logprobs is not None for row in rows)
+        has_version = all(row.versions is not None for row in rows)
+        return cls(
+            tokens=_flat([row.tokens for row in rows], torch.int64),
+            trainable=_flat([row.trainable for row in rows], torch.bool),
+            lengths=lengths,
+            group=torch.tensor([row.group for row in rows]),
+            unit=unit,
+            behaviour=_flat([row.logprobs or () for row in rows], torch.float32) if has_behaviour else None,
+            version=_flat([row.versions or () for row in rows], torch.int64) if has_version else None,
+            reference=_flat([row.reference or () for row in rows], torch.float32) if has_reference else None,
+            reward=torch.tensor([row.reward for row in rows], dtype=torch.float32),
+            baseline=torch.tensor([row.baseline for row in rows], dtype=torch.float32),
+            row_weight=torch.tensor([row.weight for row in rows], dtype=torch.float32),
+            margin=torch.tensor([row.margin for row in rows], dtype=torch.float32),
+            truncated=torch.tensor([row.truncated for row in rows]),
+        )
+
+    def __len__(self) -> int:
+        return int(self.lengths.shape[0])
+
+    @property
+    def ends(self) -> Tensor:
+        """Index of each row's last token, (r,)."""
+        return self.lengths.cumsum(0) - 1
+
+    @property
+    def row(self) -> Tensor:
+        """Row number of each token, (n,)."""
+        return torch.arange(len(self), device=self.lengths.device).repeat_interleave(self.lengths)
+
+    @property
+    def old(self) -> Tensor:
+        """Log-probs that the importance ratio is taken against: proximal where recomputed, else behaviour."""
+        column = self.proximal if self.proximal is not None else self.behaviour
+        assert column is not None, "a ratio needs behaviour or proximal log-probs"
+        return column
+
+    def with_columns(self, **columns: Any) -> Batch:
+        """The same rows with some columns set."""
+        return replace(self, **columns)
+
+    def select(self, rows: Tensor) -> Batch:
+        """The given rows (indices, in that order), all columns with them."""
+        starts = self.lengths.cumsum(0) - self.lengths
+        sizes = self.lengths[rows]
+        offsets = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        index = starts[rows].repeat_interleave(sizes) + offsets
+        columns: dict[str, Any] = {"unit": self.unit}
+        for name in TOKEN_COLUMNS:
+            column = getattr(self, name)
+            columns[name] = None if column is None else column[index]
+        for name in ROW_COLUMNS:
+            column = getattr(self, name)
+            columns[name] = None if column is None else column[rows]
+        return Batch(**columns)
+
+    def units(self, order: Sequence[int] | Tensor) -> Batch:
+        """The given units in that order."""
+        first = torch.as_tensor(order, dtype=torch.int64) * self.unit
+        return self.select((first[:, None] + torch.arange(self.unit)).reshape(-1))
+
+    def split(self, parts: int, *, order: Tensor | None = None) -> list[Batch]:
+        """`parts` mini-batches of whole units, as equal in number as can be; `order` shuffles the units first."""
+        count = len(self) // self.unit
+        if not 1 <= parts <= count:
+            raise ValueError(f"{count} units cannot be split into {parts} mini-batches: give 1 to {count}")
+        order = torch.arange(count) if order is None else order
+        if parts == 1 and torch.equal(order, torch.arange(count)):
+            return [self]
+        return [self.units(part) for part in order.tensor_split(parts)]
+
+    def shard(self, rank: int, world: int) -> Batch:
+        """The units of one of `world` ranks: every world-th, so that lengths spread evenly."""
+        if world == 1:
+            return self
+        return self.units(torch.arange(len(self) // self.unit)[rank::world])
+
+    def micro(self, token_budget: int) -> list[Batch]:
+        """Cut into micro-batches of whole units with at most `token_budget` tokens each (a longer unit goes alone).
+
+        Units of similar length go together, so that little is padded inside attention; the loss does not depend on it.
+        """
+        per_unit = self.lengths.view(-1, self.unit).sum(1)
+        if int(per_unit.sum()) <= token_budget:
+            return [self]
+        parts: list[list[int]] = [[]]
+        used = 0
+        for unit in per_unit.argsort(descending=True, stable=True).tolist():
+            size = int(per_unit[unit])
+            if parts[-1] and used + size > token_budget:
+                parts.append([])
+                used = 0
+            parts[-1].append(unit)
+            used += size
+        return [self.units(part) for part in parts]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in columns.items()})
+
+
+def _flat(columns: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor([entry for column in columns for entry in column], dtype=dtype)
+
+
+def _check(number: int, row: Row) -> None:
+    size = len(row.tokens)
+    if size == 0:
+        raise ValueError(f"row {number} has no tokens")
+    for name in ("trainable", "logprobs", "versions", "reference"):
+        column = getattr(row, name)
+        if column is not None and len(column) != size:
+            raise ValueError(f"row {number}: {name} has {len(column)} entries for {size} tokens")
+    if row.trainable[0]:
+        raise ValueError(f"row {number}: its first token is trained, but nothing precedes it; put a BOS in front")

@@ -1,0 +1,36 @@
+"""Estimators of KL(policy || reference) from samples of the policy, and the controller of its coefficient.
+
+d = log pi - log pi_ref of the sampled token. Schulman 2020, http://joschu.net/blog/kl-approx.html
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def k1(d: Tensor) -> Tensor:
+    """d: unbiased, of either sign, high variance. The one to put into a reward."""
+    return d
+
+
+def k2(d: Tensor) -> Tensor:
+    """d^2 / 2: biased, low variance; its gradient is the KL's own on-policy gradient."""
+    return 0.5 * d.square()
+
+
+def k3(d: Tensor) -> Tensor:
+    """exp(-d) - 1 + d: unbiased and never negative. The one to put into a loss (GRPO)."""
+    return (-d).exp() - 1.0 + d
+
+
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def adapted_coefficient(coefficient: float, kl: float, *, target: float, horizon: float, sequences: int) -> float:
+    """beta * (1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon).
+
+    `kl` is the per-sequence sum of k1 averaged over sequences, in nats; a token mean would make published targets
+    meaningless. Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coefficient * (1.0 + error * sequences / horizon)
