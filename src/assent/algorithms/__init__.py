@@ -1,0 +1,48 @@
+"""The methods by name. A new one is a file beside these and a line here, or `register_algorithm` from outside."""
+
+from __future__ import annotations
+
+from assent.algorithms.base import Algorithm, Objective, Output, row_of
+from assent.algorithms.best_of_k import BestOfK
+from assent.algorithms.dpo import DPO
+from assent.algorithms.grpo import GRPO
+from assent.algorithms.online_dpo import OnlineDPO
+from assent.algorithms.policy_gradient import PolicyGradient
+from assent.algorithms.ppo import PPO
+from assent.algorithms.reinforce import Reinforce
+from assent.algorithms.remax import ReMax
+from assent.algorithms.reward_model import RewardModel
+from assent.algorithms.rloo import RLOO
+from assent.algorithms.sft import SFT
+
+ALGORITHMS: dict[str, type[Objective]] = {
+    "sft": SFT,
+    "reward": RewardModel,
+    "dpo": DPO,
+    "ppo": PPO,
+    "grpo": GRPO,
+    "rloo": RLOO,
+    "remax": ReMax,
+    "reinforce": Reinforce,
+    "online-dpo": OnlineDPO,
+    "best-of-k": BestOfK,
+}
+
+
+def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]:
+    """Make a method known under `name`, for `method: name` in a recipe. Raises ValueError if the name is taken."""
+    if ALGORITHMS.get(name, algorithm) is not algorithm:
+        raise ValueError(f"the method name {name!r} is taken by {ALGORITHMS[name].__name__}: choose another")
+    ALGORITHMS[name] = algorithm
+    return algorithm
+
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Objective",
+    "Output",
+    "PolicyGradient",
+    "register_algorithm",
+    "row_of",
+]
