@@ -1,0 +1,113 @@
+"""How the tokens of one forward pass see each other.
+
+The decoder computes on a flat run of tokens and never on padding; a context tells it each token's position and does the
+attention. `Packed` is whole sequences side by side (training, scoring, and the prompts of generation); `cache.py` adds
+the contexts that read and write a KV cache.
+
+Attention itself pads inside buckets of similar length (causal attention needs no mask then: real tokens never look at
+the padding behind them). Projections, MLP, norms and head never see a pad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BUCKET_WASTE = 1.25
+"""A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
+
+
+class Context(Protocol):
+    """The caller promises one entry of `positions` for each token; the implementer returns attention in that order."""
+
+    positions: Tensor  # (tokens,) int64, counted from each sequence's start
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query (tokens, heads, dim), key and value (tokens, kv_heads, dim) -> (tokens, heads * dim)."""
+        ...
+
+
+class Packed:
+    """Whole sequences laid end to end, each attending causally to itself alone."""
+
+    def __init__(self, lengths: Sequence[int], *, device: torch.device | str = "cpu", window: int | None = None):
+        """`lengths` in tokens, every one at least 1. `window` is the family's sliding attention window, if any."""
+        self.lengths = tuple(lengths)
+        self.window = window
+        starts = torch.tensor((0, *self.lengths), dtype=torch.int64).cumsum(0)[:-1]
+        sizes = torch.tensor(self.lengths, dtype=torch.int64)
+        self.starts = starts.to(device)
+        self.ends = (starts + sizes - 1).to(device)  # index of each sequence's last token
+        total = sum(self.lengths)
+        self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
+        self.buckets = [bucket.to(device) for bucket in _buckets(starts, sizes)]
+        self.unpad = _unpad(starts, sizes, self.buckets, total).to(device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        outputs = [self._bucket(index, query, key, value) for index in self.buckets]
+        padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return padded.index_select(0, self.unpad)
+
+    def _bucket(self, index: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows, length = index.shape
+        heads, dim = query.shape[1], query.shape[2]
+        flat = index.reshape(-1)
+
+        def gather(x: Tensor) -> Tensor:
+            return x.index_select(0, flat).view(rows, length, x.shape[1], dim).transpose(1, 2)
+
+        q, k, v = gather(query), gather(key), gather(value)  # (rows, heads, length, dim)
+        if k.shape[1] != heads:
+            k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+        if self.window is not None and length > self.window:
+            mask = sliding_mask(length, self.window, device=query.device)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2).reshape(rows * length, heads * dim)
+
+
+def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:
+    """True where a query may look: at itself and the `window - 1` tokens before it. Shape (length, length)."""
+    age = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
+    return (age >= 0) & (age < window)
+
+
+def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
+    """Rows of similar length together, longest first; each bucket is an index (rows, longest) into the flat tokens."""
+    order = sizes.argsort(descending=True, stable=True).tolist()
+    groups: list[list[int]] = [[]]
+    tokens = 0
+    for row in order:
+        size = int(sizes[row])
+        group = groups[-1]
+        if group and (len(group) + 1) * int(sizes[group[0]]) > BUCKET_WASTE * (tokens + size):
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += size
+    indices = []
+    for group in groups:
+        rows = torch.tensor(group)
+        offsets = torch.arange(int(sizes[rows[0]]))
+        last = (sizes[rows] - 1)[:, None]
+        indices.append(starts[rows][:, None] + torch.minimum(offsets[None, :], last))  # pads repeat the last token
+    return indices
+
+
+def _unpad(starts: Tensor, sizes: Tensor, buckets: list[Tensor], total: int) -> Tensor:
+    """Where each token stands in the concatenated padded buckets. Shape (tokens,)."""
+    places = torch.empty(total, dtype=torch.int64)
+    base = 0
+    for index in buckets:
+        rows, length = index.shape
+        index = index.cpu()
+        real = torch.ones(rows, length, dtype=torch.bool)
+        real[:, 1:] = index[:, 1:] != index[:, :-1]  # a repeated index is a pad
+        places[index[real]] = base + torch.arange(rows * length).view(rows, length)[real]
+        base += rows * length
+    return places

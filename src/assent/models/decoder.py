@@ -1,0 +1,216 @@
+"""One decoder for the dense families: GPT-2, Llama, Mistral, Qwen2, Qwen3 and their like, by configuration.
+
+    tokens (n,) + context -> embed -> layers x [norm, attention, norm, MLP] -> norm -> hidden (n, width) -> head
+
+The tokens of all sequences lie end to end; who sees whom is the context's affair (`context.py`). Training and generation
+run this same code on the same parameters, so sampler and learner agree. Hugging Face names and files are `families.py`
+and `load.py`. Left out: dropout (RLHF recipes train without it), experts, cross-attention, encoder stacks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from assent.models.context import Context
+
+HeadKind = Literal["lm", "scalar"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's stretch of the low rotary frequencies (https://arxiv.org/abs/2407.21783, section 3.4)."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Everything that tells one dense family from another. Sizes in units of channels, heads or tokens."""
+
+    family: str
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_positions: int
+    positions: Literal["learned", "rotary"]
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    mlp: Literal["plain", "gated"]
+    activation: Literal["gelu", "gelu_tanh", "silu", "relu"]
+    qkv_bias: bool
+    output_bias: bool
+    """On attention's output projection."""
+    mlp_bias: bool
+    tied: bool
+    """The LM head is the token embedding."""
+    qk_norm: bool = False
+    """RMSNorm over each head's query and key (Qwen3)."""
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    window: int | None = None
+    """Sliding attention window in tokens (Mistral), None for full attention."""
+    init_std: float = 0.02
+
+
+def _activation(name: str, x: Tensor) -> Tensor:
+    if name == "silu":
+        return F.silu(x)
+    if name == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+def _norm(config: DecoderConfig, width: int) -> nn.Module:
+    if config.norm == "layer":
+        return nn.LayerNorm(width, eps=config.norm_eps)
+    return nn.RMSNorm(width, eps=config.norm_eps)
+
+
+def rotary_frequencies(config: DecoderConfig) -> Tensor:
+    """Inverse frequencies of the rotary embedding (Su et al. 2021), scaled as Llama 3.1 does. Shape (head_dim / 2,)."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponent)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    wavelength = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    smooth = ((scaling.original_positions / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate channel pairs (i, i + dim/2) of x (tokens, heads, dim) by the angles of cos and sin (tokens, 1, dim/2)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with one fused projection for query, key and value."""
+
+    def __init__(self, config: DecoderConfig, layer: int):
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
+        out = self.heads * self.dim
+        self.qkv = nn.Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
+        self.output = nn.Linear(out, config.width, bias=config.output_bias)
+        self.query_norm = nn.RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = nn.RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        n, dim = x.shape[0], self.dim
+        sizes = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim]
+        query, key, value = (part.view(n, -1, dim) for part in self.qkv(x).split(sizes, dim=-1))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotary is not None:
+            query, key = rotate(query, *rotary), rotate(key, *rotary)
+        return self.output(context.attend(self.layer, query, key, value))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Plain (up, activation, down) or gated (activation(gate) * up, down) with gate and up in one projection."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.gated, self.activation = config.mlp == "gated", config.activation
+        self.up = nn.Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        if self.gated:
+            gate, up = hidden.chunk(2, dim=-1)
+            return self.down(_activation(self.activation, gate) * up)  # type: ignore[no-any-return]
+        return self.down(_activation(self.activation, hidden))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, config: DecoderConfig, layer: int):
+        super().__init__()
+        self.attention_norm = _norm(config, config.width)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = _norm(config, config.width)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), context, rotary)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """The trunk and one head: token logits (`lm`) or one number a token (`scalar`, for judges and critics)."""
+
+    def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm"):
+        super().__init__()
+        self.config = config
+        self.head_kind: HeadKind = head
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+        self.norm = _norm(config, config.width)
+        self.head = nn.Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
+        if head == "lm" and config.tied:
+            self.head.weight = self.embedding.weight
+        # Not part of a checkpoint, and kept in float32 whatever the model's precision: bf16 angles lose far positions.
+        self.frequencies = None if learned else rotary_frequencies(config)
+
+    def forward(self, tokens: Tensor, context: Context) -> Tensor:
+        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,)."""
+        x = self.embedding(tokens)
+        rotary = None
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(context.positions)
+        else:
+            rotary = self._rotary(context.positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, context, rotary)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        assert self.frequencies is not None
+        if self.frequencies.device != positions.device:
+            self.frequencies = self.frequencies.to(positions.device)
+        angles = positions.to(torch.float32)[:, None] * self.frequencies  # (tokens, dim / 2)
+        return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in
+        GPT-2; a scalar head N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
+        generator = torch.Generator(self.embedding.weight.device).manual_seed(seed)
+        std = self.config.init_std
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
+                parameter.normal_(0.0, std / math.sqrt(2 * self.config.layers), generator=generator)
+            elif name != "head.weight" or self.head_kind == "lm":
+                parameter.normal_(0.0, std, generator=generator)
+        if self.head_kind == "scalar":
+            self.initialise_head(seed)
+
+    @torch.no_grad()
+    def initialise_head(self, seed: int) -> None:
+        """A fresh scalar head on a trunk that was loaded."""
+        generator = torch.Generator(self.head.weight.device).manual_seed(seed)
+        self.head.weight.normal_(0.0, 1.0 / math.sqrt(self.config.width + 1), generator=generator)
