@@ -1,0 +1,195 @@
+"""The built-in dialects: one reading function each, and the table that registers them.
+
+Leaves out Python-side formats of single projects; `register_dialect` adds those from a user's own file.
+"""
+
+from __future__ import annotations
+
+import os
+
+from assent.data.fields import Fields, Message
+from assent.data.formats import (
+    DEMONSTRATION,
+    PREFERENCE,
+    QUESTION,
+    Dialect,
+    Pair,
+    Sample,
+    register_dialect,
+)
+
+ASSISTANT_MARK = "\n\nAssistant:"
+"""What opens an answer in Human/Assistant transcripts. It belongs to the prompt; the space after it to the answer."""
+
+PROMPTS = "prompt|question|instruction|query"
+ANSWERS = "response|output|answer|completion"
+
+
+def read_completion(fields: Fields) -> Sample:
+    return _asked(fields, "prompt", answer=_answer(fields, "completion"))
+
+
+def read_prompt_answer(fields: Fields) -> Sample:
+    return _asked(fields, "prompt", answer=_answer(fields, "answer"))
+
+
+def read_question_answer(fields: Fields) -> Sample:
+    return _asked(fields, "question", answer=_answer(fields, "answer"))
+
+
+def read_instruction(fields: Fields) -> Sample:
+    answers = [name for name in ANSWERS.split("|") if fields.has(name)]
+    return _asked(fields, "instruction", answer=fields.text(*(answers or ANSWERS.split("|")), empty=False))
+
+
+def read_pair(fields: Fields) -> Sample:
+    """prompt/chosen/rejected and instruction/chosen/rejected; each answer a text or the assistant's one message."""
+    if fields.is_chat("chosen") and fields.is_chat("rejected") and len(fields.messages("chosen")) > 1:
+        return read_transcripts(fields)  # the prompt is told again inside them, as chat
+    pair = Pair(chosen=_answer(fields, "chosen"), rejected=_answer(fields, "rejected"), margin=fields.number("margin"))
+    name = next((name for name in ("prompt", "messages", "instruction") if fields.has(name)), "prompt")
+    return _asked(fields, name, pairs=(pair,))
+
+
+def read_answer_lists(fields: Fields) -> Sample:
+    """pos_answers[i] beats neg_answers[i]; an answer may stand in several pairs."""
+    chosen, rejected = fields.texts("pos_answers"), fields.texts("neg_answers")
+    if len(chosen) != len(rejected):
+        raise fields.error(
+            f"pos_answers has {len(chosen)} and neg_answers {len(rejected)} entries; they form pairs, so they must "
+            "be of one length."
+        )
+    margins = fields.numbers("margin", len(chosen))
+    pairs = tuple(Pair(chosen=c, rejected=r, margin=m) for c, r, m in zip(chosen, rejected, margins, strict=True))
+    return _asked(fields, "prompt", pairs=pairs)
+
+
+def read_transcripts(fields: Fields) -> Sample:
+    """Two whole dialogues; what both begin with, up to the last answer in it, is the prompt."""
+    if fields.is_chat("chosen") or fields.is_chat("rejected"):
+        return _read_chat_transcripts(fields)
+    chosen, rejected = fields.text("chosen", empty=False), fields.text("rejected", empty=False)
+    shared = os.path.commonprefix([chosen, rejected])
+    start = shared.rfind(ASSISTANT_MARK)
+    if start < 0:
+        raise fields.error(
+            f"chosen and rejected share no beginning that leads to {ASSISTANT_MARK!r}, so the prompt cannot be told "
+            "from the answers. Give a prompt column, or lists of messages."
+        )
+    end = start + len(ASSISTANT_MARK)
+    answers = (chosen[end:], rejected[end:])
+    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+        if not answer.strip():
+            raise fields.error(f"{name!r} has an empty last answer; it must hold some text.")
+    return Sample(prompt=shared[:end], pairs=(Pair(chosen=answers[0], rejected=answers[1], margin=_margin(fields)),))
+
+
+def read_messages(fields: Fields) -> Sample:
+    """A chat; a last assistant turn is the answer to what comes before it."""
+    turns = fields.messages("messages", "conversations")
+    if turns[-1]["role"] != "assistant":
+        return Sample(messages=turns)
+    if not turns[-1]["content"].strip():
+        raise fields.error("the last assistant turn is empty; it must hold some text.")
+    return Sample(messages=turns[:-1], answer=turns[-1]["content"])
+
+
+def read_text(fields: Fields) -> Sample:
+    return Sample(answer=fields.text("text", empty=False))
+
+
+def read_prompt(fields: Fields) -> Sample:
+    return _asked(fields, next((name for name in PROMPTS.split("|") if fields.has(name)), "prompt"))
+
+
+def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple[Pair, ...] = ()) -> Sample:
+    """The sample of a prompt column, which holds a text or a chat; an instruction may have a context below it."""
+    if fields.is_chat(name):
+        turns = fields.messages(name)
+        if turns[-1]["role"] == "assistant":
+            raise fields.error(f"{name!r} ends with an assistant turn; a prompt ends where the answer begins.")
+        return Sample(messages=turns, answer=answer, pairs=pairs)
+    prompt = fields.text(name)
+    context = fields.optional_text("context", "input") if name == "instruction" else ""
+    return Sample(prompt=f"{prompt}\n\n{context}" if context else prompt, answer=answer, pairs=pairs)
+
+
+def _answer(fields: Fields, name: str) -> str:
+    """A text, or a chat of one assistant turn."""
+    if not fields.is_chat(name):
+        return fields.text(name, empty=False)
+    turns = fields.messages(name)
+    if len(turns) != 1 or turns[0]["role"] != "assistant" or not turns[0]["content"].strip():
+        raise fields.error(f"{name!r} is a chat of {len(turns)}; beside a prompt it must be one assistant turn.")
+    return turns[0]["content"]
+
+
+def _margin(fields: Fields) -> float:
+    return fields.number("margin")
+
+
+def _read_chat_transcripts(fields: Fields) -> Sample:
+    chosen, rejected = fields.messages("chosen"), fields.messages("rejected")
+    shared = _shared_turns(chosen, rejected)
+    for name, turns in (("chosen", chosen), ("rejected", rejected)):
+        rest = turns[shared:]
+        if len(rest) != 1 or rest[0]["role"] != "assistant" or not rest[0]["content"].strip():
+            raise fields.error(
+                f"{name!r} differs from its counterpart by {len(rest)} turns after {shared} equal ones; it must differ "
+                "in one last assistant turn that is not empty."
+            )
+    pair = Pair(chosen=chosen[-1]["content"], rejected=rejected[-1]["content"], margin=_margin(fields))
+    return Sample(messages=chosen[:shared], pairs=(pair,))
+
+
+def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
+    """Equal turns at the beginning, without the last turn of either (equal answers are still two answers)."""
+    for i, (one, other) in enumerate(zip(chosen[:-1], rejected[:-1], strict=False)):
+        if one != other:
+            return i
+    return min(len(chosen), len(rejected)) - 1
+
+
+_ANSWERED = frozenset({DEMONSTRATION, QUESTION})
+_PAIRED = frozenset({DEMONSTRATION, PREFERENCE, QUESTION})
+
+for _dialect in (
+    Dialect(name="messages", needs=("messages|conversations",), read=read_messages, gives=_ANSWERED),
+    Dialect(name="prompt/completion", needs=("prompt", "completion"), read=read_completion, gives=_ANSWERED),
+    Dialect(name="prompt/answer", needs=("prompt", "answer"), read=read_prompt_answer, gives=_ANSWERED),
+    Dialect(name="question/answer", needs=("question", "answer"), read=read_question_answer, gives=_ANSWERED),
+    Dialect(
+        name="instruction/response",
+        needs=("instruction", ANSWERS),
+        may=("context", "input"),
+        read=read_instruction,
+        gives=_ANSWERED,
+    ),
+    Dialect(
+        name="prompt/chosen/rejected",
+        needs=("prompt|messages", "chosen", "rejected"),
+        may=("margin",),
+        read=read_pair,
+        gives=_PAIRED,
+    ),
+    Dialect(
+        name="instruction/chosen/rejected",
+        needs=("instruction", "chosen", "rejected"),
+        may=("context", "input", "margin"),
+        read=read_pair,
+        gives=_PAIRED,
+    ),
+    Dialect(
+        name="prompt/pos_answers/neg_answers",
+        needs=("prompt", "pos_answers", "neg_answers"),
+        may=("margin",),
+        read=read_answer_lists,
+        gives=_PAIRED,
+    ),
+    Dialect(
+        name="chosen/rejected", needs=("chosen", "rejected"), may=("margin",), read=read_transcripts, gives=_PAIRED
+    ),
+    Dialect(name="text", needs=("text",), read=read_text, gives=frozenset({DEMONSTRATION})),
+    Dialect(name="prompt", needs=(PROMPTS,), may=("context", "input"), read=read_prompt, gives=frozenset({QUESTION})),
+):
+    register_dialect(_dialect)

@@ -1,0 +1,214 @@
+"""From settings to a data set ready to be drawn from, with its report: the one entrance to this package.
+
+    sources -> rows -> records -> token rows -> Dataset(items, validation, report)
+
+Everything is held in memory as tuples of token ids. Leaves out drawing (`cursor.py`) and batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from assent.data.cursor import Cursor, permutation
+from assent.data.fields import DataError
+from assent.data.formats import (
+    DEMONSTRATION,
+    PREFERENCE,
+    QUESTION,
+    Demonstration,
+    Preference,
+    Question,
+    Sample,
+    check_columns,
+    demonstration_of,
+    named,
+    preference_of,
+    question_of,
+    sample,
+)
+from assent.data.read import scan_rows
+from assent.data.report import DataReport, Tally
+from assent.data.settings import DataSettings, sources
+from assent.data.tokenize import demonstration_rows, preference_rows, prompts
+from assent.types import Prompt, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ItemT = TypeVar("ItemT")
+RecordT = TypeVar("RecordT")
+VALIDATION_SPLIT = 2
+"""Key of the random stream that picks validation items; 0 and 1 are the cursor's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Generic[ItemT]):
+    """What a run trains on and validates with. An item is what `batch_size` counts: one prompt.
+
+    An item of demonstrations is `(row,)`; of preferences all rows of a prompt, chosen and rejected adjacent; of
+    prompts the `Prompt` itself.
+    """
+
+    items: list[ItemT]
+    validation: list[ItemT]
+    report: DataReport
+    counts: tuple[int, ...]
+    """Train items of each source; `items` holds the sources one after the other."""
+    weights: tuple[float, ...] | None
+    shuffle: bool
+
+    def cursor(self, seed: int) -> Cursor:
+        """The order in which `items` are drawn."""
+        return Cursor(self.counts, weights=self.weights, seed=seed, shuffle=self.shuffle)
+
+
+def load_demonstrations(
+    settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> Dataset[tuple[Row, ...]]:
+    """Rows to imitate."""
+    _check_room(settings)
+
+    def tokenised(records: Sequence[Demonstration], tally: Tally, first: int) -> list[tuple[Row, ...]]:
+        rows = demonstration_rows(records, tokenizer, settings, tally=tally, first_group=first)
+        return [(row,) for row in rows]
+
+    return _load(settings, seed, Stage(DEMONSTRATION, demonstration_of, tokenised))
+
+
+def load_preferences(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset[tuple[Row, ...]]:
+    """Pairs of answers, by prompt."""
+    _check_room(settings)
+
+    def tokenised(records: Sequence[Preference], tally: Tally, first: int) -> list[tuple[Row, ...]]:
+        rows = preference_rows(records, tokenizer, settings, tally=tally, first_group=first)
+        return [tuple(pairs) for _, pairs in groupby(rows, key=lambda row: row.group)]
+
+    return _load(settings, seed, Stage(PREFERENCE, preference_of, tokenised))
+
+
+def load_prompts(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset[Prompt]:
+    """Prompts to answer."""
+
+    def tokenised(records: Sequence[Question], tally: Tally, first: int) -> list[Prompt]:
+        return prompts(records, tokenizer, settings, tally=tally)
+
+    return _load(settings, seed, Stage(QUESTION, question_of, tokenised))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[RecordT, ItemT]):
+    """What differs between the three kinds of data: the record read off a sample, and the items made of records."""
+
+    kind: str
+    record: Callable[[Sample], RecordT]
+    items: Callable[[Sequence[RecordT], Tally, int], list[ItemT]]
+
+
+def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Dataset[ItemT]:
+    settings.check()
+    check_columns(settings.columns)
+    if settings.dialect != "auto":
+        named(settings.dialect)
+    tallies: list[Tally] = []
+
+    def items_of(source: str, role: str, first: int) -> list[ItemT]:
+        tallies.append(Tally(source=source, role=role))
+        return stage.items(_records(tallies, settings, stage), tallies[-1], first)
+
+    train: list[ItemT] = []
+    validation: list[ItemT] = []
+    counts: list[int] = []
+    for index, source in enumerate(sources(settings.train)):
+        items = items_of(source, "train", len(train) + len(validation))
+        kept, apart = _split(items, settings.validation_percent, (seed, index))
+        if not kept:
+            raise DataError(_nothing_left(stage.kind, tallies[-1], held_out=len(apart)), source)
+        train += kept
+        validation += apart
+        counts.append(len(kept))
+    for source in sources(settings.validation):
+        items = items_of(source, "validation", len(train) + len(validation))
+        if not items:
+            raise DataError(_nothing_left(stage.kind, tallies[-1]), source)
+        validation += items
+    report = DataReport(
+        kind=stage.kind,
+        sources=tuple(tally.freeze() for tally in tallies),
+        train_items=len(train),
+        validation_items=len(validation),
+    )
+    weights = None if settings.weights is None else tuple(settings.weights)
+    return Dataset(
+        items=train,
+        validation=validation,
+        report=report,
+        counts=tuple(counts),
+        weights=weights,
+        shuffle=settings.shuffle,
+    )
+
+
+def _records(tallies: Sequence[Tally], settings: DataSettings, stage: Stage[RecordT, ItemT]) -> list[RecordT]:
+    """Read the source of the last tally. The budget of bad rows is one for all tallies."""
+    tally = tallies[-1]
+    split = settings.split if tally.role == "train" else settings.validation_split
+    records: list[RecordT] = []
+    for where, row in scan_rows(tally.source, split=split):
+        if settings.limit is not None and len(records) == settings.limit:
+            break
+        tally.read += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            read, dialect = sample(
+                row, kind=stage.kind, where=where, dialect=settings.dialect, columns=settings.columns
+            )
+            records.append(stage.record(read))
+        except DataError as error:
+            tally.bad.append(str(error))
+            _refuse_beyond_budget(error, settings, sum(len(one.bad) for one in tallies))
+        else:
+            tally.dialects[dialect] += 1
+    return records
+
+
+def _refuse_beyond_budget(error: DataError, settings: DataSettings, bad: int) -> None:
+    if bad <= settings.bad_rows:
+        return
+    if settings.bad_rows == 0:
+        raise DataError(f"{error.reason} (Set data.bad_rows=N to skip up to N such rows.)", error.where) from error
+    raise DataError(
+        f"{error.reason} (This is bad row number {bad}; data.bad_rows={settings.bad_rows} allows no more.)", error.where
+    ) from error
+
+
+def _split(items: list[ItemT], percent: float, key: tuple[int, ...]) -> tuple[list[ItemT], list[ItemT]]:
+    """Items to train on and items set aside, both in the order of the source."""
+    count = round(len(items) * percent / 100)
+    if percent > 0 and len(items) > 1:
+        count = max(count, 1)
+    if count == 0:
+        return items, []
+    apart = {int(i) for i in permutation(len(items), VALIDATION_SPLIT, *key)[:count]}
+    return [item for i, item in enumerate(items) if i not in apart], [items[i] for i in sorted(apart)]
+
+
+def _nothing_left(kind: str, tally: Tally, *, held_out: int = 0) -> str:
+    reasons = [f"{count} dropped ({reason})" for reason, count in tally.dropped.items()]
+    reasons += [f"{count} pairs left out ({reason})" for reason, count in tally.pairs_dropped.items()]
+    if tally.bad:
+        reasons.append(f"{len(tally.bad)} bad, the first: {tally.bad[0]}")
+    if held_out:
+        reasons.append(f"{held_out} set aside for validation")
+    return f"no {kind} are left of {tally.read} rows: {'; '.join(reasons) or 'all were empty'}."
+
+
+def _check_room(settings: DataSettings) -> None:
+    if settings.max_prompt_tokens >= settings.max_tokens:
+        raise ValueError(
+            f"data.max_prompt_tokens={settings.max_prompt_tokens} leaves no room for an answer within "
+            f"data.max_tokens={settings.max_tokens}, which counts prompt and answer together. Lower the first."
+        )

@@ -1,0 +1,240 @@
+"""Sources to raw rows: JSON, JSONL and Parquet files, folders, names that `datasets` loads, and functions in a file.
+
+    source name -> (where, dict row), (where, dict row), ...
+
+A row that cannot be read is handed on as a `DataError` value, so that the caller may skip it under a budget; a source
+that cannot be read raises one. Leaves out what the columns mean (`formats.py`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from assent.data.fields import DataError, shown
+
+Scanned = tuple[str, "dict[str, Any] | DataError"]
+
+FUNCTION = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]+))?")
+LIST_KEYS = ("data", "rows", "examples", "instances", "train")
+KNOWN = "a .jsonl, .json or .parquet file, a folder, a name that `datasets` loads, or file.py:function"
+
+
+def read_rows(source: str, *, split: str = "train") -> Iterator[tuple[str, dict[str, Any]]]:
+    """All rows of a source with their place; the first bad row raises."""
+    for where, row in scan_rows(source, split=split):
+        if isinstance(row, DataError):
+            raise row
+        yield where, row
+
+
+def scan_rows(source: str, *, split: str = "train") -> Iterator[Scanned]:
+    """All rows of a source with their place; a bad row is a `DataError` in place of the row."""
+    function = FUNCTION.fullmatch(source)
+    path = Path(source).expanduser()
+    if function:
+        rows: Iterator[Scanned] = _of_function(source, Path(function["path"]).expanduser(), function["name"])
+    elif path.is_dir():
+        rows = _of_folder(source, path, split)
+    elif path.is_file():
+        rows = _of_file(source, path)
+    else:
+        rows = _of_hub(source, split)
+    empty = True
+    for row in rows:
+        empty = False
+        yield row
+    if empty:
+        raise DataError("there are no rows in it.", source)
+
+
+def _of_file(source: str, path: Path) -> Iterator[Scanned]:
+    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_file, ".parquet": _parquet}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(
+            f"files that end in {path.suffix or 'nothing'!r} are not read. A source is {KNOWN}; a function of your own "
+            "reads anything else.",
+            source,
+        )
+    return reader(source, path)
+
+
+def _json_lines(source: str, path: Path) -> Iterator[Scanned]:
+    with path.open("rb") as lines:  # bytes: text mode would also split at U+2028, which JSON allows inside texts
+        for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = _without_mark(line, source)
+            if line.strip():
+                yield _row(f"{source}:{number}", line)
+
+
+def _row(where: str, line: bytes) -> Scanned:
+    try:
+        return where, _as_row(parse_json(decode(line)))
+    except DataError as error:
+        return where, DataError(error.reason, where)
+
+
+def _json_file(source: str, path: Path) -> Iterator[Scanned]:
+    """A list of rows, an object that holds one, or lines of JSON under the wrong name."""
+    content = _without_mark(path.read_bytes(), source)
+    try:
+        value = parse_json(decode(content))
+    except DataError as error:
+        first = content.split(b"\n", 1)[0].strip()
+        if first.startswith(b"{") and first.endswith(b"}"):
+            yield from _json_lines(source, path)
+            return
+        raise DataError(error.reason, source) from None
+    for number, row in enumerate(_row_list(value, source), start=1):
+        where = f"{source}#{number}"
+        try:
+            yield where, _as_row(row)
+        except DataError as error:
+            yield where, DataError(error.reason, where)
+
+
+def _row_list(value: Any, source: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, dict):
+        for key in LIST_KEYS:
+            if isinstance(value.get(key), list):
+                return list(value[key])
+        if value and not any(isinstance(entry, list) for entry in value.values()):
+            return [value]  # one row alone, which is also a JSONL file of one line
+    raise DataError(
+        f"the file holds {shown(value)}; it must hold a list of rows, or an object with one in {', '.join(LIST_KEYS)}.",
+        source,
+    )
+
+
+def _parquet(source: str, path: Path) -> Iterator[Scanned]:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{source}#{number}", row
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"it is no readable Parquet file: {error}", source) from error
+
+
+def _of_folder(source: str, path: Path, split: str) -> Iterator[Scanned]:
+    """A folder that `datasets` saved, or one of data files in any layout that it knows."""
+    import datasets
+
+    try:
+        if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
+            saved = datasets.load_from_disk(str(path))
+            if isinstance(saved, datasets.DatasetDict):
+                if split not in saved:
+                    raise DataError(f"there is no split {split!r}; it has {', '.join(saved)}.", source)
+                saved = saved[split]
+        else:
+            saved = datasets.load_dataset(str(path), split=split)
+    except DataError:
+        raise
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"`datasets` cannot load the split {split!r} of this folder: {error}", source) from error
+    return _numbered(source, saved)
+
+
+def _of_hub(source: str, split: str) -> Iterator[Scanned]:
+    match = HUB_NAME.fullmatch(source)
+    suffix = Path(source).suffix.lower()
+    if match is None or suffix in (".json", ".jsonl", ".ndjson", ".parquet", ".txt", ".csv", ".py"):
+        raise DataError(f"there is no such file or folder. A source is {KNOWN}.", source)
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(match["name"], match["config"], split=split)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"there is no file or folder of this name here, and `datasets` cannot load the split {split!r} of a data set "
+            f"of this name: {error} Check the spelling, the split and the network; without one, load the data set "
+            "elsewhere, save it with save_to_disk and name that folder.",
+            source,
+        ) from error
+    return _numbered(source, loaded)
+
+
+def _of_function(source: str, path: Path, name: str) -> Iterator[Scanned]:
+    return _numbered(source, _function(source, path, name)())
+
+
+def _function(source: str, path: Path, name: str) -> Callable[[], Iterable[Any]]:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}.", source)
+    spec = importlib.util.spec_from_file_location(f"assent_user_data_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise DataError(f"{path} cannot be imported as Python.", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)  # errors in it are the user's own and surface with their traceback
+    found = getattr(module, name, None)
+    if not callable(found):
+        there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise DataError(f"{path} has no function {name!r}; it has {there or 'none'}.", source)
+    return found  # type: ignore[no-any-return]
+
+
+def _numbered(source: str, rows: Any) -> Iterator[Scanned]:
+    if isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
+        raise DataError(f"it gives {shown(rows)}; it must give rows, one dict each.", source)
+    for number, row in enumerate(rows, start=1):
+        where = f"{source}#{number}"
+        try:
+            yield where, _as_row(row)
+        except DataError as error:
+            yield where, DataError(error.reason, where)
+
+
+def _as_row(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f'the row is {shown(value)}; it must be an object with columns, {{"prompt": ..., ...}}.')
+    return value
+
+
+def _without_mark(content: bytes, source: str) -> bytes:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError("it is UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8).", source)
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def decode(content: bytes) -> str:
+    """UTF-8 text, or a `DataError` that says where it is not."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"byte {error.start + 1} is {content[error.start]:#04x}, which is no UTF-8; convert the file "
+            "(iconv -f LATIN1 -t UTF-8, or from whatever it is in)."
+        ) from None
+
+
+def parse_json(text: str) -> Any:
+    """JSON by the letter: NaN and Infinity, which Python would accept, are refused."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise DataError(f"it is not valid JSON: {error.msg} at {at}.") from None
+    except RecursionError:
+        raise DataError("it is JSON nested too deeply to read.") from None
+    except ValueError as error:
+        raise DataError(f"it is not valid JSON: {error}") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value; write null or leave the column out.")

@@ -1,0 +1,170 @@
+"""What became of the rows: counted while they are read, frozen into a report that is printed and saved before training.
+
+Leaves out drawing: the table is plain text lines, the JSON a dict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SHOWN = 5
+"""How many bad rows the report quotes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Token lengths: nearest-rank percentiles, the longest, and how many were measured."""
+
+    count: int = 0
+    p5: int = 0
+    p50: int = 0
+    p95: int = 0
+    max: int = 0
+
+    @classmethod
+    def of(cls, lengths: Iterable[int]) -> Lengths:
+        ordered = sorted(lengths)
+        if not ordered:
+            return cls()
+        low, middle, high = (ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in (0.05, 0.5, 0.95))
+        return cls(count=len(ordered), p5=low, p50=middle, p95=high, max=ordered[-1])
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts of one source while it is read and tokenised. `freeze` makes the part of the report."""
+
+    source: str
+    role: str = "train"
+    read: int = 0
+    dialects: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+    items: int = 0
+    rows: int = 0
+    pairs: int = 0
+    pairs_dropped: Counter[str] = field(default_factory=Counter)
+    truncated_prompts: int = 0
+    truncated_completions: int = 0
+    prompt_lengths: list[int] = field(default_factory=list)
+    completion_lengths: list[int] = field(default_factory=list)
+    trained_tokens: int = 0
+
+    def freeze(self) -> SourceReport:
+        return SourceReport(
+            source=self.source,
+            role=self.role,
+            dialects=dict(self.dialects),
+            read=self.read,
+            kept=self.items,
+            rows=self.rows,
+            pairs=self.pairs,
+            pairs_dropped=dict(self.pairs_dropped),
+            dropped=dict(self.dropped),
+            bad_rows=len(self.bad),
+            bad_examples=tuple(self.bad[:SHOWN]),
+            truncated_prompts=self.truncated_prompts,
+            truncated_completions=self.truncated_completions,
+            prompt_tokens=Lengths.of(self.prompt_lengths),
+            completion_tokens=Lengths.of(self.completion_lengths),
+            trained_tokens=self.trained_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """One source: read = kept + dropped + bad rows. Lengths are those after truncation, of what was kept."""
+
+    source: str
+    role: str
+    """"train" or "validation"."""
+    dialects: Mapping[str, int]
+    """Rows by the dialect they were read in."""
+    read: int
+    kept: int
+    """Records that became items: prompts, with all their pairs."""
+    rows: int
+    """Token rows made of them: two for each pair."""
+    pairs: int
+    pairs_dropped: Mapping[str, int]
+    dropped: Mapping[str, int]
+    """Records left out, by reason."""
+    bad_rows: int
+    bad_examples: tuple[str, ...]
+    """The first few bad rows: where and why."""
+    truncated_prompts: int
+    truncated_completions: int
+    prompt_tokens: Lengths
+    completion_tokens: Lengths
+    trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReport:
+    """All sources of a run."""
+
+    kind: str
+    """"demonstrations", "preferences" or "prompts"."""
+    sources: tuple[SourceReport, ...]
+    train_items: int
+    validation_items: int
+
+    def json(self) -> dict[str, Any]:
+        """Plain values for `json.dump`."""
+        return asdict(self)
+
+    def table(self) -> str:
+        """Lines for a terminal: a table of the sources, then whatever was left out or cut, with its reason."""
+        head = ("source", "", "read", "kept", "cut", "dropped", "bad", "prompt p5/p50/p95/max", "answer p5/p50/p95/max")
+        lines = [f"{self.kind}: {self.train_items:,} to train on, {self.validation_items:,} for validation"]
+        lines += _aligned([head, *(_cells(source) for source in self.sources)])
+        for source in self.sources:
+            lines += [f"  {source.source}: {note}" for note in _notes(source)]
+        return "\n".join(lines)
+
+
+def _cells(source: SourceReport) -> tuple[str, ...]:
+    return (
+        source.source,
+        source.role,
+        f"{source.read:,}",
+        f"{source.kept:,}",
+        f"{source.truncated_prompts + source.truncated_completions:,}",
+        f"{sum(source.dropped.values()):,}",
+        f"{source.bad_rows:,}",
+        _spread(source.prompt_tokens),
+        _spread(source.completion_tokens),
+    )
+
+
+def _spread(lengths: Lengths) -> str:
+    return f"{lengths.p5}/{lengths.p50}/{lengths.p95}/{lengths.max}" if lengths.count else "-"
+
+
+def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+
+
+def _notes(source: SourceReport) -> list[str]:
+    notes = [f"read as {name}: {count:,}" for name, count in source.dialects.items()]
+    if source.pairs or source.pairs_dropped:
+        notes.append(f"pairs: {source.pairs:,}")
+    if source.trained_tokens:
+        notes.append(f"trained tokens: {source.trained_tokens:,}")
+    notes += [f"pairs left out, {reason}: {count:,}" for reason, count in source.pairs_dropped.items()]
+    notes += [f"dropped, {reason}: {count:,}" for reason, count in source.dropped.items()]
+    if source.truncated_prompts:
+        notes.append(f"prompts that lost their beginning: {source.truncated_prompts:,}")
+    if source.truncated_completions:
+        notes.append(f"answers that lost their end: {source.truncated_completions:,}")
+    notes += [f"bad row {example}" for example in source.bad_examples]
+    if source.bad_rows > len(source.bad_examples):
+        notes.append(f"and {source.bad_rows - len(source.bad_examples):,} more bad rows")
+    return notes

@@ -1,0 +1,300 @@
+"""Records to token rows: which tokens there are, and which of them are trained.
+
+    Demonstration -> Row           prompt masked, answer and its end token trained
+    Preference    -> Row, Row, ... chosen and rejected next to each other
+    Question      -> Prompt
+
+Prompt and answer are tokenised apart and joined. Tokenised as one text, a token could span the seam: the trained
+prompt would then end in other tokens than the prompt that the policy is asked with, and where the answer begins would
+be a guess. So SFT, preferences and prompts share `encode_prompts`, and never differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from assent.data.chat import chat_template, render
+from assent.data.fields import DataError, Message
+from assent.data.formats import Demonstration, Preference, Question
+from assent.data.report import Tally
+from assent.data.settings import DataSettings
+from assent.types import Prompt, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer's tokens, the end token among them unless it was cut off."""
+
+    tokens: Tokens
+    truncated: bool
+
+
+def demonstration_rows(
+    records: Sequence[Demonstration],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    *,
+    tally: Tally | None = None,
+    first_group: int = 0,
+) -> list[Row]:
+    """One row a record, `group` counting them."""
+    tally = tally or Tally(source="")
+    asked = encode_prompts(records, tokenizer, settings)
+    answers = encode_texts([record.completion for record in records], tokenizer)
+    end = end_token(tokenizer)
+    rows: list[Row] = []
+    for record, prompt, tokens in zip(records, asked, answers, strict=True):
+        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=first_token(tokenizer))
+        if fitted is None:
+            continue
+        answer = fit_answer(tokens, end, settings.max_tokens - len(fitted), settings, where=record.where)
+        if isinstance(answer, str):
+            tally.dropped[answer] += 1
+            continue
+        tally.truncated_prompts += len(fitted) < len(prompt)
+        rows.append(_row(fitted, answer, tally, group=first_group + len(rows)))
+        tally.items += 1
+        tally.prompt_lengths.append(len(fitted))
+    return rows
+
+
+def preference_rows(
+    records: Sequence[Preference],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    *,
+    tally: Tally | None = None,
+    first_group: int = 0,
+) -> list[Row]:
+    """Chosen at 2i, rejected at 2i + 1; `group` counts prompts, `weight` is 1 / pairs of the prompt."""
+    tally = tally or Tally(source="")
+    end = end_token(tokenizer)
+    asked = encode_prompts(records, tokenizer, settings)
+    texts = [text for record in records for pair in record.pairs for text in (pair.chosen, pair.rejected)]
+    encoded = iter(encode_texts(texts, tokenizer))
+    rows: list[Row] = []
+    group = first_group
+    for record, prompt in zip(records, asked, strict=True):
+        answers = [(next(encoded), next(encoded)) for _ in record.pairs]
+        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=first_token(tokenizer))
+        if fitted is None:
+            continue
+        room = settings.max_tokens - len(fitted)
+        kept: list[tuple[Answer, Answer, float]] = []
+        for pair, (chosen, rejected) in zip(record.pairs, answers, strict=True):
+            fit = _fit_pair(chosen, rejected, end, room, settings, where=record.where)
+            if isinstance(fit, str):
+                tally.pairs_dropped[fit] += 1
+            elif len(kept) == settings.max_pairs_per_prompt:
+                tally.pairs_dropped[f"beyond max_pairs_per_prompt={settings.max_pairs_per_prompt}"] += 1
+            else:
+                kept.append((*fit, pair.margin))
+        if not kept:
+            tally.dropped["no usable pair"] += 1
+            continue
+        for one, other, margin in kept:
+            rows.append(_row(fitted, one, tally, group=group, weight=1 / len(kept), margin=margin))
+            rows.append(_row(fitted, other, tally, group=group, weight=1 / len(kept)))
+        tally.truncated_prompts += len(fitted) < len(prompt)
+        tally.prompt_lengths.append(len(fitted))
+        tally.pairs += len(kept)
+        tally.items += 1
+        group += 1
+    return rows
+
+
+def prompts(
+    records: Sequence[Question],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    *,
+    tally: Tally | None = None,
+) -> list[Prompt]:
+    """One prompt a record; `text` is what was tokenised, `id` where it stands."""
+    tally = tally or Tally(source="")
+    texts = prompt_texts(records, tokenizer, settings)
+    asked = _with_first_token(encode_texts(texts, tokenizer), tokenizer)
+    kept: list[Prompt] = []
+    for record, text, tokens in zip(records, texts, asked, strict=True):
+        fitted = fit_prompt(tokens, settings, tally, where=record.where, bos=first_token(tokenizer))
+        if fitted is None:
+            continue
+        kept.append(
+            Prompt(
+                id=record.where,
+                text=text,
+                tokens=fitted,
+                answer=record.answer,
+                messages=chat_of(record.prompt, record.messages, settings),
+                source=tally.source,
+                extra=record.extra,
+            )
+        )
+        tally.truncated_prompts += len(fitted) < len(tokens)
+        tally.items += 1
+        tally.prompt_lengths.append(len(fitted))
+    return kept
+
+
+def encode_prompts(
+    records: Sequence[Demonstration | Preference | Question],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+) -> list[Tokens]:
+    """The tokens that ask, never none: BOS in front where the tokenizer puts one or the prompt is empty."""
+    return _with_first_token(encode_texts(prompt_texts(records, tokenizer, settings), tokenizer), tokenizer)
+
+
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Tokens of one rendered prompt, as everywhere else."""
+    return _with_first_token(encode_texts([prompt], tokenizer), tokenizer)[0]
+
+
+def prompt_texts(
+    records: Sequence[Demonstration | Preference | Question],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+) -> list[str]:
+    """What each record asks, as text: a rendered chat, or its prompt in the prompt template."""
+    template = chat_template(settings.chat_template)
+    texts: list[str] = []
+    for record in records:
+        chat = chat_of(record.prompt, record.messages, settings)
+        if chat:
+            texts.append(render(chat, tokenizer, template=template, where=record.where))
+        elif settings.prompt_template is not None:
+            texts.append(settings.prompt_template.replace("{prompt}", record.prompt))
+        else:
+            texts.append(record.prompt)
+    return texts
+
+
+def chat_of(prompt: str, messages: Sequence[Message], settings: DataSettings) -> tuple[Message, ...]:
+    """The chat to render: the record's own, or its text as a user turn where the settings want chats; else none."""
+    turns = tuple(messages)
+    if not turns and prompt and (settings.as_chat or settings.system is not None):
+        wrapped = prompt if settings.prompt_template is None else settings.prompt_template.replace("{prompt}", prompt)
+        turns = ({"role": "user", "content": wrapped},)
+    if turns and settings.system is not None and turns[0]["role"] != "system":
+        turns = ({"role": "system", "content": settings.system}, *turns)
+    return turns
+
+
+def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+    """Tokens of texts as they stand, nothing added, all in one call."""
+    if not texts:
+        return []
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    return [tuple(ids) for ids in encoded["input_ids"]]
+
+
+def first_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The BOS token if this tokenizer puts it in front of texts, as Llama's do and GPT-2's does not."""
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return None
+    added = tokenizer("a", verbose=False)["input_ids"]
+    return bos if getattr(tokenizer, "add_bos_token", False) or added[0] == bos else None
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    end = tokenizer.eos_token_id
+    if end is None:
+        raise DataError("The tokenizer has no eos_token, so no answer could ever end. Set tokenizer.eos_token.")
+    return int(end)
+
+
+def fit_prompt(tokens: Tokens, settings: DataSettings, tally: Tally, *, where: str, bos: int | None) -> Tokens | None:
+    """The prompt within its limit: without its beginning (BOS stays), or None where it is dropped, which is counted."""
+    limit = settings.max_prompt_tokens
+    if len(tokens) <= limit:
+        return tokens
+    _refuse_overlong(f"the prompt has {len(tokens)} tokens, data.max_prompt_tokens={limit}", settings, where)
+    if settings.overlong == "drop":
+        tally.dropped["prompt too long"] += 1
+        return None
+    if tokens[0] == bos and limit > 1:
+        return (tokens[0], *tokens[len(tokens) - limit + 1 :])
+    return tokens[len(tokens) - limit :]
+
+
+def fit_answer(tokens: Tokens, end: int, room: int, settings: DataSettings, *, where: str) -> Answer | str:
+    """The answer with its end token, cut where there is no room; or the reason why it cannot be used.
+
+    Only an answer that is whole ends in the end token: a cut one with it would teach to stop mid-sentence.
+    """
+    if tokens and tokens[-1] == end:
+        tokens = tokens[:-1]
+    if end in tokens:
+        return "end token inside the answer"
+    if len(tokens) < room:
+        return Answer((*tokens, end), truncated=False)
+    _refuse_overlong(
+        f"the answer has {len(tokens) + 1} tokens, and data.max_tokens={settings.max_tokens} leaves {max(room, 0)}",
+        settings,
+        where,
+    )
+    if settings.overlong == "drop":
+        return "answer too long"
+    if room < 1:
+        return "prompt leaves no room for an answer"
+    return Answer(tokens[:room], truncated=True)
+
+
+def _fit_pair(
+    chosen: Tokens, rejected: Tokens, end: int, room: int, settings: DataSettings, *, where: str
+) -> tuple[Answer, Answer] | str:
+    if chosen == rejected:
+        return "chosen equals rejected"
+    one = fit_answer(chosen, end, room, settings, where=where)
+    if isinstance(one, str):
+        return one
+    other = fit_answer(rejected, end, room, settings, where=where)
+    if isinstance(other, str):
+        return other
+    if one.tokens == other.tokens:
+        return "chosen equals rejected once cut"
+    return one, other
+
+
+def _row(prompt: Tokens, answer: Answer, tally: Tally, *, group: int, weight: float = 1.0, margin: float = 0.0) -> Row:
+    tally.rows += 1
+    tally.truncated_completions += answer.truncated
+    tally.completion_lengths.append(len(answer.tokens))
+    tally.trained_tokens += len(answer.tokens)
+    return Row(
+        tokens=prompt + answer.tokens,
+        trainable=(False,) * len(prompt) + (True,) * len(answer.tokens),
+        group=group,
+        weight=weight,
+        margin=margin,
+        truncated=answer.truncated,
+    )
+
+
+def _with_first_token(encoded: Sequence[Tokens], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+    bos = first_token(tokenizer)
+    # A row's first token is never trained, so an empty prompt needs one; GPT-2 style tokenizers open with the end token.
+    opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    result: list[Tokens] = []
+    for tokens in encoded:
+        if bos is not None and tokens[:1] != (bos,):  # a chat template may have written it already
+            tokens = (bos, *tokens)
+        if not tokens:
+            if opening is None:
+                raise DataError("A prompt is empty and the tokenizer has neither bos_token nor eos_token to open with.")
+            tokens = (opening,)
+        result.append(tokens)
+    return result
+
+
+def _refuse_overlong(what: str, settings: DataSettings, where: str) -> None:
+    if settings.overlong == "error":
+        raise DataError(f"{what}. Raise the limit, or set data.overlong to truncate or drop.", where)
