@@ -37,7 +37,8 @@ def chat_template(setting: str | None) -> str | None:
     path = Path(setting).expanduser()
     if not path.is_file():
         raise DataError(
-            f"data.chat_template={setting!r} is neither null (the tokenizer's own), 'default', a Jinja template nor a file."
+            f"data.chat_template={setting!r} is neither null (the tokenizer's own), 'default', a Jinja template "
+            "nor a file."
         )
     return path.read_text(encoding="utf-8")
 

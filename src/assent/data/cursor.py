@@ -84,7 +84,8 @@ def _epoch(counts: tuple[int, ...], quotas: tuple[int, ...] | None, seed: int, s
     )
     # Unshuffled sources are interleaved evenly: draw j of q stands at (j + 1/2) / q of the epoch.
     places = np.concatenate([(np.arange(quota) + 0.5) / max(quota, 1) for quota in quotas])
-    return drawn[permutation(total, 0, seed, epoch) if shuffle else np.argsort(places, kind="stable")]
+    order: Order = drawn[permutation(total, 0, seed, epoch) if shuffle else np.argsort(places, kind="stable")]
+    return order
 
 
 def _stretch(count: int, first: int, length: int, *, key: tuple[int, ...], shuffle: bool) -> Order:
@@ -94,11 +95,12 @@ def _stretch(count: int, first: int, length: int, *, key: tuple[int, ...], shuff
         return positions % count
     passes = range(first // count, (first + length - 1) // count + 1)
     endless = np.concatenate([permutation(count, *key, one) for one in passes])
-    return endless[positions - passes[0] * count]
+    stretch: Order = endless[positions - passes[0] * count]
+    return stretch
 
 
 def permutation(count: int, *key: int) -> Order:
     """A random order of `count` things that depends on the key alone."""
-    # Ranks of raw generator bits: numpy promises the bits across its versions, but not what `permutation` makes of them.
+    # Ranks of raw generator bits: numpy promises the bits across its versions, not what `permutation` makes of them.
     bits = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -5,7 +5,7 @@ Leaves out Python-side formats of single projects; `register_dialect` adds those
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 
 from assent.data.fields import Fields, Message
 from assent.data.formats import (
@@ -22,11 +22,13 @@ ASSISTANT_MARK = "\n\nAssistant:"
 """What opens an answer in Human/Assistant transcripts. It belongs to the prompt; the space after it to the answer."""
 
 PROMPTS = "prompt|question|instruction|query"
+COMPLETIONS = "completion|response|output"
 ANSWERS = "response|output|answer|completion"
 
 
 def read_completion(fields: Fields) -> Sample:
-    return _asked(fields, "prompt", answer=_answer(fields, "completion"))
+    name = next((name for name in COMPLETIONS.split("|") if fields.has(name)), "completion")
+    return _asked(fields, "prompt", answer=_answer(fields, name))
 
 
 def read_prompt_answer(fields: Fields) -> Sample:
@@ -69,7 +71,7 @@ def read_transcripts(fields: Fields) -> Sample:
     if fields.is_chat("chosen") or fields.is_chat("rejected"):
         return _read_chat_transcripts(fields)
     chosen, rejected = fields.text("chosen", empty=False), fields.text("rejected", empty=False)
-    shared = os.path.commonprefix([chosen, rejected])
+    shared = chosen[: _shared_count(chosen, rejected)]
     start = shared.rfind(ASSISTANT_MARK)
     if start < 0:
         raise fields.error(
@@ -144,10 +146,15 @@ def _read_chat_transcripts(fields: Fields) -> Sample:
 
 def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
     """Equal turns at the beginning, without the last turn of either (equal answers are still two answers)."""
-    for i, (one, other) in enumerate(zip(chosen[:-1], rejected[:-1], strict=False)):
-        if one != other:
+    return _shared_count(chosen[:-1], rejected[:-1])
+
+
+def _shared_count(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many entries two sequences share at their beginning."""
+    for i, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
             return i
-    return min(len(chosen), len(rejected)) - 1
+    return min(len(one), len(other))
 
 
 _ANSWERED = frozenset({DEMONSTRATION, QUESTION})
@@ -155,7 +162,7 @@ _PAIRED = frozenset({DEMONSTRATION, PREFERENCE, QUESTION})
 
 for _dialect in (
     Dialect(name="messages", needs=("messages|conversations",), read=read_messages, gives=_ANSWERED),
-    Dialect(name="prompt/completion", needs=("prompt", "completion"), read=read_completion, gives=_ANSWERED),
+    Dialect(name="prompt/completion", needs=("prompt", COMPLETIONS), read=read_completion, gives=_ANSWERED),
     Dialect(name="prompt/answer", needs=("prompt", "answer"), read=read_prompt_answer, gives=_ANSWERED),
     Dialect(name="question/answer", needs=("question", "answer"), read=read_question_answer, gives=_ANSWERED),
     Dialect(

@@ -132,7 +132,7 @@ class Fields:
     def _checked_number(self, value: Any, name: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{name!r} is {shown(value)}; it must be a number.")
-        if isinstance(value, int) and abs(value) > 1e300 or not math.isfinite(value):
+        if (isinstance(value, int) and abs(value) > 1e300) or not math.isfinite(value):
             raise self.error(f"{name!r} is {shown(value)}; it must be a finite number.")
         return float(value)
 

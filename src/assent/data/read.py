@@ -72,7 +72,7 @@ def _json_lines(source: str, path: Path) -> Iterator[Scanned]:
             if number == 1:
                 line = _without_mark(line, source)
             if line.strip():
-                yield _row(f"{source}:{number}", line)
+                yield _row(f"{source}:{number}", line.rstrip())
 
 
 def _row(where: str, line: bytes) -> Scanned:
@@ -162,8 +162,8 @@ def _of_hub(source: str, split: str) -> Iterator[Scanned]:
         loaded = datasets.load_dataset(match["name"], match["config"], split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
-            f"there is no file or folder of this name here, and `datasets` cannot load the split {split!r} of a data set "
-            f"of this name: {error} Check the spelling, the split and the network; without one, load the data set "
+            f"there is no file or folder of this name here, and `datasets` cannot load the split {split!r} of a "
+            f"data set of this name: {error} Check the spelling, the split and the network; without one, load the data set "
             "elsewhere, save it with save_to_disk and name that folder.",
             source,
         ) from error

@@ -70,8 +70,8 @@ class DataSettings:
                 raise ValueError(f"data.{name} names {twice[0]!r} twice. To repeat a source set data.weights.")
         if validation and self.validation_percent:
             raise ValueError(
-                f"data.validation={list(validation)} and data.validation_percent={self.validation_percent} are two ways "
-                "to say the same. Keep one."
+                f"data.validation={list(validation)} and data.validation_percent={self.validation_percent} are two "
+                "ways to say the same. Keep one."
             )
         if not 0 <= self.validation_percent < 100:
             raise ValueError(f"data.validation_percent={self.validation_percent} is not in [0, 100).")

@@ -281,7 +281,7 @@ def _row(prompt: Tokens, answer: Answer, tally: Tally, *, group: int, weight: fl
 
 def _with_first_token(encoded: Sequence[Tokens], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
     bos = first_token(tokenizer)
-    # A row's first token is never trained, so an empty prompt needs one; GPT-2 style tokenizers open with the end token.
+    # A row's first token is never trained, so an empty prompt needs one; GPT-2's tokenizer opens with the end token.
     opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     result: list[Tokens] = []
     for tokens in encoded:

@@ -1,0 +1,182 @@
+"""Token masks worked by hand. The test tokenizer has one token a character, but one for `ab`."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assent.data.fields import DataError
+from assent.data.formats import Demonstration, Pair, Preference, Question
+from assent.data.report import Tally
+from assent.data.settings import DataSettings
+from assent.data.tokenize import demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
+
+USER = {"role": "user", "content": "q"}
+
+
+def shown(prompt, completion, where="f:1"):
+    return Demonstration(prompt=prompt, completion=completion, messages=(), where=where)
+
+
+def compared(prompt, *pairs, margin=0.0):
+    made = tuple(Pair(chosen=chosen, rejected=rejected, margin=margin) for chosen, rejected in pairs)
+    return Preference(prompt=prompt, messages=(), pairs=made, where="f:1")
+
+
+def asked(prompt, messages=(), answer=None):
+    return Question(prompt=prompt, messages=messages, answer=answer, extra={"level": 1}, where="f:1")
+
+
+def ids(tokenizer, text):
+    return encode_texts([text], tokenizer)[0]
+
+
+def test_the_prompt_is_masked_and_the_answer_and_its_end_are_trained(tokenizer):
+    x, y, ab, end = (ids(tokenizer, text)[0] for text in ("x", "y", "ab", "<eos>"))
+    (row,) = demonstration_rows([shown("xy", "aby")], tokenizer, DataSettings())
+    assert row.tokens == (x, y, ab, y, end)
+    assert row.trainable == (False, False, True, True, True)
+    assert not row.truncated
+
+
+def test_no_token_spans_the_seam_of_prompt_and_answer(tokenizer):
+    (row,) = demonstration_rows([shown("xa", "bx")], tokenizer, DataSettings())
+    x, a, b = (ids(tokenizer, text)[0] for text in "xab")
+    assert row.tokens[:4] == (x, a, b, x)
+    (prompt,) = prompts([asked("xa")], tokenizer, DataSettings())
+    assert prompt.tokens == row.tokens[:2] == encode_prompt("xa", tokenizer)
+
+
+def test_an_empty_prompt_opens_with_the_end_token_where_there_is_no_bos(tokenizer):
+    (row,) = demonstration_rows([shown("", "x")], tokenizer, DataSettings())
+    end = tokenizer.eos_token_id
+    assert row.tokens == (end, *ids(tokenizer, "x"), end)
+    assert row.trainable == (False, True, True)
+
+
+def test_bos_stands_in_front_once_where_the_tokenizer_adds_it(make_tokenizer):
+    tokenizer = make_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    bos, x = tokenizer.bos_token_id, ids(tokenizer, "x")[0]
+    assert encode_prompt("x", tokenizer) == (x,)
+    assert encode_prompt("", tokenizer) == (bos,)
+    tokenizer.add_bos_token = True
+    assert encode_prompt("x", tokenizer) == (bos, x)
+    assert encode_prompt("<bos>x", tokenizer) == (bos, x)
+    assert encode_prompt("", tokenizer) == (bos,)
+    limits = DataSettings(max_prompt_tokens=3, max_tokens=6)
+    (row,) = demonstration_rows([shown("vwxyz", "x")], tokenizer, limits)
+    assert tokenizer.decode(row.tokens) == "<bos>yzx<eos>"  # the beginning goes, BOS stays
+
+
+def test_an_answer_that_was_cut_has_no_end_token(tokenizer):
+    limits = DataSettings(max_prompt_tokens=2, max_tokens=5)
+    tally = Tally(source="f")
+    rows = demonstration_rows(
+        [shown("wxyz", "12"), shown("wxyz", "123"), shown("w", "12")], tokenizer, limits, tally=tally
+    )
+    assert [tokenizer.decode(row.tokens) for row in rows] == ["yz12<eos>", "yz123", "w12<eos>"]
+    assert [row.truncated for row in rows] == [False, True, False]
+    assert (tally.truncated_prompts, tally.truncated_completions, tally.items) == (2, 1, 3)
+    assert tally.trained_tokens == 3 + 3 + 3
+
+
+def test_an_end_token_that_is_written_out_is_not_doubled_and_not_trained_inside(tokenizer):
+    tally = Tally(source="f")
+    rows = demonstration_rows([shown("x", "y<eos>"), shown("x", "y<eos>z")], tokenizer, DataSettings(), tally=tally)
+    assert [tokenizer.decode(row.tokens) for row in rows] == ["xy<eos>"]
+    assert tally.dropped == {"end token inside the answer": 1}
+
+
+@pytest.mark.parametrize(
+    ("record", "dropped", "message"),
+    [
+        (shown("wxyz", "1"), "prompt too long", "f:1: the prompt has 4 tokens, data.max_prompt_tokens=2"),
+        (shown("w", "12345"), "answer too long", "f:1: the answer has 6 tokens, and data.max_tokens=5 leaves 4"),
+    ],
+)
+def test_overlong_rows_are_dropped_and_counted_or_refused(tokenizer, record, dropped, message):
+    limits = DataSettings(max_prompt_tokens=2, max_tokens=5, overlong="drop")
+    tally = Tally(source="f")
+    assert len(demonstration_rows([record, shown("w", "1")], tokenizer, limits, tally=tally)) == 1
+    assert tally.dropped == {dropped: 1}
+    limits.overlong = "error"
+    with pytest.raises(DataError, match=message):
+        demonstration_rows([record], tokenizer, limits)
+
+
+def test_pairs_stand_side_by_side_and_share_the_weight_of_their_prompt(tokenizer):
+    records = [compared("p", ("1", "2"), ("3", "4")), compared("q", ("5", "6"), margin=0.5)]
+    rows = preference_rows(records, tokenizer, DataSettings())
+    assert [tokenizer.decode(row.tokens) for row in rows] == [f"p{i}<eos>" for i in "1234"] + ["q5<eos>", "q6<eos>"]
+    assert [row.group for row in rows] == [0, 0, 0, 0, 1, 1]
+    assert [row.weight for row in rows] == [0.5] * 4 + [1.0] * 2
+    assert [row.margin for row in rows] == [0, 0, 0, 0, 0.5, 0]
+
+
+def test_useless_and_surplus_pairs_are_left_out_and_counted(tokenizer):
+    limits = DataSettings(max_prompt_tokens=1, max_tokens=4, max_pairs_per_prompt=2)
+    records = [
+        compared("p", ("1", "1"), ("1234", "1235"), ("1", "2"), ("3", "4"), ("5", "6")),
+        compared("q", ("1", "1")),
+        compared("r", ("1", "2")),
+    ]
+    tally = Tally(source="f")
+    rows = preference_rows(records, tokenizer, limits, tally=tally)
+    assert [tokenizer.decode(row.tokens[1:2]) for row in rows] == ["1", "2", "3", "4", "1", "2"]
+    assert [row.group for row in rows] == [0, 0, 0, 0, 1, 1]
+    assert tally.pairs_dropped == {
+        "chosen equals rejected": 2,
+        "chosen equals rejected once cut": 1,
+        "beyond max_pairs_per_prompt=2": 1,
+    }
+    assert tally.dropped == {"no usable pair": 1}
+    assert (tally.pairs, tally.items, tally.rows) == (3, 2, 6)
+
+
+def test_prompts_lose_their_beginning_and_keep_their_answer(tokenizer):
+    tally = Tally(source="f")
+    (prompt,) = prompts([asked("wxyz", answer="7")], tokenizer, DataSettings(max_prompt_tokens=2), tally=tally)
+    assert (prompt.id, prompt.text, prompt.answer, prompt.source) == ("f:1", "wxyz", "7", "f")
+    assert tokenizer.decode(prompt.tokens) == "yz"
+    assert prompt.extra == {"level": 1}
+    assert tally.truncated_prompts == 1
+
+
+def test_templates_wrap_plain_prompts(tokenizer):
+    (plain,) = prompts([asked("{a}")], tokenizer, DataSettings(prompt_template="Q: {prompt}\nA:"))
+    assert plain.text == "Q: {a}\nA:"
+    (chat,) = prompts([asked("q")], tokenizer, DataSettings(system="s", chat_template="default"))
+    assert chat.text == "<|system|>\ns\n<|user|>\nq\n<|assistant|>\n"
+    assert chat.messages == ({"role": "system", "content": "s"}, USER)
+
+
+def test_a_chat_is_trained_on_its_answer_as_it_would_be_asked(tokenizer):
+    chats = DataSettings(chat_template="default")
+    record = Demonstration(prompt="", completion="a", messages=(USER,), where="f:1")
+    (row,) = demonstration_rows([record], tokenizer, chats)
+    (prompt,) = prompts([asked("", messages=(USER,))], tokenizer, chats)
+    assert row.tokens == (*prompt.tokens, *ids(tokenizer, "a"), tokenizer.eos_token_id)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
+    with pytest.raises(DataError, match="has no eos_token"):
+        demonstration_rows([shown("x", "y")], make_tokenizer(bos_token="<bos>"), DataSettings())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    prompt=st.text(max_size=8),
+    completion=st.text(min_size=1, max_size=8),
+    limit=st.integers(1, 6),
+    room=st.integers(1, 6),
+)
+def test_rows_fit_and_end_exactly_where_the_answer_did(tokenizer, prompt, completion, limit, room):
+    limits = DataSettings(max_prompt_tokens=limit, max_tokens=limit + room)
+    (row,) = demonstration_rows([shown(prompt, completion)], tokenizer, limits)
+    assert len(row.tokens) == len(row.trainable) <= limits.max_tokens
+    assert not row.trainable[0]
+    start = row.trainable.index(True)
+    assert all(row.trainable[start:])
+    whole = ids(tokenizer, completion)
+    answer = row.tokens[start:]
+    assert (answer[-1] == tokenizer.eos_token_id) == (not row.truncated)
+    assert answer == (whole[: len(answer)] if row.truncated else (*whole, tokenizer.eos_token_id))
