@@ -1,0 +1,59 @@
+# Everything a newcomer runs. `make help` lists it. Needs Python 3.11 or newer, pip and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench renew clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Create .venv and install the pinned packages
+
+demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a table of before and after
+	@$(BIN)/assent demo $(ARGS)
+
+test: $(STAMP) ## Run every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style, format and types
+	@echo "ruff check"; $(BIN)/ruff check
+	@echo "ruff format --check"; $(BIN)/ruff format --check
+	@echo "mypy"; $(BIN)/mypy
+
+format: $(STAMP) ## Sort imports and format the code
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(STAMP) ## Measure tokens per second, beside TRL where it is installed
+	@$(BIN)/python benchmarks/baseline.py $(ARGS)
+
+renew: ## Rewrite requirements.txt with the newest versions that pyproject.toml allows
+	@echo "Resolving the newest versions in .venv-renew (a few minutes)"
+	@rm -rf .venv-renew && $(PYTHON) -m venv .venv-renew
+	@.venv-renew/bin/python -m pip install -qq -e '.[dev]'
+	@sed -n '/^#/p' requirements.txt > .venv-renew/requirements.txt
+	@.venv-renew/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .venv-renew/requirements.txt
+	@mv .venv-renew/requirements.txt requirements.txt && rm -rf .venv-renew
+	@echo "requirements.txt is renewed; now: make lint test"
+
+clean: ## Remove the environment and every cache (runs are kept)
+	@rm -rf $(VENV) .venv-renew .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	@find src tests scripts examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamp is written last: an interrupted installation starts again.
+$(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Assent needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Setting up $(VENV): one to three minutes, about 2 GB"
+	@$(BIN)/python -m pip install -qq --no-input -r requirements.txt
+	@$(BIN)/python -m pip install -qq --no-input --no-deps -e .
+	@touch $@
