@@ -1,0 +1,100 @@
+"""The key-value cache of generation, and the two contexts that use it: `Prefill` for prompts, `Decode` for next tokens.
+
+    prompts -> Prefill (writes each into its slot) -> copy (a group's other slots) -> Decode, once per new token
+
+A slot is one sequence's row. Active sequences fill the first n slots, so that decoding reads plain views and never
+gathers; whoever owns the cache keeps it so with `copy`. Left out: paging (a slot reserves `length` tokens), eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from assent.models.config import DecoderConfig
+from assent.models.context import Packed
+
+
+class Cache:
+    """Keys and values of `slots` sequences of up to `length` tokens, one tensor each a layer."""
+
+    def __init__(
+        self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ):
+        self.slots, self.length = slots, length
+        self.window = config.window
+        shape = (slots, length, config.kv_heads, config.head_dim)
+        # Slices of one big tensor for all layers are far slower once compiled.
+        # Zeros, not empty: a masked position weighs 0, and 0 times whatever memory held could be NaN.
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.device = torch.device(device)
+
+    def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value (tokens, kv_heads, dim) at `places` = slot * length + position (tokens,)."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, places, key)
+        self.values[layer].flatten(0, 1).index_copy_(0, places, value)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of slot sources[i] to slot targets[i]; no slot may be in both lists."""
+        if not sources:
+            return
+        source = torch.tensor(sources, device=self.device)
+        target = torch.tensor(targets, device=self.device)
+        for tensor in (*self.keys, *self.values):
+            tensor[:, :length].index_copy_(0, target, tensor[:, :length].index_select(0, source))
+
+    def grown(self, config: DecoderConfig, length: int) -> Cache:
+        """A cache of more positions with the same contents."""
+        larger = Cache(config, self.slots, length, dtype=self.keys[0].dtype, device=self.device)
+        for old, new in zip((*self.keys, *self.values), (*larger.keys, *larger.values), strict=True):
+            new[:, : self.length] = old
+        return larger
+
+
+class Prefill(Packed):
+    """Whole prompts end to end, the i-th also written into slot slots[i] from position 0."""
+
+    def __init__(self, cache: Cache, slots: Sequence[int], lengths: Sequence[int]):
+        super().__init__(lengths, device=cache.device, window=cache.window)
+        self.cache = cache
+        sizes = torch.tensor(self.lengths)
+        first = (torch.tensor(slots) * cache.length).repeat_interleave(sizes)
+        self.places = first.to(cache.device) + self.positions
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.cache.write(layer, self.places, key, value)
+        return super().attend(layer, query, key, value)
+
+
+class Decode:
+    """One new token for each of the first n slots: it is written, then looks at its slot up to itself."""
+
+    def __init__(self, cache: Cache, positions: Tensor, longest: int):
+        """positions (n,) int64 of the new tokens; `longest` is the largest of them + 1, which the caller knows without
+        asking the device."""
+        n = positions.shape[0]
+        self.cache, self.positions, self.longest = cache, positions, longest
+        self.window = cache.window
+        self.places = torch.arange(n, device=cache.device) * cache.length + positions
+        age = positions[:, None] - torch.arange(longest, device=cache.device)  # (n, longest)
+        hidden = age < 0
+        if cache.window is not None:
+            hidden |= age >= cache.window
+        # Additive and in the cache's precision: made once a step instead of being converted in every layer.
+        mask = torch.zeros(age.shape, dtype=cache.keys[0].dtype, device=cache.device)
+        self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]  # (n, 1, 1, longest)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.cache.write(layer, self.places, key, value)
+        n, heads, dim = query.shape
+        # The query heads that share a KV head become that head's query length, so that no key is repeated.
+        grouped = query.view(n, key.shape[1], heads // key.shape[1], dim)
+        keys, values = (
+            tensors[layer][:n, : self.longest].transpose(1, 2) for tensors in (self.cache.keys, self.cache.values)
+        )  # (n, kv_heads, longest, dim)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask)
+        return out.reshape(n, heads * dim)

@@ -1,0 +1,400 @@
+"""The native engine: generation in-process on the learner's own decoder, so that sampler and learner never disagree.
+
+    generate -> waiting group -> admit (prompt once a group, into free rows) -> [decode, sample]* -> Completion
+
+Continuous batching: rows of finished sequences are refilled at the next step, active sequences always fill the first n
+rows of the cache, and no work is done for empty ones. One asyncio task takes the steps while there is work. Left out:
+paging, chunked prefill, speculation. A group's later samples copy the prompt's cache from a sibling that still runs; if
+none does, the prompt is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from assent.models.cache import Cache, Decode, Prefill
+from assent.models.decoder import Decoder
+from assent.models.families import fill, layout
+from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
+from assent.rollout.sampler import Draw, sample, uniforms
+from assent.types import Completion, Finish, Sampling
+
+LENGTH_STEP = 64
+"""The cache grows in multiples of this many tokens."""
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """One `generate` call."""
+
+    tokens: list[int]
+    plan: Sequence[Sampling]
+    future: asyncio.Future[list[Completion]]
+    done: dict[int, Completion] = field(default_factory=dict)
+    admitted: int = 0
+    first: Tensor | None = None
+    """Logits after the prompt (vocab,), while it is in the cache and samples still wait; None once weights changed."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """One active row. After step s of the engine it holds s - born tokens of its own."""
+
+    group: _Group
+    member: int
+    limit: int
+    born: int
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.group.plan[self.member]
+
+
+class _Rows:
+    """What is being sampled, one row a sequence, on the device: nothing leaves it before the sequence ends."""
+
+    def __init__(self, slots: int, length: int, device: torch.device):
+        def table(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.length = length
+        self.tokens, self.versions = table(slots, length), table(slots, length)
+        self.logprobs = table(slots, length, dtype=torch.float32)
+        self.uniforms = table(slots, length, dtype=torch.float32)
+        self.emitted, self.limit, self.prompt, self.last = (table(slots) for _ in range(4))  # all (slots,)
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.tokens, self.versions, self.logprobs, self.uniforms)
+
+    def grown(self, length: int) -> _Rows:
+        larger = _Rows(len(self.last), length, self.last.device)
+        for old, new in zip(self.tables(), larger.tables(), strict=True):
+            new[:, : self.length] = old
+        larger.emitted, larger.limit, larger.prompt, larger.last = self.emitted, self.limit, self.prompt, self.last
+        return larger
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        for tensor in (*self.tables(), self.emitted, self.limit, self.prompt, self.last):
+            tensor[targets] = tensor[sources]
+
+    def start(self, base: int, sequences: Sequence[_Sequence]) -> None:
+        """Rows from `base` on belong to these new sequences."""
+        part = slice(base, base + len(sequences))
+        device = self.last.device
+        self.emitted[part] = 0
+        self.limit[part] = torch.tensor([sequence.limit for sequence in sequences], device=device)
+        self.prompt[part] = torch.tensor([len(sequence.group.tokens) for sequence in sequences], device=device)
+        for row, sequence in enumerate(sequences, base):
+            self.uniforms[row, : sequence.limit] = uniforms(sequence.sampling, sequence.limit)
+
+
+class NativeEngine:
+    """An `Engine` on a `Decoder` whose parameters it shares with whoever trains it.
+
+    slots: sequences decoded at once. max_length: prompt and answer together, the model's positions by default; the
+    cache takes only what the requests need. prefill_tokens: prompts computed in one pass have at most this many
+    tokens together (a longer one goes alone).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: TextDecoder,
+        *,
+        slots: int = 64,
+        max_length: int | None = None,
+        ends: Collection[int] | None = None,
+        prefill_tokens: int = 8192,
+    ):
+        positions = model.max_positions
+        if max_length is not None and max_length > positions:
+            raise ValueError(f"max_length={max_length}, but the model has {positions} positions. Give at most those.")
+        if slots < 1:
+            raise ValueError(f"slots={slots}: the engine decodes at least one sequence. Give 1 or more.")
+        self.model, self.tokenizer, self.slots = model, tokenizer, slots
+        self.max_length = max_length or positions
+        self.prefill_tokens = prefill_tokens
+        self.ends = frozenset((*end_tokens(tokenizer), *model.special.eos) if ends is None else ends)
+        self.version = 0
+        self.device = model.device
+        self._end_ids = torch.tensor(sorted(self.ends), dtype=torch.int64, device=self.device)
+        self._waiting: deque[_Group] = deque()
+        self._active: list[_Sequence] = []
+        self._step = 0
+        self._driver: asyncio.Task[None] | None = None
+        self._asleep = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the cache and the rows; the next request makes them anew."""
+        self._cache: Cache | None = None
+        self._rows: _Rows | None = None
+        self._draw = Draw.of([])
+
+    # Engine
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._active)
+
+    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        if self._asleep:
+            raise RuntimeError("The engine is asleep or closed. Call wake() before generate().")
+        check_request(prompt_tokens, plan, self.max_length)
+        if not plan:
+            return []
+        loop = asyncio.get_running_loop()
+        group = _Group(list(prompt_tokens), plan, loop.create_future())
+        self._waiting.append(group)
+        if self._driver is None or self._driver.done():
+            self._driver = loop.create_task(self._drive())
+            self._driver.add_done_callback(self._settle)
+        try:
+            return await group.future
+        except asyncio.CancelledError:
+            self._withdraw(group)
+            raise
+
+    def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Weights are copied into the decoder. Sequences under way keep their cache."""
+        if weights is not None:
+            self._copy(weights)
+        self.version = version
+        for group in self._waiting:
+            group.first = None
+
+    def sleep(self) -> None:
+        if self.busy:
+            raise RuntimeError("sleep() while requests are unanswered would lose them. Await them first.")
+        self._forget()
+        self._asleep = True
+
+    def wake(self) -> None:
+        self._asleep = False
+
+    def close(self) -> None:
+        self._fail(RuntimeError("The engine was closed before this request was answered."))
+        self._asleep = True
+
+    # Steps
+
+    async def _drive(self) -> None:
+        """Takes: waiting groups. Waits for: nothing, but lets others run between steps. Ends: when no work is left."""
+        while self.busy:
+            self._advance()
+            await asyncio.sleep(0)
+
+    def _settle(self, driver: asyncio.Task[None]) -> None:
+        """Nobody awaits the driver: whoever waits for a completion hears of its end."""
+        if driver.cancelled():
+            self._fail(None)
+        elif (error := driver.exception()) is not None:
+            self._fail(error)
+
+    @torch.no_grad()
+    def _advance(self) -> None:
+        """One new token for every active sequence, after free rows were given to waiting ones."""
+        running = len(self._active)
+        first = self._admit()
+        if first is None:
+            logits = self._decode(running)
+        elif running:
+            logits = torch.cat((self._decode(running), first))
+        else:
+            logits = first
+        self._step += 1
+        self._collect(logits)
+
+    def _decode(self, n: int) -> Tensor:
+        """Logits (n, vocab) after the last token of each of the first n rows."""
+        assert self._cache is not None and self._rows is not None
+        rows = self._rows
+        longest = self._step + max(len(sequence.group.tokens) - sequence.born for sequence in self._active[:n])
+        context = Decode(self._cache, rows.prompt[:n] + rows.emitted[:n] - 1, longest)
+        return self.model.head(self.model(rows.last[:n], context)).float()  # type: ignore[no-any-return]
+
+    def _collect(self, logits: Tensor) -> None:
+        """Sample, note what was sampled, and take out the rows that ended: the step's one wait for the device."""
+        rows = self._rows
+        assert rows is not None
+        n = len(self._active)
+        emitted = rows.emitted[:n]
+        place = emitted[:, None].clone()
+        uniform = rows.uniforms[:n].gather(1, place)[:, 0]
+        tokens, logprobs = sample(logits, self._draw, uniform, emitted=emitted, ends=self._end_ids)
+        rows.tokens[:n].scatter_(1, place, tokens[:, None])
+        rows.logprobs[:n].scatter_(1, place, logprobs[:, None])
+        rows.versions[:n].scatter_(1, place, self.version)
+        rows.last[:n] = tokens
+        emitted += 1
+        ended = torch.isin(tokens, self._end_ids)
+        # 0: goes on, 1: length, 2: end token, 4 or more: the model has diverged.
+        codes = (emitted >= rows.limit[:n]) + 2 * ended + 4 * ~logprobs.isfinite()
+        finished: dict[int, tuple[Finish, str | None]] = {}
+        for row, code in enumerate(codes.tolist()):
+            if code >= 4:
+                raise FloatingPointError("A sampled log-prob is not finite: the model's weights or logits overflowed.")
+            stopped = None if code >= 2 or not self._active[row].sampling.stop else self._stopped(row)
+            if stopped is not None:
+                finished[row] = Finish.STOP, stopped
+            elif code:
+                finished[row] = (Finish.EOS if code >= 2 else Finish.LENGTH), None
+        for row, (finish, text) in finished.items():
+            self._complete(row, finish, text)
+        if finished:
+            self._remove(finished)
+
+    def _stopped(self, row: int) -> str | None:
+        """The text in front of a stop string that the newest token completed."""
+        assert self._rows is not None
+        sampling, emitted = self._active[row].sampling, self._step - self._active[row].born
+        if emitted <= sampling.min_tokens:
+            return None
+        # A token adds at least a byte, so a stop string spans no more tokens than its bytes; the few before them are
+        # for tokenizers that treat the start of a text differently.
+        window = max(len(stop.encode()) for stop in sampling.stop) + 4
+        tail = self._rows.tokens[row, max(0, emitted - window) : emitted].tolist()
+        if cut_at_stop(self._text(tail), sampling.stop) is None:
+            return None
+        return cut_at_stop(self._text(self._rows.tokens[row, :emitted].tolist()), sampling.stop)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _complete(self, row: int, finish: Finish, text: str | None) -> None:
+        assert self._rows is not None
+        sequence = self._active[row]
+        emitted = self._step - sequence.born
+        tokens, versions, logprobs = (
+            table[row, :emitted].tolist() for table in (self._rows.tokens, self._rows.versions, self._rows.logprobs)
+        )
+        group = sequence.group
+        group.done[sequence.member] = Completion(
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            text=self._text(tokens[:-1] if finish is Finish.EOS else tokens) if text is None else text,
+            finish=finish,
+        )
+        if len(group.done) == len(group.plan) and not group.future.done():
+            group.future.set_result([group.done[member] for member in range(len(group.plan))])
+
+    # Rows
+
+    def _admit(self) -> Tensor | None:
+        """Give free rows to waiting groups, first come first served; the first logits of the new rows, if any."""
+        admitted: list[_Sequence] = []
+        fresh: list[int] = []  # rows whose prompt is computed now
+        copies: list[tuple[int, int]] = []  # (row that holds the prompt, row that needs it)
+        budget = self.prefill_tokens
+        holders = {id(sequence.group): row for row, sequence in enumerate(self._active)}
+        base = len(self._active)
+        while self._waiting and base + len(admitted) < self.slots:
+            group = self._waiting[0]
+            holder = holders.get(id(group)) if group.first is not None else None
+            if holder is None:
+                if fresh and len(group.tokens) > budget:
+                    break
+                budget -= len(group.tokens)
+                holder = base + len(admitted)
+                fresh.append(holder)
+            room = self.slots - base - len(admitted)
+            for member in range(group.admitted, min(group.admitted + room, len(group.plan))):
+                row = base + len(admitted)
+                if row != holder:
+                    copies.append((holder, row))
+                limit = min(group.plan[member].max_tokens, self.max_length - len(group.tokens))
+                admitted.append(_Sequence(group, member, limit, self._step))
+                group.admitted += 1
+            if group.admitted == len(group.plan):
+                self._waiting.popleft()
+        if not admitted:
+            return None
+        self._make_room(admitted)
+        self._active += admitted
+        self._prefill(fresh, copies)
+        assert self._rows is not None
+        self._rows.start(base, admitted)
+        self._draw = Draw.of([sequence.sampling for sequence in self._active], self.device)
+        first = torch.stack([sequence.group.first for sequence in admitted if sequence.group.first is not None])
+        for sequence in admitted:
+            if sequence.group.admitted == len(sequence.group.plan):
+                sequence.group.first = None
+        return first
+
+    def _prefill(self, fresh: list[int], copies: list[tuple[int, int]]) -> None:
+        """Compute the prompts of the fresh rows in one packed pass, then copy them to the rows that share them."""
+        assert self._cache is not None
+        groups = [self._active[row].group for row in fresh]
+        if fresh:
+            context = Prefill(self._cache, fresh, [len(group.tokens) for group in groups])
+            tokens = torch.tensor([token for group in groups for token in group.tokens], device=self.device)
+            hidden = self.model(tokens, context).index_select(0, context.ends)
+            for group, logits in zip(groups, self.model.head(hidden).float(), strict=True):
+                group.first = logits
+        if copies:
+            sources, targets = zip(*copies, strict=True)
+            length = max(len(self._active[row].group.tokens) for row in sources)
+            self._cache.copy(sources, targets, length)
+
+    def _make_room(self, admitted: Sequence[_Sequence]) -> None:
+        answer = max(sequence.limit for sequence in admitted)
+        total = max(len(sequence.group.tokens) + sequence.limit for sequence in admitted)
+        total, answer = (-(-size // LENGTH_STEP) * LENGTH_STEP for size in (total, answer))
+        config, dtype = self.model.config, self.model.dtype
+        if self._cache is None:
+            self._cache = Cache(config, self.slots, total, dtype=dtype, device=self.device)
+        elif self._cache.length < total:
+            self._cache = self._cache.grown(config, total)
+        if self._rows is None:
+            self._rows = _Rows(self.slots, answer, self.device)
+        elif self._rows.length < answer:
+            self._rows = self._rows.grown(answer)
+
+    def _remove(self, gone: Collection[int]) -> None:
+        """Free these rows and close the gaps with the last ones."""
+        kept = len(self._active) - len(gone)
+        gaps = sorted(row for row in gone if row < kept)
+        movers = [row for row in range(kept, len(self._active)) if row not in gone]
+        if gaps:
+            assert self._cache is not None and self._rows is not None
+            length = max(len(self._active[row].group.tokens) + self._step - self._active[row].born for row in movers)
+            self._cache.copy(movers, gaps, length)
+            self._rows.move(movers, gaps)
+            for gap, mover in zip(gaps, movers, strict=True):
+                self._active[gap] = self._active[mover]
+        del self._active[kept:]
+        self._draw = Draw.of([sequence.sampling for sequence in self._active], self.device)
+
+    def _withdraw(self, group: _Group) -> None:
+        """A caller gave up: its rows are free from now on."""
+        if group in self._waiting:
+            self._waiting.remove(group)
+        rows = [row for row, sequence in enumerate(self._active) if sequence.group is group]
+        if rows:
+            self._remove(rows)
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Give every caller the error, or cancel them for None, and start from nothing."""
+        groups = {id(group): group for group in (*self._waiting, *(sequence.group for sequence in self._active))}
+        self._waiting.clear()
+        self._active.clear()
+        self._forget()
+        for group in groups.values():
+            if not group.future.done():
+                group.future.cancel() if error is None else group.future.set_exception(error)
+
+    def _copy(self, weights: Mapping[str, Tensor]) -> None:
+        own = dict(self.model.named_parameters())
+        parts = layout(self.model.config, self.model.head_kind, own)
+        if set(weights) != set(parts):
+            unknown, missing = sorted(set(weights) - set(parts)), sorted(set(parts) - set(weights))
+            raise ValueError(f"These are not the decoder's weights: unknown {unknown[:5]}, missing {missing[:5]}.")
+        for name, part in parts.items():
+            fill(own[part.ours], part, weights[name], name=name)

@@ -1,0 +1,124 @@
+"""Draws the next token of every row from its logits, each row by its own settings.
+
+    logits (n, vocab), one uniform number a row -> token and its log-prob a row
+
+A draw is the inverse of the cumulative distribution at the row's uniform number, so that one number a token suffices
+and a row's numbers can be drawn before it starts: what it samples then depends on its seed and not on its neighbours.
+Left out: penalties, min-p and beams. Nothing here knows sequences or caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from assent.types import Sampling
+
+
+def uniforms(sampling: Sampling, count: int) -> Tensor:
+    """The random numbers of one completion, in [0, 1), (count,) float32; always made on the CPU, for equal draws on
+    every device."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(sampling.seed), dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How each row of a batch is drawn: made once when the rows change, used until they change again."""
+
+    temperature: Tensor | None  # (n, 1); 1 on greedy rows; None if 1 everywhere
+    greedy: Tensor | None  # (n,) bool; None if no row is
+    all_greedy: bool
+    kept: tuple[tuple[int, Tensor, Tensor], ...]
+    """Rows whose distribution is cut: top_k (0 for all tokens), row numbers (m,), top_p (m, 1)."""
+    min_tokens: Tensor | None  # (n,); None if 0 everywhere
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], device: torch.device | str = "cpu") -> Draw:
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        temperatures = [1.0 if sampling.greedy else sampling.temperature for sampling in samplings]
+        greedy = [sampling.greedy for sampling in samplings]
+        least = [sampling.min_tokens for sampling in samplings]
+        cuts: dict[int, list[int]] = {}
+        for row, sampling in enumerate(samplings):
+            if not sampling.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0):
+                cuts.setdefault(sampling.top_k, []).append(row)
+        return cls(
+            temperature=column(temperatures, torch.float32)[:, None] if set(temperatures) - {1.0} else None,
+            greedy=column(greedy, torch.bool) if any(greedy) else None,
+            all_greedy=all(greedy),
+            kept=tuple(
+                (k, column(rows, torch.int64), column([samplings[row].top_p for row in rows], torch.float32)[:, None])
+                for k, rows in cuts.items()
+            ),
+            min_tokens=column(least, torch.int64) if any(least) else None,
+        )
+
+
+def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (n,) int64 and their log-probs (n,) float32 for logits (n, vocab) float32, which may be overwritten.
+
+    uniform (n,) in [0, 1); emitted (n,) counts the tokens each row has so far, and rows short of their min_tokens
+    cannot draw one of `ends`. Greedy rows take the largest logit; their log-probs are those of temperature 1.
+    """
+    if draw.min_tokens is not None and len(ends):
+        banned = (emitted < draw.min_tokens)[:, None]
+        logits[:, ends] = logits[:, ends].masked_fill(banned, float("-inf"))
+    if draw.temperature is not None:
+        logits = logits / draw.temperature
+    tokens, logprobs = _sample_all(logits, draw, uniform)
+    for top_k, rows, top_p in draw.kept:
+        tokens[rows], logprobs[rows] = _sample_kept(logits[rows], top_k, top_p, uniform[rows])
+    return tokens, logprobs
+
+
+def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from whole distributions, or take the largest; rows that are cut get their tokens afterwards."""
+    if sum(len(rows) for _, rows, _ in draw.kept) == len(logits):
+        return torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
+    logp = logits.log_softmax(dim=-1)
+    if draw.greedy is None:
+        tokens = invert(logp.exp(), uniform)
+    elif draw.all_greedy:
+        tokens = logits.argmax(dim=-1)
+    else:
+        tokens = torch.where(draw.greedy, logits.argmax(dim=-1), invert(logp.exp(), uniform))
+    return tokens, logp.gather(1, tokens[:, None])[:, 0]
+
+
+def invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The first index whose cumulative weight exceeds uniform * total: index i with probability weights[i] / total.
+
+    weights (n, m) >= 0 with a positive sum, uniform (n,) in [0, 1) -> (n,) int64. An index of weight 0 never comes out:
+    the cumulative sum does not move there, so it cannot be the first to exceed anything.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # uniform * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last
+    # index that has weight.
+    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+
+
+def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw among the top_k largest (all if 0), of those the fewest whose mass reaches top_p; at least one is kept.
+
+    Only here are logits sorted. Ties at the edge of top_k go to whichever the sort puts first: exactly k are kept.
+    """
+    vocab = logits.shape[1]
+    if 0 < top_k < vocab:
+        largest, order = logits.topk(top_k, dim=-1)
+    else:
+        largest, order = logits.sort(dim=-1, descending=True, stable=True)
+    probs = largest.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs  # mass of the strictly larger ones
+    dropped = (before >= top_p) & (top_p < 1.0)  # rounding may lift `before` to 1
+    dropped[:, 0] = False
+    largest = largest.masked_fill(dropped, float("-inf"))
+    logprobs = largest.log_softmax(dim=-1)
+    place = invert(logprobs.exp(), uniform)[:, None]
+    return order.gather(1, place)[:, 0], logprobs.gather(1, place)[:, 0]
