@@ -25,6 +25,7 @@ class Context(Protocol):
     """The caller promises one entry of `positions` for each token; the implementer returns attention in that order."""
 
     positions: Tensor  # (tokens,) int64, counted from each sequence's start
+    window: int | None  # the model's sliding attention window, which `attend` applies
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query (tokens, heads, dim), key and value (tokens, kv_heads, dim) -> (tokens, heads * dim)."""

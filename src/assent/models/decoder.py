@@ -2,67 +2,29 @@
 
     tokens (n,) + context -> embed -> layers x [norm, attention, norm, MLP] -> norm -> hidden (n, width) -> head
 
-The tokens of all sequences lie end to end; who sees whom is the context's affair (`context.py`). Training and generation
-run this same code on the same parameters, so sampler and learner agree. Hugging Face names and files are `families.py`
-and `load.py`. Left out: dropout (RLHF recipes train without it), experts, cross-attention, encoder stacks.
+The tokens of all sequences lie end to end; who sees whom is the context's affair (`context.py`). Training and
+generation run this same code on the same parameters, so sampler and learner agree. Hugging Face names and files are
+`families.py` and `load.py`. Left out: dropout (RLHF recipes train without it), experts, cross-attention, encoders.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from assent.models.base import LanguageModel, SpecialTokens
+from assent.models.config import DecoderConfig, HeadKind, RopeScaling
 from assent.models.context import Context
+from assent.models.families import stored_tensors, write_config
+from assent.models.files import write_safetensors
 
-HeadKind = Literal["lm", "scalar"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's stretch of the low rotary frequencies (https://arxiv.org/abs/2407.21783, section 3.4)."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """Everything that tells one dense family from another. Sizes in units of channels, heads or tokens."""
-
-    family: str
-    vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    max_positions: int
-    positions: Literal["learned", "rotary"]
-    norm: Literal["layer", "rms"]
-    norm_eps: float
-    mlp: Literal["plain", "gated"]
-    activation: Literal["gelu", "gelu_tanh", "silu", "relu"]
-    qkv_bias: bool
-    output_bias: bool
-    """On attention's output projection."""
-    mlp_bias: bool
-    tied: bool
-    """The LM head is the token embedding."""
-    qk_norm: bool = False
-    """RMSNorm over each head's query and key (Qwen3)."""
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    window: int | None = None
-    """Sliding attention window in tokens (Mistral), None for full attention."""
-    init_std: float = 0.02
+__all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
@@ -154,26 +116,57 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """The trunk and one head: token logits (`lm`) or one number a token (`scalar`, for judges and critics)."""
+
+    caches: ClassVar[bool] = True
 
     def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm"):
         super().__init__()
         self.config = config
         self.head_kind: HeadKind = head
+        self.special = SpecialTokens()
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         learned = config.positions == "learned"
         self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
         self.norm = _norm(config, config.width)
-        self.head = nn.Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
-        if head == "lm" and config.tied:
+        self.head: nn.Linear = nn.Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
+        self._frequencies: Tensor | None = None
+        self.tie()
+
+    @classmethod
+    def empty(cls, config: DecoderConfig, *, head: HeadKind, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+        """A decoder with uninitialised parameters, for weights that are about to be read."""
+        with torch.device("meta"):
+            model = cls(config, head=head)
+        model = model.to(dtype).to_empty(device=device)
+        model.tie()  # to_empty gives the head storage of its own
+        return model
+
+    def tie(self) -> None:
+        """Make the LM head the token embedding, where the config says so."""
+        if self.head_kind == "lm" and self.config.tied:
             self.head.weight = self.embedding.weight
-        # Not part of a checkpoint, and kept in float32 whatever the model's precision: bf16 angles lose far positions.
-        self.frequencies = None if learned else rotary_frequencies(config)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def window(self) -> int | None:
+        return self.config.window
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,)."""
+        if context.window != self.config.window:
+            raise ValueError(
+                f"The context has window={context.window}, the model window={self.config.window}. "
+                "Make the context with model.packed(lengths) or pass window=model.window."
+            )
         x = self.embedding(tokens)
         rotary = None
         if self.position_embedding is not None:
@@ -185,17 +178,26 @@ class Decoder(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        assert self.frequencies is not None
-        if self.frequencies.device != positions.device:
-            self.frequencies = self.frequencies.to(positions.device)
-        angles = positions.to(torch.float32)[:, None] * self.frequencies  # (tokens, dim / 2)
+        # Not part of a checkpoint, and kept in float32 whatever the model's precision: bf16 angles lose far positions.
+        if self._frequencies is None or self._frequencies.device != positions.device:
+            self._frequencies = rotary_frequencies(self.config).to(positions.device)
+        angles = positions.to(torch.float32)[:, None] * self._frequencies  # (tokens, dim / 2)
         return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+
+    def hf_config(self) -> dict[str, Any]:
+        return write_config(self.config, head=self.head_kind)
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return stored_tensors(self.config, self.head_kind, dict(self.named_parameters()))
+
+    def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
+        write_safetensors(folder, dict(self.hf_tensors()), max_shard_bytes=max_shard_bytes)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in
         GPT-2; a scalar head N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
-        generator = torch.Generator(self.embedding.weight.device).manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         std = self.config.init_std
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -212,5 +214,5 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def initialise_head(self, seed: int) -> None:
         """A fresh scalar head on a trunk that was loaded."""
-        generator = torch.Generator(self.head.weight.device).manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         self.head.weight.normal_(0.0, 1.0 / math.sqrt(self.config.width + 1), generator=generator)

@@ -1,0 +1,71 @@
+"""What tells one dense decoder from another: sizes, positions, norms, biases. Plain values, no tensors.
+
+Hugging Face's own keys for the same things are `families.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HeadKind = Literal["lm", "scalar"]
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's stretch of the low rotary frequencies (https://arxiv.org/abs/2407.21783, section 3.4)."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Everything that tells one dense family from another. Sizes in units of channels, heads or tokens."""
+
+    family: str
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_positions: int
+    positions: Literal["learned", "rotary"]
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    mlp: Literal["plain", "gated"]
+    activation: Activation
+    qkv_bias: bool
+    output_bias: bool
+    """On attention's output projection."""
+    mlp_bias: bool
+    tied: bool
+    """The LM head is the token embedding."""
+    qk_norm: bool = False
+    """RMSNorm over each head's query and key (Qwen3)."""
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    window: int | None = None
+    """Sliding attention window in tokens (Mistral), None for full attention."""
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{self.family}: {name}={getattr(self, name)} must be at least 1.")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{self.family}: {self.heads} attention heads cannot share {self.kv_heads} key-value heads evenly. "
+                "Set the number of key-value heads to a divisor of the number of heads."
+            )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(
+                f"{self.family}: a head of {self.head_dim} channels cannot be rotated. Make head_dim even."
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"{self.family}: a sliding window of {self.window} tokens sees nothing. Use 1 or more.")

@@ -1,0 +1,103 @@
+"""Tensors of a Hugging Face folder: one model.safetensors, or shards and their index.
+
+Never pickle: a pytorch_model.bin is refused with what to do. What the tensors mean is `families.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], *, max_shard_bytes: float) -> None:
+    """Write `tensors` to `folder`, in shards of at most `max_shard_bytes` (a larger tensor gets its own)."""
+    from safetensors.torch import save_file
+
+    shards = _shards(tensors, max_shard_bytes)
+    if len(shards) == 1:
+        save_file(_contiguous(shards[0]), folder / WEIGHTS, metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(_contiguous(shard), folder / name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, name))
+    index = {"metadata": {"total_size": sum(map(_bytes, tensors.values()))}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; an error that says what to do where there is none."""
+    index = folder / INDEX
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing = [name for name in names if not (folder / name).exists()]
+        if missing:
+            raise FileNotFoundError(f"{index} lists {', '.join(missing)}, which is not there. Copy the whole folder.")
+        return [folder / name for name in names]
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickled:
+        raise ValueError(
+            f"{folder} holds {', '.join(pickled)}, which are pickles and can run code; only safetensors are read. "
+            "Convert it where you trust it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)."
+        )
+    raise FileNotFoundError(f"{folder} holds neither {WEIGHTS} nor {INDEX}. Give the folder of a saved model.")
+
+
+def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor, one at a time, on the CPU. A tensor lies on the mapped file: copy it before the file changes."""
+    for path in files:
+        with _opened(path) as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                yield name, opened.get_tensor(name)
+
+
+def tensor_names(files: list[Path]) -> list[str]:
+    names: list[str] = []
+    for path in files:
+        with _opened(path) as opened:
+            names.extend(opened.keys())
+    return names
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}). Copy or save it again.") from error
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _shards(tensors: Mapping[str, Tensor], max_bytes: float) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + _bytes(tensor) > max_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += _bytes(tensor)
+    return shards
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # Rows of a fused projection share its storage, which safetensors refuses: clone what does not own all of it.
+    owned = {}
+    for name, tensor in tensors.items():
+        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == _bytes(tensor)
+        owned[name] = tensor if whole else tensor.contiguous().clone()
+    return owned
