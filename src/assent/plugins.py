@@ -1,0 +1,73 @@
+"""Loads an object that a user names in settings: "file.py:name" or "package.module:name".
+
+Only this: what the object must look like is checked by whoever asked for it. Loading runs the named file, so a
+reference is as trusted as the settings it stands in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def load_object(reference: str) -> Any:
+    """Return what `reference` names. A file is run once, however often it is named, so its registrations stand once."""
+    place, separator, name = reference.rpartition(":")
+    if not separator or not place or not name:
+        raise ValueError(f"{reference!r} names no object: write 'file.py:name' or 'package.module:name'.")
+    module = _module_of_file(Path(place), reference) if place.endswith(".py") else _module_of_name(place, reference)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise AttributeError(f"{reference!r}: {place} has no {part!r}{_nearest(part, found)}.")
+        found = getattr(found, part)
+    return found
+
+
+def _module_of_file(path: Path, reference: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
+    module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{reference!r}: {path} cannot be loaded as a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # before running it: dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _module_of_name(place: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (place == error.name or place.startswith(error.name + ".")):
+            raise  # the module is there; something that it imports is not
+        message = f"{reference!r}: there is no module {place!r}. A file is named with its ending: 'file.py:name'."
+        raise ModuleNotFoundError(message, name=error.name) from error
+
+
+def _nearest(name: str, owner: object) -> str:
+    public = [candidate for candidate in dir(owner) if not candidate.startswith("_")]
+    close = difflib.get_close_matches(name, public, n=1)
+    if close:
+        return f"; the nearest name is {close[0]!r}"
+    return f"; it has {', '.join(public[:12])}" if public else ""
+
+
+def load_file(path: str) -> ModuleType:
+    """Run a Python file for what it registers. Raises FileNotFoundError, or ImportError for one that cannot run."""
+    return _module_of_file(Path(path), path)
