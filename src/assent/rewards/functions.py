@@ -1,0 +1,171 @@
+"""A reward from a Python function, whatever of prompt and completion it wants to see.
+
+    def reward(prompt, completion): ...                          two texts, by name or as the first two parameters
+    def reward(prompt: Prompt, completion): ...                  the Prompt itself, by its annotation
+    async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
+
+It returns a number or bool; a dict with the key "reward", whose other numbers become parts; or None: not scorable.
+What it raises, and a value that is no finite number, is a Score without value and with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from assent.types import Completion, Finish, Prompt, Score
+
+ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
+    "prompt": lambda prompt, completion: prompt.text,
+    "prompt_text": lambda prompt, completion: prompt.text,
+    "completion": lambda prompt, completion: completion.text,
+    "completion_text": lambda prompt, completion: completion.text,
+    "text": lambda prompt, completion: completion.text,
+    "answer": lambda prompt, completion: prompt.answer,
+    "messages": lambda prompt, completion: prompt.messages,
+    "extra": lambda prompt, completion: prompt.extra,
+    "tokens": lambda prompt, completion: completion.tokens,
+    "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
+}
+"""What a function may ask for by the name of a parameter. `tokens` are those of the completion, its end included."""
+
+
+class FunctionReward:
+    """Calls a function once per completion.
+
+    Sync functions run inline, one after the other: fastest and deterministic, but without a deadline, and nothing else
+    runs meanwhile. With `thread` they run in threads, async ones as tasks: all completions at once, each with
+    `deadline` seconds. A thread that outlives its deadline cannot be stopped; its result is dropped.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        deadline: float = 60.0,
+        thread: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"A reward must be a function; {function!r} is a {type(function).__name__}.")
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.deadline = deadline
+        self.options = dict(options or {})
+        self.asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - the method itself: objects with an async __call__
+        )
+        self.thread = thread and not self.asynchronous
+        self.arguments = _bindings(function, self.name, self.options)
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        if self.asynchronous or self.thread:
+            return list(await asyncio.gather(*(self._awaited(prompt, completion) for completion in completions)))
+        return [self._inline(prompt, completion) for completion in completions]
+
+    def _inline(self, prompt: Prompt, completion: Completion) -> Score:
+        try:
+            return as_score(self._call(prompt, completion))
+        except Exception as error:  # noqa: BLE001 - whatever a user function raises is a failed score
+            return _failure(error)
+
+    async def _awaited(self, prompt: Prompt, completion: Completion) -> Score:
+        limit = asyncio.timeout(self.deadline)
+        try:
+            async with limit:
+                if self.thread:
+                    return as_score(await asyncio.to_thread(self._call, prompt, completion))
+                return as_score(await self._call(prompt, completion))
+        except Exception as error:  # noqa: BLE001 - whatever a user function raises is a failed score
+            if isinstance(error, TimeoutError) and limit.expired():
+                return Score(value=None, reason=f"no answer within {self.deadline:g} s")
+            return _failure(error)
+
+    def _call(self, prompt: Prompt, completion: Completion) -> Any:
+        positional = [get(prompt, completion) for name, get in self.arguments if not name]
+        named = {name: get(prompt, completion) for name, get in self.arguments if name}
+        return self.function(*positional, **named, **self.options)
+
+
+def as_score(result: Any) -> Score:
+    """What a reward function returned, as a Score; TypeError for what is neither number, dict nor None."""
+    if result is None:
+        return Score(value=None, reason="function returned None")
+    if isinstance(result, Score):
+        return result
+    if not isinstance(result, Mapping):
+        return _finite(_number(result, "the reward"), {})
+    if "reward" not in result:
+        raise TypeError(f"function returned a dict without the key 'reward'; it has {sorted(map(str, result))}")
+    parts = {str(key): _number(value, f"part {key!r}") for key, value in result.items() if key != "reward"}
+    if result["reward"] is None:
+        return Score(value=None, parts=parts, reason="function returned None as its 'reward'")
+    return _finite(_number(result["reward"], "the reward"), parts)
+
+
+def _finite(value: float, parts: dict[str, float]) -> Score:
+    if not math.isfinite(value):
+        return Score(value=None, parts=parts, reason=f"function returned {value}")
+    return Score(value=value, parts=parts)
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise TypeError(f"{what} is a {type(value).__name__}, not a number: {value!r:.80}")
+    return float(value)
+
+
+def _failure(error: Exception) -> Score:
+    return Score(value=None, reason=f"{type(error).__name__}: {error}")
+
+
+Getter = Callable[[Prompt, Completion], Any]
+
+
+def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> tuple[tuple[str, Getter], ...]:
+    """Which parameter gets what; a parameter that can be passed by position only has the name ""."""
+    parameters = list(inspect.signature(function).parameters.values())
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    unknown = [option for option in options if option not in {parameter.name for parameter in parameters}]
+    if unknown and not open_ended:
+        raise ValueError(
+            f"options of reward {name!r} have {unknown[0]!r}, which its function does not take"
+            f"{_nearest(unknown[0], [parameter.name for parameter in parameters])}."
+        )
+    found: list[tuple[str, Getter]] = []
+    for index, parameter in enumerate(parameters):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in options:
+            continue
+        getter = _getter(parameter, index)
+        if getter is not None:
+            found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
+        elif parameter.default is parameter.empty:
+            raise ValueError(
+                f"Reward {name!r} asks for {parameter.name!r}, which is neither in its options nor one of "
+                f"{', '.join(ARGUMENTS)}{_nearest(parameter.name, list(ARGUMENTS))}."
+            )
+    return tuple(found)
+
+
+def _getter(parameter: inspect.Parameter, index: int) -> Getter | None:
+    meaning = parameter.name
+    if meaning not in ARGUMENTS:
+        required = parameter.default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY
+        if index >= 2 or not required:
+            return None
+        meaning = ("prompt", "completion")[index]
+    # the annotation is a string in files with `from __future__ import annotations`
+    wants_whole = getattr(parameter.annotation, "__name__", str(parameter.annotation)).rpartition(".")[2] == "Prompt"
+    if wants_whole and meaning.startswith("prompt"):
+        return lambda prompt, completion: prompt
+    return ARGUMENTS[meaning]
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest name is {close[0]!r}" if close else ""

@@ -1,0 +1,44 @@
+"""Several rewards as one: their weighted sum, with every part kept for metrics and samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from assent.rewards.base import Reward
+from assent.types import Completion, Prompt, Score
+
+
+class WeightedReward:
+    """value = sum of weight * value over the rewards; parts hold each one's unweighted value under its name.
+
+    A reward's own parts come as "name/part". If one reward has no value there is no sum, and the reason names it.
+    """
+
+    def __init__(self, rewards: Sequence[tuple[Reward, float, str]]) -> None:
+        if not rewards:
+            raise ValueError("A weighted reward needs at least one reward.")
+        twice = [name for name, count in Counter(name for _, _, name in rewards).items() if count > 1]
+        if twice:
+            raise ValueError(f"Two rewards are called {twice[0]!r}. Give each a `name` of its own.")
+        self.rewards = tuple(rewards)
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        columns = await asyncio.gather(*(reward.score(prompt, completions) for reward, _, _ in self.rewards))
+        return [self._sum(scores) for scores in zip(*columns, strict=True)]
+
+    def _sum(self, scores: Sequence[Score]) -> Score:
+        parts: dict[str, float] = {}
+        reasons: list[str] = []
+        total = 0.0
+        for (_, weight, name), score in zip(self.rewards, scores, strict=True):
+            parts.update({f"{name}/{part}": value for part, value in score.parts.items()})
+            if score.value is None:
+                reasons.append(f"{name}: {score.reason}")
+            else:
+                parts[name] = score.value
+                total += weight * score.value
+        if reasons:
+            return Score(value=None, parts=parts, reason="; ".join(reasons))
+        return Score(value=total, parts=parts)

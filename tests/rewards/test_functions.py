@@ -1,0 +1,165 @@
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from assent.rewards.functions import FunctionReward
+from assent.types import Completion, Finish, Prompt, Score
+
+PROMPT = Prompt(id="f:1", text="2 + 2 =", tokens=(1, 2), answer="4", messages=({"role": "user"},), extra={"level": 3})
+
+
+def completion(text: str, *, tokens: int = 2, finish: Finish = Finish.EOS) -> Completion:
+    zeros = (0,) * tokens
+    return Completion(tokens=zeros, logprobs=(0.0,) * tokens, versions=zeros, text=text, finish=finish)
+
+
+def scores(function: Callable[..., Any], *texts: str, **settings: Any) -> list[Score]:
+    reward = FunctionReward(function, **settings)
+    return asyncio.run(reward.score(PROMPT, [completion(text) for text in texts]))
+
+
+def values(function: Callable[..., Any], *texts: str, **settings: Any) -> list[float | None]:
+    return [score.value for score in scores(function, *texts, **settings)]
+
+
+def test_two_texts_by_name_or_by_position() -> None:
+    assert values(lambda prompt, completion: len(prompt) + 10 * len(completion), "", "abc") == [7, 37]
+    assert values(lambda p, c: len(p) + 10 * len(c), "", "abc") == [7, 37]
+    assert values(lambda p, c, /: len(p) + 10 * len(c), "abc") == [37]
+    assert values(lambda completion: len(completion), "abc") == [3]
+    assert values(lambda text, prompt: len(prompt) - len(text), "abc") == [4]
+
+
+def test_the_whole_prompt_by_annotation() -> None:
+    def by_name(prompt: Prompt, text: str) -> float:
+        return len(prompt.tokens) + len(text)
+
+    def by_string(question: "Prompt", reply: str) -> float:
+        return len(question.tokens) + len(reply)
+
+    assert values(by_name, "abc") == values(by_string, "abc") == [5]
+
+
+def test_everything_else_by_name_and_options() -> None:
+    def function(*, answer: str, messages: Any, extra: Any, tokens: Any, finished: bool, bonus: int) -> float:
+        return int(answer) + len(messages) + extra["level"] + len(tokens) + finished + bonus
+
+    assert values(function, "x", options={"bonus": 100}) == [4 + 1 + 3 + 2 + 1 + 100]
+    assert values(lambda completion, **rest: len(completion) + len(rest), "ab", options={"a": 1, "b": 2}) == [4]
+    assert values(lambda completion, factor=3: factor * len(completion), "ab") == [6]
+
+
+def test_wrong_signatures_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="nearest name is 'answer'"):
+        FunctionReward(lambda prompt, completion, answr: 0.0)
+    with pytest.raises(ValueError, match="does not take"):
+        FunctionReward(lambda prompt, completion: 0.0, options={"weight": 2})
+    with pytest.raises(TypeError, match="must be a function"):
+        FunctionReward(3)  # type: ignore[arg-type]
+
+
+def test_what_a_function_may_return() -> None:
+    returned: dict[str, Any] = {
+        "float": 0.25,
+        "bool": True,
+        "dict": {"reward": 2, "style": 0.5, "facts": False},
+        "none": None,
+        "nan": math.nan,
+        "inf": -math.inf,
+        "text": "0.5",
+        "no reward": {"style": 1.0},
+        "unknown": {"reward": None, "style": 1.0},
+        "score": Score(value=None, reason="too hard"),
+    }
+    found = dict(zip(returned, scores(lambda completion: returned[completion], *returned), strict=True))
+    assert (found["float"].value, found["bool"].value) == (0.25, 1.0)
+    assert found["dict"] == Score(value=2.0, parts={"style": 0.5, "facts": 0.0})
+    for name, reason in {
+        "none": "function returned None",
+        "nan": "function returned nan",
+        "inf": "function returned -inf",
+        "text": "TypeError: the reward is a str, not a number: '0.5'",
+        "no reward": "TypeError: function returned a dict without the key 'reward'; it has ['style']",
+        "unknown": "function returned None as its 'reward'",
+        "score": "too hard",
+    }.items():
+        assert found[name].value is None
+        assert found[name].reason == reason
+    assert found["unknown"].parts == {"style": 1.0}
+
+
+def test_one_failure_leaves_the_others_alone() -> None:
+    def sync(completion: str) -> float:
+        return 1 / len(completion)
+
+    async def later(completion: str) -> float:
+        await asyncio.sleep(0.01 / (1 + len(completion)))  # the last one comes first
+        return 1 / len(completion)
+
+    for found in (scores(sync, "a", "", "ab"), scores(later, "a", "", "ab"), scores(sync, "a", "", "ab", thread=True)):
+        assert [score.value for score in found] == [1.0, None, 0.5]
+        assert found[1].reason == "ZeroDivisionError: division by zero"
+
+
+def test_deadline_of_async_functions_and_threads() -> None:
+    async def sleeps(completion: str) -> float:
+        await asyncio.sleep(float(completion))
+        return 1.0
+
+    def blocks(completion: str) -> float:
+        time.sleep(float(completion))
+        return 1.0
+
+    async def gives_up(completion: str) -> float:
+        raise TimeoutError("the server said so")
+
+    for settings in ({"function": sleeps}, {"function": blocks, "thread": True}):
+        fast, slow = scores(settings.pop("function"), "0", "0.5", deadline=0.1, **settings)
+        assert fast.value == 1.0
+        assert (slow.value, slow.reason) == (None, "no answer within 0.1 s")
+    assert scores(gives_up, "x")[0].reason == "TimeoutError: the server said so"
+
+
+def test_sync_functions_run_inline_unless_asked() -> None:
+    seen: list[str] = []
+
+    def function(completion: str) -> float:
+        seen.append(threading.current_thread().name)
+        return 0.0
+
+    scores(function, "a", "b")
+    assert set(seen) == {threading.main_thread().name}
+    seen.clear()
+    scores(function, "a", "b", thread=True)
+    assert threading.main_thread().name not in seen
+
+
+def test_objects_with_an_async_call() -> None:
+    class Model:
+        async def __call__(self, completion: str) -> float:
+            return len(completion)
+
+    reward = FunctionReward(Model())
+    assert reward.name == "Model"
+    assert values(Model(), "abc") == [3]
+
+
+def test_cancelling_is_not_a_failed_score() -> None:
+    async def forever(completion: str) -> float:
+        await asyncio.sleep(3600)
+        return 0.0
+
+    async def main() -> None:
+        task = asyncio.create_task(FunctionReward(forever).score(PROMPT, [completion("x")]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())

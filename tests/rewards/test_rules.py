@@ -1,0 +1,139 @@
+import asyncio
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from assent.rewards.rules import (
+    RULES,
+    exact_match,
+    final_number,
+    function_reward,
+    gsm8k,
+    length,
+    matches,
+    numbers,
+    overlong,
+    register_reward,
+)
+from assent.rewards.settings import RewardSettings
+from assent.types import Completion, Finish, Prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("-$1,200.50.", ["-1200.50"]),
+        ("$-5 and -$6", ["-5", "-6"]),
+        ("10-5=5", ["10", "5", "5"]),
+        ("(3)-2", ["3", "2"]),
+        ("It is 3. Or .5", ["3", "0.5"]),
+        ("1,2345 and 12,34", ["1", "2345", "12", "34"]),
+        ("1,234,567.8%", ["1234567.8"]),
+        ("none", []),
+    ],
+)
+def test_numbers(text: str, expected: list[str]) -> None:
+    assert numbers(text) == [Decimal(number) for number in expected]
+
+
+def test_final_number() -> None:
+    assert final_number("48/2 = 24, so\n#### 72") == 72
+    assert final_number("#### 72\nQuestion: 5 + 5? #### 10") == 72  # the first: what follows is another question
+    assert final_number("#### I do not know\n7") is None  # nothing on the marker's line
+    assert final_number("so it is 24.") == 24
+    assert final_number("so it is 24.", need_marker=True) is None
+
+
+def test_gsm8k() -> None:
+    answer = "She has 9 * 2 = $<<9*2=18>>18 dollars.\n#### 18"
+    assert gsm8k(" She makes $18.00.", answer) == 1.0
+    assert gsm8k(" 9 * 2 = 18\n#### 18 dollars", answer) == 1.0
+    assert gsm8k(" 9 * 2 = 18\n#### -18", answer) == 0.0
+    assert gsm8k(" The 18 of them make 20.", answer) == 0.0
+    assert gsm8k(" I cannot say.", answer) == 0.0
+    assert gsm8k(" It is 18.", answer, need_marker=True) == 0.0
+    assert gsm8k("#### 1,080", "#### 1080") == 1.0
+    with pytest.raises(ValueError, match="no number"):
+        gsm8k("18", None)
+
+
+def test_gsm8k_reads_every_real_answer() -> None:
+    path = Path(__file__).parents[3] / "shared" / "data" / "gsm8k-train-2000.jsonl"
+    if not path.is_file():
+        pytest.skip(f"there is no {path}")
+    answers = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
+    for answer in answers:
+        final = answer.rpartition("#### ")[2]
+        assert final_number(answer) == Decimal(final.replace(",", ""))
+        assert gsm8k(answer, answer) == gsm8k(f"The answer is ${final}.", answer) == 1.0
+        assert gsm8k(f"The answer is {final}1", answer) == 0.0
+
+
+def test_exact_match_and_matches() -> None:
+    assert exact_match("  Paris \n", "Paris") == 1.0
+    assert exact_match("paris", "Paris") == 0.0
+    assert exact_match("paris", "Paris", ignore_case=True) == 1.0
+    assert matches("a <b> c", pattern="<.>") == 1.0
+    assert matches("a b c", pattern="<.>") == 0.0
+
+
+def test_length() -> None:
+    assert [length((0,) * n, target=10) for n in (0, 5, 10, 15, 20, 50)] == [0, 0.5, 1, 0.5, 0, -1]
+
+
+def test_overlong_by_hand() -> None:
+    # max 20, cache 8: free up to 12, then (12 - n) / 8
+    found = [overlong((0,) * n, max_tokens=20, cache_tokens=8) for n in (0, 12, 13, 16, 20, 21, 100)]
+    assert found == [0, 0, -0.125, -0.5, -1, -1, -1]
+    with pytest.raises(ValueError, match="cache_tokens=30"):
+        overlong((), max_tokens=20, cache_tokens=30)
+
+
+PROMPT = Prompt(id="f:1", text="How many?", tokens=(1,), answer="#### 4")
+
+
+def completion(text: str) -> Completion:
+    return Completion(tokens=(0,), logprobs=(0.0,), versions=(0,), text=text, finish=Finish.EOS)
+
+
+def test_from_settings(tmp_path: Path) -> None:
+    reward = function_reward(RewardSettings(kind="gsm8k"))
+    assert reward.name == "gsm8k"
+    found = asyncio.run(reward.score(PROMPT, [completion("4"), completion("5")]))
+    assert [score.value for score in found] == [1.0, 0.0]
+    unknown = Prompt(id="f:2", text="How many?", tokens=(1,))
+    (score,) = asyncio.run(reward.score(unknown, [completion("4")]))
+    assert score.value is None  # without an answer there is nothing to say: not 0
+    assert "no number" in str(score.reason)
+
+    (tmp_path / "mine.py").write_text(
+        "def shout(prompt, completion, factor):\n    return factor * completion.count('!')\n"
+    )
+    settings = RewardSettings(
+        kind="function", function=f"{tmp_path / 'mine.py'}:shout", options={"factor": 2}, name="loud"
+    )
+    reward = function_reward(settings)
+    assert reward.name == "loud"
+    assert asyncio.run(reward.score(PROMPT, [completion("a!!")]))[0].value == 4
+
+
+def test_unknown_kinds_name_the_nearest() -> None:
+    with pytest.raises(ValueError, match="nearest name is 'gsm8k'"):
+        function_reward(RewardSettings(kind="gsm8"))
+
+
+def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assent.rewards.rules.RULES", dict(RULES))
+
+    @register_reward("vowels")
+    def vowels(completion: str) -> float:
+        return sum(letter in "aeiou" for letter in completion)
+
+    reward = function_reward(RewardSettings(kind="vowels"))
+    assert asyncio.run(reward.score(PROMPT, [completion("moving")]))[0].value == 2
+    for taken in ("vowels", "judge", "gsm8k"):
+        with pytest.raises(ValueError, match="already"):
+            register_reward(taken)(vowels)
+    assert "vowels" not in RULES  # the original is untouched
