@@ -169,7 +169,7 @@ class Grammar:
         return words
 
     def pairs(self) -> frozenset[tuple[str, str]]:
-        """All pairs of neighbouring words in all comments, exactly: last words of a symbol x first words of the next."""
+        """Every pair of neighbouring words in any comment, exactly: last words of a symbol x first of the next."""
         first, last = self._edges(0), self._edges(-1)
         found: set[tuple[str, str]] = set()
         for alternatives in self.rules.values():
