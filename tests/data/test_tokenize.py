@@ -67,6 +67,16 @@ def test_bos_stands_in_front_once_where_the_tokenizer_adds_it(make_tokenizer):
     assert tokenizer.decode(row.tokens) == "<bos>yzx<eos>"  # the beginning goes, BOS stays
 
 
+def test_bos_is_recognised_by_what_the_tokenizer_does(make_tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)]
+    )
+    assert encode_prompt("x", tokenizer) == tuple(tokenizer("x")["input_ids"]) == (0, *ids(tokenizer, "x"))
+
+
 def test_an_answer_that_was_cut_has_no_end_token(tokenizer):
     limits = DataSettings(max_prompt_tokens=2, max_tokens=5)
     tally = Tally(source="f")

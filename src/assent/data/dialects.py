@@ -157,46 +157,37 @@ def _shared_count(one: Sequence[object], other: Sequence[object]) -> int:
     return min(len(one), len(other))
 
 
-_ANSWERED = frozenset({DEMONSTRATION, QUESTION})
-_PAIRED = frozenset({DEMONSTRATION, PREFERENCE, QUESTION})
+_ANSWERED, _PAIRED, _TEXT, _ASKED = (
+    frozenset(kinds)
+    for kinds in ({DEMONSTRATION, QUESTION}, {DEMONSTRATION, PREFERENCE, QUESTION}, {DEMONSTRATION}, {QUESTION})
+)
+_CONTEXT = ("context", "input")
 
-for _dialect in (
-    Dialect(name="messages", needs=("messages|conversations",), read=read_messages, gives=_ANSWERED),
-    Dialect(name="prompt/completion", needs=("prompt", COMPLETIONS), read=read_completion, gives=_ANSWERED),
-    Dialect(name="prompt/answer", needs=("prompt", "answer"), read=read_prompt_answer, gives=_ANSWERED),
-    Dialect(name="question/answer", needs=("question", "answer"), read=read_question_answer, gives=_ANSWERED),
-    Dialect(
-        name="instruction/response",
-        needs=("instruction", ANSWERS),
-        may=("context", "input"),
-        read=read_instruction,
-        gives=_ANSWERED,
+for _name, _needs, _may, _read, _gives, _precedence in (
+    ("messages", ("messages|conversations",), (), read_messages, _ANSWERED, 2),
+    ("prompt/completion", ("prompt", COMPLETIONS), (), read_completion, _ANSWERED, 2),
+    ("prompt/answer", ("prompt", "answer"), (), read_prompt_answer, _ANSWERED, 2),
+    ("question/answer", ("question", "answer"), (), read_question_answer, _ANSWERED, 2),
+    ("instruction/response", ("instruction", ANSWERS), _CONTEXT, read_instruction, _ANSWERED, 2),
+    ("text", ("text",), (), read_text, _TEXT, 0),
+    ("prompt/chosen/rejected", ("prompt|messages", "chosen", "rejected"), ("margin",), read_pair, _PAIRED, 1),
+    (
+        "instruction/chosen/rejected",
+        ("instruction", "chosen", "rejected"),
+        (*_CONTEXT, "margin"),
+        read_pair,
+        _PAIRED,
+        1,
     ),
-    Dialect(
-        name="prompt/chosen/rejected",
-        needs=("prompt|messages", "chosen", "rejected"),
-        may=("margin",),
-        read=read_pair,
-        gives=_PAIRED,
+    (
+        "prompt/pos_answers/neg_answers",
+        ("prompt", "pos_answers", "neg_answers"),
+        ("margin",),
+        read_answer_lists,
+        _PAIRED,
+        1,
     ),
-    Dialect(
-        name="instruction/chosen/rejected",
-        needs=("instruction", "chosen", "rejected"),
-        may=("context", "input", "margin"),
-        read=read_pair,
-        gives=_PAIRED,
-    ),
-    Dialect(
-        name="prompt/pos_answers/neg_answers",
-        needs=("prompt", "pos_answers", "neg_answers"),
-        may=("margin",),
-        read=read_answer_lists,
-        gives=_PAIRED,
-    ),
-    Dialect(
-        name="chosen/rejected", needs=("chosen", "rejected"), may=("margin",), read=read_transcripts, gives=_PAIRED
-    ),
-    Dialect(name="text", needs=("text",), read=read_text, gives=frozenset({DEMONSTRATION})),
-    Dialect(name="prompt", needs=(PROMPTS,), may=("context", "input"), read=read_prompt, gives=frozenset({QUESTION})),
+    ("chosen/rejected", ("chosen", "rejected"), ("margin",), read_transcripts, _PAIRED, 1),
+    ("prompt", (PROMPTS,), _CONTEXT, read_prompt, _ASKED, 0),
 ):
-    register_dialect(_dialect)
+    register_dialect(Dialect(name=_name, needs=_needs, may=_may, read=_read, gives=_gives, precedence=_precedence))

@@ -83,6 +83,9 @@ class Dialect:
     read: Callable[[Fields], Sample]
     gives: frozenset[str] = frozenset({DEMONSTRATION, PREFERENCE, QUESTION})
     may: tuple[str, ...] = ()
+    precedence: int = 3
+    """Which one wins where the columns of a row fit several: built-in ones have 2 with answers, 1 with pairs, 0 with
+    prompts alone. Of equal ones the one that needs more columns wins, then the one added first."""
 
     def columns(self) -> frozenset[str]:
         return frozenset(name for entry in (*self.needs, *self.may) for name in entry.split("|"))
@@ -95,7 +98,9 @@ _DIALECTS: dict[str, Dialect] = {}
 
 
 def register_dialect(dialect: Dialect) -> None:
-    """Add a dialect, or replace the one of that name. Detection tries the most columns first, then the order added."""
+    """Add a dialect, or replace the one of that name."""
+    import assent.data.dialects  # noqa: F401  (the built-in ones first, so that they cannot replace this one later)
+
     _DIALECTS[dialect.name] = dialect
 
 
@@ -173,10 +178,7 @@ def named(name: str) -> Dialect:
 
 
 def detect(fields: Fields, kind: str) -> Dialect:
-    """The dialect with the most columns that the row has and that serves this kind of record.
-
-    A row with a completion and pairs as well is read by its completion unless pairs are what is asked for.
-    """
+    """The dialect of highest precedence that the columns fit and that serves this kind of record."""
     serving = [entry for entry in dialects().values() if kind in entry.gives and entry.matches(fields)]
     if not serving:
         there = sorted(str(name) for name, value in fields.row.items() if value is not None)
@@ -184,7 +186,7 @@ def detect(fields: Fields, kind: str) -> Dialect:
             f"the columns {', '.join(there) or '(none)'} are no known dialect of {kind}. {_serving(kind)} "
             "Name other columns with data.columns."
         )
-    return max(serving, key=lambda entry: (kind == PREFERENCE or PREFERENCE not in entry.gives, len(entry.needs)))
+    return max(serving, key=lambda entry: (entry.precedence, len(entry.needs)))
 
 
 def _serving(kind: str) -> str:

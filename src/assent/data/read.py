@@ -163,8 +163,8 @@ def _of_hub(source: str, split: str) -> Iterator[Scanned]:
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"there is no file or folder of this name here, and `datasets` cannot load the split {split!r} of a "
-            f"data set of this name: {error} Check the spelling, the split and the network; without one, load the data set "
-            "elsewhere, save it with save_to_disk and name that folder.",
+            f"data set of this name: {error} Check the spelling, the split and the network; without one, load the data "
+            "set elsewhere, save it with save_to_disk and name that folder.",
             source,
         ) from error
     return _numbered(source, loaded)

@@ -48,10 +48,10 @@ def demonstration_rows(
     tally = tally or Tally(source="")
     asked = encode_prompts(records, tokenizer, settings)
     answers = encode_texts([record.completion for record in records], tokenizer)
-    end = end_token(tokenizer)
+    end, bos = end_token(tokenizer), first_token(tokenizer)
     rows: list[Row] = []
     for record, prompt, tokens in zip(records, asked, answers, strict=True):
-        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=first_token(tokenizer))
+        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=bos)
         if fitted is None:
             continue
         answer = fit_answer(tokens, end, settings.max_tokens - len(fitted), settings, where=record.where)
@@ -75,7 +75,7 @@ def preference_rows(
 ) -> list[Row]:
     """Chosen at 2i, rejected at 2i + 1; `group` counts prompts, `weight` is 1 / pairs of the prompt."""
     tally = tally or Tally(source="")
-    end = end_token(tokenizer)
+    end, bos = end_token(tokenizer), first_token(tokenizer)
     asked = encode_prompts(records, tokenizer, settings)
     texts = [text for record in records for pair in record.pairs for text in (pair.chosen, pair.rejected)]
     encoded = iter(encode_texts(texts, tokenizer))
@@ -83,7 +83,7 @@ def preference_rows(
     group = first_group
     for record, prompt in zip(records, asked, strict=True):
         answers = [(next(encoded), next(encoded)) for _ in record.pairs]
-        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=first_token(tokenizer))
+        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=bos)
         if fitted is None:
             continue
         room = settings.max_tokens - len(fitted)
@@ -120,10 +120,10 @@ def prompts(
     """One prompt a record; `text` is what was tokenised, `id` where it stands."""
     tally = tally or Tally(source="")
     texts = prompt_texts(records, tokenizer, settings)
-    asked = _with_first_token(encode_texts(texts, tokenizer), tokenizer)
+    asked, bos = _with_first_token(encode_texts(texts, tokenizer), tokenizer), first_token(tokenizer)
     kept: list[Prompt] = []
     for record, text, tokens in zip(records, texts, asked, strict=True):
-        fitted = fit_prompt(tokens, settings, tally, where=record.where, bos=first_token(tokenizer))
+        fitted = fit_prompt(tokens, settings, tally, where=record.where, bos=bos)
         if fitted is None:
             continue
         kept.append(
@@ -200,8 +200,8 @@ def first_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     bos = tokenizer.bos_token_id
     if bos is None:
         return None
-    added = tokenizer("a", verbose=False)["input_ids"]
-    return bos if getattr(tokenizer, "add_bos_token", False) or added[0] == bos else None
+    added = list(tokenizer("a", verbose=False)["input_ids"])
+    return int(bos) if getattr(tokenizer, "add_bos_token", False) or added[:1] == [bos] else None
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -1,0 +1,159 @@
+"""Settings to data sets: what is kept, what is counted, and the real files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from assent.data.fields import DataError
+from assent.data.load import load_demonstrations, load_preferences, load_prompts
+from assent.data.settings import DataSettings, sources
+
+SHORT = DataSettings(max_prompt_tokens=4, max_tokens=8)
+
+
+def rows_of(count, start=0):
+    return [{"prompt": f"{i}", "completion": f"{i}"} for i in range(start, start + count)]
+
+
+def test_the_report_counts_what_became_of_every_row(write, tokenizer):
+    source = write(
+        "a.jsonl",
+        '{"prompt": "q", "completion": "a"}\n'  # 1 + 2 tokens
+        '{"question": "wxyz!", "answer": "1"}\n'  # the prompt loses 1 of 5
+        "not json\n"
+        '{"prompt": "q", "completion": "12345678"}\n'  # the answer is cut to 7
+        '{"prompt": "q"}\n'
+        '{"text": "x<eos>y"}\n',
+    )
+    data = load_demonstrations(replace(SHORT, train=source, bad_rows=2), tokenizer, 0)
+    (report,) = data.report.sources
+    assert (report.read, report.kept, report.bad_rows, report.rows) == (6, 3, 2, 3)
+    assert report.dropped == {"end token inside the answer": 1}
+    assert report.dialects == {"prompt/completion": 2, "question/answer": 1, "text": 1}
+    assert (report.truncated_prompts, report.truncated_completions) == (1, 1)
+    assert (report.prompt_tokens.p50, report.prompt_tokens.max) == (1, 4)
+    assert (report.completion_tokens.p50, report.completion_tokens.max) == (2, 7)
+    assert report.trained_tokens == 2 + 2 + 7
+    assert report.bad_examples[0].startswith(f"{source}:3: it is not valid JSON")
+    assert report.bad_examples[1].startswith(f"{source}:5: the columns prompt are no known dialect")
+    assert json.loads(json.dumps(data.report.json()))["sources"][0]["read"] == 6
+    table = data.report.table()
+    for text in (
+        "3 to train on",
+        "end token inside the answer: 1",
+        "prompts that lost their beginning: 1",
+        f"{source}:3",
+    ):
+        assert text in table
+
+
+def test_the_budget_of_bad_rows_is_kept(write, tokenizer):
+    source = write("a.jsonl", "x\n" + json.dumps(rows_of(1)[0]) + "\ny\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:1: it is not valid JSON.*Set data\.bad_rows=N"):
+        load_demonstrations(replace(SHORT, train=source), tokenizer, 0)
+    with pytest.raises(DataError, match=r"a\.jsonl:3: .*bad row number 2; data\.bad_rows=1"):
+        load_demonstrations(replace(SHORT, train=source, bad_rows=1), tokenizer, 0)
+    assert len(load_demonstrations(replace(SHORT, train=source, bad_rows=2), tokenizer, 0).items) == 1
+
+
+def test_items_of_preferences_are_prompts(write, tokenizer):
+    one = write("a.jsonl", [{"prompt": "p", "pos_answers": ["1", "2", "3"], "neg_answers": ["4", "5", "6"]}])
+    two = write("b.jsonl", [{"prompt": "q", "chosen": "1", "rejected": "2"}])
+    data = load_preferences(replace(SHORT, train=[one, two]), tokenizer, 0)
+    assert [[tokenizer.decode(row.tokens[1:2]) for row in item] for item in data.items] == [
+        ["1", "4", "2", "5"],
+        ["1", "2"],
+    ]
+    assert [{row.group for row in item} for item in data.items] == [{0}, {1}]
+    assert (data.counts, data.report.sources[0].pairs) == ((1, 1), 2)
+
+
+def test_validation_is_set_aside_by_seed_or_read_from_its_own_source(write, tokenizer):
+    train, other = write("a.jsonl", rows_of(20)), write("b.jsonl", rows_of(3, start=50))
+    percent = replace(SHORT, train=train, validation_percent=10)
+    first, again, third = (load_demonstrations(percent, tokenizer, seed) for seed in (1, 1, 2))
+    assert (len(first.items), len(first.validation), first.counts) == (18, 2, (18,))
+    assert first.validation == again.validation != third.validation
+    assert {row.tokens for (row,) in first.items}.isdisjoint(row.tokens for (row,) in first.validation)
+    apart = load_demonstrations(replace(SHORT, train=train, validation=other), tokenizer, 0)
+    assert (len(apart.items), len(apart.validation)) == (20, 3)
+    assert [source.role for source in apart.report.sources] == ["train", "validation"]
+
+
+def test_limits_and_mixtures(write, tokenizer):
+    one, two = write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))
+    data = load_demonstrations(replace(SHORT, train=[one, two], limit=4, weights=[3, 1]), tokenizer, 0)
+    cursor = data.cursor(0)
+    assert (data.counts, cursor.length, cursor.quotas) == ((4, 4), 8, (6, 2))
+    assert sum(cursor.item(draw) < 4 for draw in range(8)) == 6
+
+
+def test_prompts_carry_their_place_and_answer(write, tokenizer):
+    source = write("a.jsonl", [{"question": "q", "answer": "#### 4", "level": 2}])
+    (prompt,) = load_prompts(replace(SHORT, train=source), tokenizer, 0).items
+    assert (prompt.id, prompt.answer, prompt.extra, prompt.source) == (f"{source}:1", "#### 4", {"level": 2}, source)
+
+
+def test_nothing_left_says_why(write, tokenizer):
+    source = write("a.jsonl", [{"prompt": "123456", "completion": "1"}])
+    with pytest.raises(DataError, match=r"no demonstrations are left of 1 rows: 1 dropped \(prompt too long\)"):
+        load_demonstrations(replace(SHORT, train=source, overlong="drop"), tokenizer, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": []}, "data.train is empty"),
+        ({"train": ["a", "a"]}, "names 'a' twice"),
+        ({"train": {"a": 1}}, "must be one name or a list of names"),
+        ({"validation": "b", "validation_percent": 5}, "two ways"),
+        ({"validation_percent": 100}, r"not in \[0, 100\)"),
+        ({"weights": [1, 2]}, "2 entries for 1 train sources"),
+        ({"weights": [0.0]}, "must be positive"),
+        ({"overlong": "cut"}, "not one of truncate, drop, error"),
+        ({"max_prompt_tokens": 0}, "below 1"),
+        ({"max_prompt_tokens": 8}, "leaves no room for an answer"),
+        ({"prompt_template": "Q:"}, r"no \{prompt\}"),
+        ({"dialect": "prompt/complete"}, "Did you mean 'prompt/completion'"),
+        ({"columns": {"promp": "x"}}, "Did you mean 'prompt'"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_read(tokenizer, change, message):
+    with pytest.raises(ValueError, match=message):
+        load_demonstrations(replace(SHORT, **{"train": "absent.jsonl", **change}), tokenizer, 0)
+
+
+def test_a_single_source_is_accepted_by_omegaconf_too():
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.merge(OmegaConf.structured(DataSettings), OmegaConf.from_dotlist(["train=a.jsonl"]))
+    assert sources(OmegaConf.to_object(tree).train) == ("a.jsonl",)
+    tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(["train=[a.jsonl,b]", "columns.prompt=text"]))
+    assert sources(OmegaConf.to_object(tree).train) == ("a.jsonl", "b")
+
+
+def test_gsm8k_as_prompts_and_as_demonstrations(shared_file, tokenizer):
+    source = str(shared_file("gsm8k-train-2000.jsonl"))
+    limits = DataSettings(train=source, max_prompt_tokens=1100, max_tokens=3000)
+    questions = load_prompts(limits, tokenizer, 0)
+    assert len(questions.items) == 2000
+    assert questions.items[0].text.startswith("Natalia sold clips to 48")
+    assert questions.items[0].answer.endswith("\n#### 72")
+    assert questions.report.sources[0].dialects == {"question/answer": 2000}
+    rows = load_demonstrations(limits, tokenizer, 0)
+    assert tokenizer.decode(rows.items[0][0].tokens).endswith("\n#### 72<eos>")
+
+
+def test_film_sentences_through_a_function(shared_file, write, tokenizer):
+    path = shared_file("rt-polarity.pos")
+    function = write(
+        "film.py",
+        f"def rows():\n    for line in open({str(path)!r}, encoding='latin-1', newline='\\n'):\n"
+        "        yield {'text': line.strip()}\n",
+    )
+    data = load_demonstrations(DataSettings(train=f"{function}:rows", max_tokens=1024), tokenizer, 0)
+    assert len(data.items) == 5331
+    assert data.report.sources[0].truncated_completions == 0
+    (row,) = data.items[0]
+    assert tokenizer.decode(row.tokens).startswith("<eos>the rock is destined")
