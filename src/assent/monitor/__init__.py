@@ -1,0 +1,1 @@
+"""A run's records: where they are written, read, drawn and judged."""

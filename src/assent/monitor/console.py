@@ -1,0 +1,140 @@
+"""What a person sees while a run goes on: lines that stay, and under them a bar with the remaining time.
+
+Everything said is also written to the run's log. On a terminal the bar is live; elsewhere only the lines appear.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+SHOWN = (
+    ("loss", ("loss/policy", "loss/judge"), "{:.4f}"),
+    ("accuracy", ("accuracy",), "{:.1%}"),
+    ("reward", ("reward/mean",), "{:+.3f}"),
+    ("gold", ("reward/gold",), "{:+.3f}"),
+    ("kl", ("kl/reference",), "{:.2f}"),
+    ("length", ("length/mean",), "{:.1f}"),
+    ("tok/s", ("tokens_per_second",), "{:,.0f}"),
+)
+"""Columns of a step line: label, metric names of which the first present is shown, format."""
+
+
+class Reporter:
+    """Speaks to the terminal and to a log file; `quiet` keeps the terminal silent."""
+
+    def __init__(self, *, quiet: bool = False):
+        from rich.console import Console
+
+        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._log: Path | None = None
+        self._bar: Bar | None = None
+
+    def log_to(self, path: Path) -> None:
+        """Append what is said from now on to `path`."""
+        self._log = path
+
+    def say(self, text: str) -> None:
+        """One line (or more) that stays."""
+        self._record(text)
+        self.console.print(text, markup=False)
+
+    def show(self, table: Any) -> None:
+        """A rich table, in the log as text."""
+        from rich.console import Console
+
+        if self._log is not None:
+            with self._log.open("a", encoding="utf-8") as file:
+                Console(file=file, width=120).print(table)
+        self.console.print(table)
+
+    def _record(self, text: str) -> None:
+        if self._log is not None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            with self._log.open("a", encoding="utf-8") as file:
+                file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+
+    def track(self, title: str, total: int, *, done: int = 0) -> Tracker:
+        """A bar for `total` units of work, `done` of them behind us; use as a context manager."""
+        return Tracker(self, title, total, done)
+
+    def _open_bar(self) -> Bar:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        left = (TextColumn("left"), TimeRemainingColumn())
+        self._bar = Progress(*columns, *left, console=self.console, transient=True, refresh_per_second=4)
+        self._bar.start()
+        return self._bar
+
+
+class Tracker:
+    """One stretch of work with a known end."""
+
+    def __init__(self, reporter: Reporter, title: str, total: int, done: int):
+        self.reporter, self.title, self.total, self.done = reporter, title, total, done
+        self.started_at = done
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._clock = time.monotonic()
+
+    def __enter__(self) -> Tracker:
+        self._clock = time.monotonic()
+        if self.reporter.console.is_terminal and not self.reporter.console.quiet:
+            self._bar = self.reporter._open_bar()
+            self._task = self._bar.add_task(self.title, total=self.total, completed=self.done)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, by: int = 1) -> None:
+        """So many units more are done."""
+        self.done += by
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self.done)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this sitting began."""
+        return time.monotonic() - self._clock
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that the rest will take at the pace so far."""
+        fresh = self.done - self.started_at
+        return self.elapsed / fresh * (self.total - self.done) if fresh else float("nan")
+
+
+def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
+    """One line of a training step."""
+    width = len(str(tracker.total))
+    parts = [f"step {tracker.done:>{width}}/{tracker.total}"]
+    for label, names, form in SHOWN:
+        value = next((record[name] for name in names if name in record), None)
+        if value is not None:
+            parts.append(f"{label} {form.format(value)}")
+    for name, value in record.items():
+        if name.startswith("validation/"):
+            parts.append(f"{name} {value:.4f}")
+    return "  ".join([*parts, f"elapsed {clock(tracker.elapsed)}", f"left {clock(tracker.remaining)}"])
+
+
+def clock(seconds: float) -> str:
+    """12:34, or 1:02:03 from an hour on."""
+    if seconds != seconds:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,21 @@
+"""Settings of what a run records beside its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class LogSettings:
+    """Records of a run. Metrics are written at every step, always."""
+
+    samples_every: int = 10
+    """Steps between two records of samples (online methods)."""
+    sample_groups: int = 4
+    """Prompts of a step whose answers are recorded."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run's folder."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project."""
+    quiet: bool = False
+    """Say nothing on the terminal; log.txt is written all the same."""

@@ -1,0 +1,121 @@
+"""Writes and reads a run's records as JSON lines: one object a line, valid to the last whole line after any crash.
+
+    {"step": 12, "epoch": 0, "time": 31.4, "loss/policy": 0.71, ...}
+
+The trackers (`tensorboard.py`, `wandb.py`) take the figures of the same records. Left out: rotation and compression.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+
+class Sink(Protocol):
+    """Somewhere that figures of a step go. The caller writes steps in rising order and closes it once."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """Appends records to a file and flushes each. Opening it repairs a last line that a crash tore.
+
+    A figure that is not finite is written as null: NaN is not JSON, and many readers stop at it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _repair(path)
+        self._file: TextIO | None = None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(line)
+        self._file.flush()
+
+    def truncate_after(self, step: int) -> None:
+        """Drop every record of a later step, before a resumed run writes those steps again. Others are kept as is."""
+        self.close()
+        if not self.path.exists():
+            return
+        _repair(self.path)
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for number, line in enumerate(lines, 1) if _step(line, self.path, number) <= step]
+        if len(kept) < len(lines):
+            _replace(self.path, b"".join(kept))
+
+    def close(self) -> None:
+        """Release the file; a later `write` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Every whole record of a file, also of one that is being written: a torn last line is left out."""
+    content = path.read_bytes()
+    lines = content.splitlines()
+    if lines and not content.endswith(b"\n") and not _whole(lines[-1]):
+        lines.pop()
+    return [_parse(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _step(line: bytes, path: Path, number: int) -> float:
+    """The record's step; minus infinity without one, so that it is always kept."""
+    return float(_parse(line, path, number).get("step", -math.inf))
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}:{number} is not JSON ({error}). Remove or mend that line.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}:{number} is not a JSON object but {type(record).__name__}. Remove or mend that line.")
+    return record
+
+
+def _whole(line: bytes) -> bool:
+    """Whether the line is a complete record: a part of an object is never JSON, as its brace is missing."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _repair(path: Path) -> None:
+    """End the file in a newline: finish a last line that lacks only that, drop one that is torn."""
+    content = path.read_bytes() if path.exists() else b""
+    if not content or content.endswith(b"\n"):
+        return
+    begin = content.rfind(b"\n") + 1
+    _replace(path, content + b"\n" if _whole(content[begin:]) else content[:begin])
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside the file, then rename: a crash leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

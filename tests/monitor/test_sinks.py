@@ -1,0 +1,176 @@
+"""Records survive crashes and resumes; trackers hold what was written."""
+
+import json
+import math
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assent.monitor.sinks import JsonLines, read_jsonl
+
+
+def write_steps(path, steps):
+    sink = JsonLines(path)
+    for step in steps:
+        sink.write({"step": step, "loss/policy": step / 2})
+    sink.close()
+
+
+def test_each_record_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    sink = JsonLines(path)
+    sink.write({"step": 1, "text": "schön\nzwei Zeilen", "parts": [1.5, 2]})
+    assert path.read_text(encoding="utf-8") == '{"step": 1, "text": "schön\\nzwei Zeilen", "parts": [1.5, 2]}\n'
+    sink.write({"step": 2})
+    assert [record["step"] for record in read_jsonl(path)] == [1, 2]
+    sink.close()
+
+
+def test_appends_to_what_is_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write_steps(path, [1, 2])
+    write_steps(path, [3])
+    assert read_jsonl(path)[2] == {"step": 3, "loss/policy": 1.5}
+
+
+def test_figures_that_are_not_finite_become_null_at_any_depth(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path)
+    sink.write({"step": 1, "loss": math.nan, "parts": {"a": [math.inf, 1.0], "b": -math.inf}})
+    sink.close()
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    record = json.loads(path.read_text(), parse_constant=refuse)
+    assert record == {"step": 1, "loss": None, "parts": {"a": [None, 1.0], "b": None}}
+
+
+def test_truncate_after_drops_later_steps_and_goes_on(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path)
+    sink.write({"note": "no step: always kept"})
+    for step in range(1, 6):
+        sink.write({"step": step})
+    sink.truncate_after(3)
+    sink.write({"step": 4, "again": True})
+    sink.close()
+    records = read_jsonl(path)
+    assert records[0] == {"note": "no step: always kept"}
+    assert [record["step"] for record in records[1:]] == [1, 2, 3, 4]
+    assert records[-1]["again"] is True
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_truncate_after_leaves_kept_lines_byte_for_byte(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1,  "a":1.10}\n{"step": 2}\n')
+    JsonLines(path).truncate_after(1)
+    assert path.read_bytes() == b'{"step":1,  "a":1.10}\n'
+
+
+def test_truncate_after_without_a_file_does_nothing(tmp_path):
+    JsonLines(tmp_path / "metrics.jsonl").truncate_after(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_last_line_is_skipped_by_readers_and_dropped_by_writers(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "los')
+    assert read_jsonl(path) == [{"step": 1}]
+    assert path.read_bytes().endswith(b"los")  # reading changes nothing
+    sink = JsonLines(path)
+    sink.write({"step": 2})
+    sink.close()
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}')
+    assert len(read_jsonl(path)) == 2
+    write_steps(path, [3])
+    assert [record["step"] for record in read_jsonl(path)] == [1, 2, 3]
+
+
+def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not JSON"):
+        read_jsonl(path)
+    path.write_text('{"step": 1}\n17\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a JSON object but int"):
+        read_jsonl(path)
+
+
+@given(cut=st.integers(min_value=0, max_value=200), texts=st.lists(st.text(max_size=8), min_size=1, max_size=5))
+def test_cut_anywhere_the_file_holds_a_prefix_of_the_records_and_takes_more(tmp_path_factory, cut, texts):
+    path = tmp_path_factory.mktemp("cut") / "metrics.jsonl"
+    sink = JsonLines(path)
+    records = [{"step": step, "text": text} for step, text in enumerate(texts)]
+    for record in records:
+        sink.write(record)
+    sink.close()
+    path.write_bytes(path.read_bytes()[:cut])
+    survived = read_jsonl(path)
+    assert survived == records[: len(survived)]
+    sink = JsonLines(path)
+    sink.write({"step": 99})
+    sink.close()
+    assert read_jsonl(path) == [*survived, {"step": 99}]
+
+
+def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from assent.monitor.tensorboard import TensorBoard
+
+    first = TensorBoard(tmp_path)
+    for step in (1, 2, 3):
+        first.write(step, {"loss/policy": step / 4, "entropy": 2.0})
+    first.close()
+    second = TensorBoard(tmp_path, resumed_after=1)
+    second.write(2, {"loss/policy": 8.0})
+    second.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"loss/policy", "entropy"}
+    assert [(e.step, e.value) for e in events.Scalars("loss/policy")] == [(1, 0.25), (2, 8.0)]
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "make"),
+    [
+        ("tensorboard", "tensorboard", lambda folder: _tensorboard(folder)),
+        ("wandb", "wandb", lambda folder: _wandb(folder)),
+    ],
+)
+def test_a_missing_tracker_says_how_to_install_it(tmp_path, monkeypatch, package, extra, make):
+    monkeypatch.setitem(sys.modules, package, None)  # what an import of a missing package meets
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(ImportError, match=rf"pip install 'assent\[{extra}\]'"):
+        make(tmp_path)
+
+
+def _tensorboard(folder):
+    from assent.monitor.tensorboard import TensorBoard
+
+    return TensorBoard(folder)
+
+
+def _wandb(folder):
+    from assent.monitor.wandb import WeightsAndBiases
+
+    return WeightsAndBiases(folder, project="assent", name="test")
+
+
+def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sink = _wandb(tmp_path)
+    sink.write(1, {"loss/policy": 0.5})
+    sink.close()
+    assert list(tmp_path.rglob("*.wandb"))
