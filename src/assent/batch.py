@@ -155,6 +155,19 @@ class Batch:
             return self
         return self.units(torch.arange(len(self) // self.unit)[rank::world])
 
+    @classmethod
+    def joined(cls, shards: Sequence[Batch]) -> Batch:
+        """Undo `shard`: the whole batch from the shards of all ranks, in rank order."""
+        if len(shards) == 1:
+            return shards[0]
+        columns: dict[str, Any] = {"unit": shards[0].unit}
+        for name in (*TOKEN_COLUMNS, *ROW_COLUMNS):
+            column = getattr(shards[0], name)
+            columns[name] = None if column is None else torch.cat([getattr(shard, name) for shard in shards])
+        world, total = len(shards), sum(len(shard) for shard in shards) // shards[0].unit
+        places = torch.cat([torch.arange(rank, total, world) for rank in range(world)])
+        return Batch(**columns).units(places.argsort())
+
     def micro(self, token_budget: int) -> list[Batch]:
         """Cut into micro-batches of whole units with at most `token_budget` tokens each (a longer unit goes alone).
 

@@ -48,6 +48,11 @@ class Objective:
     uses_ratio: ClassVar[bool] = False
     """Whether log-probs of sampler and learner are compared, so that truncated sampling would bias it."""
 
+    @property
+    def recompute_old(self) -> bool:
+        """Whether the learner's own log-probs before the first update replace the sampler's in ratios."""
+        return False
+
     def losses(self) -> Mapping[Role, LossFn]:
         """The models it trains, each with its loss."""
         raise NotImplementedError

@@ -16,7 +16,7 @@ from assent.algorithms.base import Algorithm, LossFn, Output, check_choice, chec
 from assent.batch import Batch
 from assent.maths.advantages import equal_groups
 from assent.maths.aggregate import Aggregation
-from assent.maths.kl import ESTIMATORS, k1
+from assent.maths.kl import ESTIMATORS, k1, k3
 from assent.maths.losses import clip_fraction, clipped_policy, log_ratio
 from assent.maths.ragged import row_sum
 from assent.types import Role, Sampling, Stats
@@ -114,6 +114,8 @@ class PolicyGradient(Algorithm):
                 "ratio/max": float(ratio[batch.trainable].max()) if bool(batch.trainable.any()) else 1.0,
                 "clip_fraction": float((clipped * share).sum()),
             }
+            if batch.behaviour is not None:  # before a batch's first update: how far engine and learner disagree
+                figures["kl/old"] = float((k3(batch.behaviour - current) * share).sum())
         return total, figures
 
 

@@ -1,0 +1,114 @@
+"""One model, its optimizer and one loss: a batch in, an optimizer step out.
+
+    Batch (whole step, weighed) -> micro-batches -> forward, loss, backward, summed -> clip -> AdamW
+
+The learner does not know which method runs: the loss is handed in. It never divides by the number of micro-batches:
+the weights in the batch already are shares of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assent.algorithms.base import LossFn
+from assent.batch import Batch
+from assent.learn.optim import build_optimizer, schedule
+from assent.learn.readout import READOUTS
+from assent.learn.scorer import Scorer
+from assent.learn.settings import LearnSettings, OptimizerSettings
+from assent.models.base import LanguageModel
+from assent.types import Role, Stats, merge_stats
+
+Halt = Callable[[Stats], str | None]
+
+
+class Learner:
+    """Trains `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        role: Role,
+        loss: LossFn,
+        *,
+        optimizer: OptimizerSettings,
+        settings: LearnSettings,
+        total_steps: int,
+        temperature: float = 1.0,
+        halt: Halt = lambda stats: None,
+    ):
+        self.model, self.role, self.loss, self.halt = model, role, loss, halt
+        self.settings, self.optimizer_settings, self.total_steps = settings, optimizer, total_steps
+        self.optimizer = build_optimizer(model, optimizer)
+        self.scorer = Scorer(model, role, temperature=temperature, token_budget=settings.score_tokens)
+
+    def step(self, batch: Batch, step: int) -> Stats:
+        """One optimizer step on a weighed batch, as part of training step `step` (0-based).
+
+        A non-finite loss or gradient, or the method's `halt`, leaves the weights alone: `skipped` or `halted` is 1.
+        """
+        rate = self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        stats = merge_stats([self._backward(part) for part in batch.micro(self.settings.micro_tokens)])
+        norm = self._gradient_norm()
+        stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate}
+        stats |= {"skipped": 0.0, "halted": 0.0}
+        if not (torch.isfinite(torch.tensor([norm, stats[f"loss/{self.role}"]])).all()):
+            stats["skipped"] = 1.0
+        elif self.halt(stats) is not None:
+            stats["halted"] = 1.0
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return stats
+
+    def _backward(self, part: Batch) -> Stats:
+        output = READOUTS[self.role](self.model, part, self.scorer.temperature)
+        loss, stats = self.loss(output, part)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return stats
+
+    def _gradient_norm(self) -> float:
+        limit = self.optimizer_settings.max_gradient_norm or float("inf")
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True))
+
+    def annotate(self, batch: Batch) -> Batch:
+        """The batch with this role's columns (proximal log-probs of a policy, values of a critic)."""
+        return self.scorer.annotate(batch)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Stats:
+        """The loss's figures over a weighed batch, without learning from it."""
+        outputs = [
+            self.loss(READOUTS[self.role](self.model, part, self.scorer.temperature), part)[1]
+            for part in batch.micro(self.settings.score_tokens)
+        ]
+        return merge_stats(outputs)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The parameters themselves, by name: shared, not copied."""
+        return dict(self.model.named_parameters())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Optimizer moments by parameter name. The weights are the model's own checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"{key}/{name}"] = value
+        return tensors, {}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Back to `state`. Raises ValueError if the tensors are not this model's."""
+        known = dict(self.model.named_parameters())
+        unknown = sorted(key for key in tensors if key.split("/", 1)[1] not in known)
+        if unknown:
+            raise ValueError(f"the optimizer state has tensors of parameters this model lacks: {unknown[:3]}")
+        self.optimizer.state.clear()
+        for key, value in tensors.items():
+            kind, name = key.split("/", 1)
+            self.optimizer.state[known[name]][kind] = value.clone()

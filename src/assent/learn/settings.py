@@ -1,0 +1,57 @@
+"""Settings of learning: optimizer, schedule, micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class OptimizerSettings:
+    """AdamW (Loshchilov and Hutter 2019) and its schedule."""
+
+    learning_rate: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    """On matrices only, never on norms and biases."""
+    schedule: str = "linear"
+    """constant, linear (to min_ratio) or cosine (to min_ratio)."""
+    warmup: float = 0.0
+    """Share of all steps over which the rate rises from 0."""
+    min_ratio: float = 0.0
+    """The rate at the end, as a share of learning_rate."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 turns it off."""
+
+
+@dataclass
+class LearnSettings:
+    """How a batch becomes gradients. None of these changes the gradient."""
+
+    micro_tokens: int = 8192
+    """Tokens in one forward and backward pass; a step is cut to fit and accumulated."""
+    score_tokens: int = 16384
+    """Tokens in one forward pass without gradients."""
+    max_skipped: int = 3
+    """This many steps in a row with a non-finite loss or gradient end the run."""
+
+
+@dataclass
+class ReferenceSettings:
+    """The frozen model that the policy is kept close to."""
+
+    path: str | None = None
+    """Where it is loaded from; null takes the policy as it starts."""
+    ema: float = 0.0
+    """After every step, move the reference this far towards the policy (0.001 is usual); 0 keeps it frozen."""
+    once: bool = False
+    """Offline methods: compute its columns once before training, not in every epoch."""
+
+
+@dataclass
+class CriticSettings:
+    """The value model."""
+
+    path: str | None = None
+    """Where it is loaded from; null takes the judge's checkpoint if there is one, else the policy's."""
+    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(learning_rate=1e-5))

@@ -1,0 +1,156 @@
+"""Checkpoints that are whole or absent.
+
+    checkpoints/policy/epoch1epochstep5globalstep5/   Hugging Face files + manifest.json
+    checkpoints/critic/...                            likewise, for every role that is trained
+    checkpoints/state/epoch1epochstep5globalstep5/    optimizer, cursor, counters, RNG + manifest.json
+
+Each folder is written under a temporary name, flushed to disk, sealed by a manifest of SHA-256 digests and renamed. The
+state folder comes last and names the digests of the role folders' manifests: it is what commits the checkpoint.
+Tensors are safetensors and the rest is JSON; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+STATE, MANIFEST = "state", "manifest.json"
+_NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
+
+Writer = Callable[[Path], None]
+"""Writes a role's model into an empty folder."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, incomplete or not there."""
+
+
+class Store:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def write(
+        self, name: str, roles: Mapping[str, Writer], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> None:
+        """Save and commit one checkpoint. An older uncommitted one of the same name is replaced."""
+        seals = {role: _publish(self.folder / role / name, write) for role, write in roles.items()}
+
+        def write_state(folder: Path) -> None:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "tensors.safetensors")
+            (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
+
+        _publish(self.folder / STATE / name, write_state)
+
+    def names(self) -> list[str]:
+        """Committed checkpoints, oldest first."""
+        found = [p.name for p in (self.folder / STATE).glob("*") if _NAME.fullmatch(p.name)]
+        return sorted(found, key=_step)
+
+    def latest(self) -> tuple[str, list[str]]:
+        """The newest checkpoint that verifies, and what was wrong with newer ones. Raises CheckpointError if none is."""
+        problems: list[str] = []
+        for name in reversed(self.names()):
+            try:
+                self.verify(name)
+            except CheckpointError as error:
+                problems.append(str(error))
+            else:
+                return name, problems
+        detail = f": {'; '.join(problems)}" if problems else " (none was committed)"
+        raise CheckpointError(f"no whole checkpoint in {self.folder}{detail}")
+
+    def verify(self, name: str) -> None:
+        """Raise CheckpointError unless every file of the checkpoint is what was written."""
+        folder = self.folder / STATE / name
+        _verify(folder)
+        for role, seal in self._values(folder)["roles"].items():
+            part = self.folder / role / name
+            if _verify(part) != seal:
+                raise CheckpointError(f"{part} is not the one that {folder} was saved with")
+
+    def read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and values of a checkpoint's state. Call `verify` before."""
+        folder = self.folder / STATE / name
+        return load_file(folder / "tensors.safetensors"), self._values(folder)
+
+    def model(self, role: str, name: str | None = None) -> Path:
+        """Folder of a role's model, of the newest checkpoint unless named."""
+        return self.folder / role / (name or self.latest()[0])
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` checkpoints, the state first: half a removal is no checkpoint."""
+        for name in self.names()[:-keep] if keep else []:
+            folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
+            for folder in folders:
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save left behind."""
+        for path in self.folder.glob("*/.writing-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    @staticmethod
+    def _values(folder: Path) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((folder / "values.json").read_text())
+        return values
+
+
+def _step(name: str) -> int:
+    match = _NAME.fullmatch(name)
+    assert match is not None, name
+    return int(match[1])
+
+
+def _publish(target: Path, write: Writer) -> str:
+    """Write, flush, seal, rename. Returns the digest of the manifest."""
+    writing = target.parent / f".writing-{target.name}"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    write(writing)
+    files = {str(p.relative_to(writing)): _digest(p) for p in sorted(writing.rglob("*")) if p.is_file()}
+    manifest = writing / MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=1))
+    for path in [*writing.rglob("*"), writing]:
+        _flush(path)
+    seal = _digest(manifest)
+    if target.exists():
+        shutil.rmtree(target)
+    writing.rename(target)
+    _flush(target.parent)
+    return seal
+
+
+def _verify(folder: Path) -> str:
+    manifest = folder / MANIFEST
+    try:
+        files = json.loads(manifest.read_text())["files"]
+        damaged = sorted(name for name, digest in files.items() if _digest(folder / name) != digest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is incomplete: {error}") from error
+    if damaged:
+        raise CheckpointError(f"{folder} is damaged: {', '.join(damaged[:3])} changed since it was saved")
+    return _digest(manifest)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,186 @@
+"""What happens after a step beside learning: records, samples, evaluation, checkpoints.
+
+A hook takes a Moment and returns further figures. Order matters: evaluation adds figures, then they are recorded, then a
+checkpoint is taken that the records lead up to.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from assent.batch import Batch
+from assent.loop.cast import Cast
+from assent.loop.checkpoint import Store, Writer
+from assent.loop.progress import BatchSource, Moment, Progress
+from assent.loop.settings import EverySettings
+from assent.types import Group, Stats, merge_stats
+
+
+class Sink(Protocol):
+    def write(self, record: Mapping[str, Any]) -> None: ...
+
+
+class Due:
+    """Whether something is due after a step: every so many steps, epochs or seconds, and at the end if asked."""
+
+    def __init__(self, every: EverySettings, *, at_end: bool):
+        self.every, self.at_end = every, at_end
+        self._epoch = 1
+        self._seconds = 0.0
+
+    def start(self, progress: Progress) -> None:
+        """Count epochs and seconds from here: a resumed run does not save at once."""
+        self._epoch, self._seconds = progress.epoch, progress.seconds
+
+    def __call__(self, progress: Progress, *, last: bool) -> bool:
+        every = self.every
+        due = every.steps is not None and progress.step % every.steps == 0
+        if every.epochs is not None and progress.epoch - self._epoch >= every.epochs:
+            self._epoch, due = progress.epoch, True
+        if every.seconds is not None and progress.seconds - self._seconds >= every.seconds:
+            self._seconds, due = progress.seconds, True
+        return due or (last and self.at_end)
+
+
+class RecordMetrics:
+    """One JSON line a step."""
+
+    def __init__(self, sink: Sink):
+        self.sink = sink
+
+    async def __call__(self, moment: Moment) -> Stats:
+        progress = moment.progress
+        tokens = 0 if moment.batch is None else int(moment.batch.tokens.shape[0])
+        seconds = moment.stats["time/step"]
+        more = {"tokens": float(progress.tokens), "tokens_per_second": tokens / seconds}
+        record = {"step": progress.step, "epoch": progress.epoch, "time": round(progress.seconds, 3)}
+        self.sink.write(record | moment.stats | more)
+        return more
+
+
+class RecordSamples:
+    """Every `every`-th step's first groups: prompt, completion, rewards by part, advantage, versions."""
+
+    def __init__(self, sink: Sink, *, every: int, groups: int):
+        self.sink, self.every, self.groups = sink, every, groups
+
+    async def __call__(self, moment: Moment) -> Stats:
+        if moment.progress.step % self.every == 0 or moment.last:
+            advantages = {} if moment.batch is None else row_advantages(moment.batch)
+            for group in moment.delivery.groups[: self.groups]:
+                for record in sample_records(group, advantages):
+                    self.sink.write({"step": moment.progress.step} | record)
+        return {}
+
+
+def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], float]:
+    """Mean advantage of each row, by its group and tokens."""
+    if batch.advantages is None:
+        return {}
+    found = {}
+    parts = (column.split(batch.lengths.tolist()) for column in (batch.tokens, batch.trainable, batch.advantages))
+    for group, tokens, trainable, advantages in zip(batch.group.tolist(), *parts, strict=True):
+        found[group, tuple(tokens.tolist())] = float(advantages[trainable].mean())
+    return found
+
+
+def sample_records(group: Group, advantages: Mapping[tuple[int, tuple[int, ...]], float]) -> Iterable[dict[str, Any]]:
+    """A group's responses as JSON."""
+    for number, response in enumerate(group.responses):
+        completion = response.completion
+        yield {
+            "group": group.index,
+            "sample": number,
+            "prompt_id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "finish": str(completion.finish),
+            "tokens": len(completion.tokens),
+            "reward": response.reward,
+            "score": response.score.value,
+            "parts": dict(response.score.parts),
+            "reason": response.score.reason,
+            "advantage": advantages.get((group.index, (*group.prompt.tokens, *completion.tokens))),
+            "logprob": statistics.fmean(completion.logprobs) if completion.logprobs else None,
+            "versions": sorted(set(completion.versions)),
+        }
+
+
+class Evaluate:
+    """Validation figures when due, as `validation/...`."""
+
+    def __init__(self, due: Due, figures: Callable[[], Awaitable[Stats]]):
+        self.due, self.figures = due, figures
+
+    async def __call__(self, moment: Moment) -> Stats:
+        if not self.due(moment.progress, last=moment.last):
+            return {}
+        return {f"validation/{name}": value for name, value in (await self.figures()).items()}
+
+
+async def validation_loss(cast: Cast, batch: Batch) -> Stats:
+    """The loss's figures on held-out rows; the loss is called `loss` whatever the role."""
+    figures = []
+    batch = cast.objective.weigh(await cast.annotate(batch))
+    for role, actor in cast.trained.items():
+        stats = await actor.evaluate(batch)
+        figures.append({"loss" if name == f"loss/{role}" else name: value for name, value in stats.items()})
+    return merge_stats(figures)
+
+
+class SaveCheckpoint:
+    """Commits a checkpoint when due and at the end: models by role, then all that the run remembers."""
+
+    def __init__(
+        self,
+        store: Store,
+        due: Due,
+        cast: Cast,
+        source: BatchSource,
+        memory: Mapping[str, float],
+        *,
+        writers: Mapping[str, Writer],
+        keep: int,
+    ):
+        self.store, self.due, self.cast, self.source = store, due, cast, source
+        self.memory, self.writers, self.keep = memory, writers, keep
+
+    async def __call__(self, moment: Moment) -> Stats:
+        if self.due(moment.progress, last=moment.last):
+            await self.save(moment.progress)
+        return {}
+
+    async def save(self, progress: Progress) -> None:
+        tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
+        actors: dict[str, Any] = {}
+        for role, actor in self.cast.trained.items():
+            mine, values = await actor.state()
+            tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
+            actors[role] = values
+        values = {
+            "progress": progress.state(),
+            "source": self.source.state(),
+            "memory": dict(self.memory),
+            "actors": actors,
+        }
+        self.store.write(progress.name, self.writers, tensors, values)
+        self.store.prune(self.keep)
+
+
+async def restore(store: Store, name: str, cast: Cast, source: BatchSource, memory: dict[str, float]) -> Progress:
+    """Everything but the model weights, which whoever builds the models loads from the same checkpoint."""
+    tensors, values = store.read(name)
+    for role, actor in cast.trained.items():
+        prefix = f"{role}/"
+        mine = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        await actor.restore(mine, values["actors"][role])
+    source.restore(values["source"])
+    memory.clear()
+    memory.update(values["memory"])
+    torch.set_rng_state(tensors["rng"])
+    return Progress(**values["progress"])

@@ -1,0 +1,46 @@
+"""Batches from rows that were read before training: SFT, reward models, DPO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from assent.batch import Batch
+from assent.data.cursor import Cursor
+from assent.loop.progress import Delivery
+from assent.types import Row
+
+Item = tuple[Row, ...]
+"""The rows of one demonstration, or of all pairs of one prompt."""
+
+
+class OfflineSource:
+    """Takes `batch_size` items at a time in the cursor's order; an epoch's last batch may be smaller."""
+
+    def __init__(self, items: Sequence[Item], cursor: Cursor, *, batch_size: int, unit: int):
+        self.items, self.cursor = items, cursor
+        self.batch_size, self.unit = batch_size, unit
+        self.draw = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.cursor.length // self.batch_size)
+
+    async def next(self) -> Delivery:
+        epoch = self.draw // self.cursor.length
+        end = min(self.draw + self.batch_size, (epoch + 1) * self.cursor.length)
+        rows = [row for draw in range(self.draw, end) for row in self.items[self.cursor.item(draw)]]
+        self.draw = end
+        return Delivery(batch=Batch.of(rows, unit=self.unit), epoch=epoch + 1)
+
+    async def done(self, delivery: Delivery) -> None:
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {"draw": self.draw}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.draw = int(state["draw"])
+
+    async def close(self) -> None:
+        return None

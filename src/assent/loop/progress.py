@@ -1,0 +1,93 @@
+"""Where a run is, what a step delivered, and what hooks get to see."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from assent.batch import Batch
+from assent.types import Group, Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a source hands to the loop: rows for one step and where they came from."""
+
+    batch: Batch | None
+    """None if nothing drawn carried a signal: the step passes without an update and is counted."""
+    epoch: int
+    """1-based."""
+    stats: Stats = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    """Online methods: every group whose rows are in the batch."""
+
+
+class BatchSource(Protocol):
+    """The caller promises to call `done` for each delivery after its weights were published. The implementer promises
+    deliveries in a fixed order for a seed, and that `restore(state())` goes on behind the last delivery done."""
+
+    async def next(self) -> Delivery: ...
+
+    async def done(self, delivery: Delivery) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Counters of a run; all are saved with a checkpoint."""
+
+    step: int = 0
+    """Training steps done."""
+    epoch: int = 1
+    epoch_step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    """Wall-clock seconds of training, earlier sittings of a resumed run included."""
+    skipped: int = 0
+    """Steps in a row that were skipped because a loss or gradient was not finite."""
+
+    def after(self, delivery: Delivery, *, seconds: float, skipped: bool) -> Progress:
+        """The counters once a delivery was learned from."""
+        same = delivery.epoch == self.epoch
+        tokens = 0 if delivery.batch is None else int(delivery.batch.tokens.shape[0])
+        return replace(
+            self,
+            step=self.step + 1,
+            epoch=delivery.epoch,
+            epoch_step=self.epoch_step + 1 if same else 1,
+            tokens=self.tokens + tokens,
+            seconds=self.seconds + seconds,
+            skipped=self.skipped + 1 if skipped else 0,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of a checkpoint taken here."""
+        return f"epoch{self.epoch}epochstep{self.epoch_step}globalstep{self.step}"
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What hooks see after a step. `stats` grows: what a hook returns is merged for the hooks behind it."""
+
+    progress: Progress
+    delivery: Delivery
+    batch: Batch | None
+    """The delivered batch with all its columns."""
+    stats: Stats
+    last: bool
+    """The run ends after this step."""
+
+
+class Hook(Protocol):
+    async def __call__(self, moment: Moment) -> Stats:
+        """Look at a step; return further figures of it, if any."""
+        ...

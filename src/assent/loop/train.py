@@ -1,0 +1,125 @@
+"""The only loop. Offline or online, synchronous or not: the source decides what a step learns from.
+
+source.next -> annotate (reference, critic) -> credit -> [weigh -> step] x updates -> publish -> source.done -> hooks
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import torch
+
+from assent.algorithms.base import Algorithm, Memory
+from assent.batch import Batch
+from assent.loop.cast import Cast
+from assent.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
+from assent.types import Role, Stats
+
+Publish = Callable[[int], Awaitable[None]]
+
+
+class NonFiniteError(RuntimeError):
+    """Losses or gradients were not finite for several steps in a row."""
+
+
+async def train(
+    source: BatchSource,
+    cast: Cast,
+    publish: Publish,
+    hooks: Sequence[Hook],
+    *,
+    until: Callable[[Progress], bool],
+    progress: Progress,
+    memory: Memory,
+    seed: int,
+    max_skipped: int = 3,
+) -> Progress:
+    """Train from `progress` on, until `until` says so. `publish(version)` makes the weights known to the sampler.
+
+    Raises NonFiniteError after `max_skipped` skipped steps in a row; whatever a stage raises ends the run.
+    """
+    while not until(progress):
+        started = time.perf_counter()
+        delivery = await source.next()
+        sampled = time.perf_counter()
+        batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
+        learned = time.perf_counter()
+        await publish(progress.step + 1)
+        await source.done(delivery)
+        seconds = time.perf_counter() - started
+        progress = progress.after(delivery, seconds=seconds, skipped=stats.get("skipped", 0.0) > 0)
+        stats = delivery.stats | stats
+        stats |= {"time/batch": sampled - started, "time/learn": learned - sampled, "time/step": seconds}
+        last = until(progress)
+        for hook in hooks:
+            stats = stats | await hook(
+                Moment(progress=progress, delivery=delivery, batch=batch, stats=stats, last=last)
+            )
+        if progress.skipped >= max_skipped:
+            raise NonFiniteError(
+                f"the loss or gradient was not finite for {progress.skipped} steps in a row (step {progress.step}). "
+                "The weights are those before the first of them. Lower the learning rate, or look at the data rows"
+            )
+    return progress
+
+
+async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, seed: int) -> tuple[Batch | None, Stats]:
+    """Everything between a delivery and its published weights: columns, credit, optimizer steps."""
+    if delivery.batch is None:
+        return None, {"empty": 1.0}
+    batch, stats = await cast.annotate(delivery.batch), Stats()
+    if isinstance(cast.objective, Algorithm):
+        batch, stats = cast.objective.credit(batch, memory)
+    stats |= await update(cast, batch, step=step, seed=seed)
+    await cast.follow()
+    return batch, stats
+
+
+async def update(cast: Cast, batch: Batch, *, step: int, seed: int) -> Stats:
+    """All optimizer steps on one batch: passes over shuffled mini-batches, ended early where the method says halt."""
+    passes, parts = cast.objective.updates()
+    units = len(batch) // batch.unit
+    taken: list[Stats] = []
+    for number in range(passes):
+        order = None
+        if parts > 1:
+            generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 101 + number)
+            order = torch.randperm(units, generator=generator)
+        for mini in batch.split(min(parts, units), order=order):
+            stats = await _one_update(cast, cast.objective.weigh(mini), step)
+            taken.append(stats)
+            if stats["halted"]:
+                return _over_updates(taken)
+    return _over_updates(taken)
+
+
+async def _one_update(cast: Cast, mini: Batch, step: int) -> Stats:
+    stats: Stats = {}
+    for role in sorted(cast.trained, key=lambda role: role is not Role.POLICY):
+        mine = await cast.trained[role].step(mini, step)
+        skipped = max(stats.get("skipped", 0.0), mine["skipped"])
+        stats |= mine | {"skipped": skipped}
+        if mine["halted"]:
+            break
+    return stats
+
+
+def _over_updates(taken: Sequence[Stats]) -> Stats:
+    """Figures of a step from those of its updates: means, extremes where the name says so, and what only the first
+    or the sum can tell: the gap between sampler and learner, and how many updates were taken or skipped."""
+    names = {name: None for stats in taken for name in stats}
+    merged: Stats = {}
+    for name in names:
+        values = [stats[name] for stats in taken if name in stats]
+        if name.endswith("max"):
+            merged[name] = max(values)
+        elif name.endswith("min"):
+            merged[name] = min(values)
+        elif name in ("skipped", "halted"):
+            merged[name] = sum(values)
+        else:
+            merged[name] = sum(values) / len(values)
+    if "kl/old" in taken[0]:
+        merged["kl/sampler"] = taken[0]["kl/old"]
+    return merged | {"updates": float(len(taken)) - merged["skipped"] - merged["halted"]}

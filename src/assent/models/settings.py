@@ -1,0 +1,18 @@
+"""Settings of the model that is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModelSettings:
+    """Where the trained model comes from: a checkpoint, or a configuration alone."""
+
+    path: str | None = None
+    """Folder of a Hugging Face checkpoint, or a hub id."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Hugging Face config keys of a fresh model, such as {model_type: gpt2, n_embd: 128, n_layer: 4, n_head: 4}."""
+    tokenizer: str | None = None
+    """Folder or hub id of the tokenizer; null takes the checkpoint's."""

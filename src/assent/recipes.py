@@ -1,0 +1,212 @@
+"""From a recipe (YAML) and `key.sub=value` overrides in Hydra's grammar to checked settings.
+
+    defaults <- recipe <- overrides -> Settings        unknown keys are refused with the nearest name
+
+A recipe holds only what differs from the defaults in the dataclasses. YAML, types and the override grammar are
+OmegaConf's and Hydra's; Hydra's launcher, groups and working folders are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assent.settings import Settings, SettingsError, check
+
+
+def load_settings(
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    method: str | None = None,
+) -> Settings:
+    """Settings from a recipe file (or mapping) and overrides, checked.
+
+    `method` is the command's; a recipe that names another is refused. Raises SettingsError, naming the key.
+    """
+    given = _read(recipe)
+    parsed = [parse_override(text) for text in overrides]
+    named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
+    if method is not None and named not in (None, method):
+        raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `assent {named}`")
+    method = method or str(named or Settings.method)
+    _load_plugins(given, parsed)
+    algorithm = _algorithm_class(method)
+
+    template = dataclasses.replace(Settings(), method=method)
+    config = _structured(template, algorithm)
+    check_keys(given, Settings, algorithm=algorithm)
+    _merge(config, given)
+    for override in parsed:
+        override.apply(config, algorithm)
+    settings = _to_object(config)
+    settings.method = method
+    check(settings)
+    return settings
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `key=value`, `+key=value` or `~key` of the command line."""
+
+    text: str
+    key: str
+    value: Any
+    deletes: bool
+
+    def apply(self, config: Any, algorithm: type) -> None:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        parts = self.key.split(".")
+        nested: Any = self.value
+        for part in reversed(parts):
+            nested = {part: nested}
+        if not any(part.isdigit() for part in parts):
+            check_keys(nested, Settings, algorithm=algorithm)
+        try:
+            if self.deletes:
+                OmegaConf.update(config, self.key, None)
+            else:
+                OmegaConf.update(config, self.key, self.value, merge=True, force_add=False)
+        except (OmegaConfBaseException, IndexError) as error:
+            raise SettingsError(f"{self.text}: {_first_line(error)}") from error
+
+
+def parse_override(text: str) -> Override:
+    """Read an override in Hydra's grammar (`null` is None, lists as [a,b], dicts as {a: 1})."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+        if parsed.is_sweep_override():
+            raise SettingsError(f"{text}: a sweep over several values is not a setting of one run; start one run each")
+        value = None if parsed.is_delete() else parsed.value()
+    except HydraException as error:
+        raise SettingsError(f"{text!r} is not of the form key.sub=value: {_first_line(error)}") from error
+    return Override(text=text, key=parsed.key_or_group, value=_plain(value), deletes=parsed.is_delete())
+
+
+def _plain(value: Any) -> Any:
+    """Hydra's quoted strings as str."""
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    return value.text if type(value).__name__ == "QuotedString" else value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML mapping with interpolations resolved. Raises SettingsError, with the line where the YAML breaks."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except FileNotFoundError as error:
+        raise SettingsError(f"there is no recipe {path}") from error
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise SettingsError(f"{path} cannot be read as settings: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} holds a {type(content).__name__}, but a recipe is a mapping of keys")
+    return {str(key): value for key, value in content.items()}
+
+
+def _read(recipe: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    if recipe is None:
+        return {}
+    return dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+
+
+def _load_plugins(given: Mapping[str, Any], overrides: Sequence[Override]) -> None:
+    from assent.plugins import load_file
+
+    plugins = next((o.value for o in reversed(overrides) if o.key == "plugins"), given.get("plugins")) or []
+    if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+        raise SettingsError(f"plugins={plugins!r} must be a list of Python files")
+    for plugin in plugins:
+        try:
+            load_file(plugin)
+        except (ImportError, OSError) as error:
+            raise SettingsError(f"plugins: {error}") from error
+
+
+def _algorithm_class(method: str) -> type:
+    from assent.algorithms import ALGORITHMS
+
+    if method not in ALGORITHMS:
+        raise SettingsError(f"there is no method {method!r}{nearest(method, ALGORITHMS)}")
+    return ALGORITHMS[method]
+
+
+def _structured(template: Settings, algorithm: type) -> Any:
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(template)
+    node = OmegaConf.structured(algorithm)
+    OmegaConf.set_readonly(node, False)  # frozen dataclasses come read-only
+    config.algorithm = node
+    OmegaConf.set_readonly(config.algorithm, False)
+    return config
+
+
+def _merge(config: Any, given: Mapping[str, Any]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for key, value in given.items():
+        if value is None and dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
+            continue  # a section left empty
+        try:
+            OmegaConf.update(config, key, value, merge=True)
+        except OmegaConfBaseException as error:
+            raise SettingsError(f"{error.full_key or key}: {_first_line(error)}") from error
+
+
+def _to_object(config: Any) -> Settings:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        settings = OmegaConf.to_object(config)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise SettingsError(_first_line(error)) from error
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def check_keys(given: Any, template: type, *, algorithm: type | None = None, prefix: str = "") -> None:
+    """Raise SettingsError for a key that the tree lacks, with the nearest one it has."""
+    if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
+        return
+    hints = typing.get_type_hints(template)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(template)}
+    for key, value in given.items():
+        path = f"{prefix}{key}"
+        if key not in known:
+            raise SettingsError(f"there is no setting {path}{nearest(str(key), known)}")
+        inner = algorithm if path == "algorithm" and algorithm is not None else known[key]
+        arguments = [a for a in typing.get_args(inner) if dataclasses.is_dataclass(a)]
+        if isinstance(value, list) and arguments:
+            for number, entry in enumerate(value):
+                check_keys(entry, typing.cast(type, arguments[0]), prefix=f"{path}.{number}.")
+        elif isinstance(inner, type):
+            check_keys(value, inner, prefix=f"{path}.")
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """'; did you mean x?' or the list of what there is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(names)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,181 @@
+"""The settings of a run: one typed tree, and what contradicts what in it.
+
+Each part of the tree stands beside what it sets (`data/settings.py`, `learn/settings.py`, ...); this file joins them.
+`recipes.py` fills the tree from files and the command line. `check` runs before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assent.data.settings import DataSettings, sources
+from assent.learn.settings import CriticSettings, LearnSettings, OptimizerSettings, ReferenceSettings
+from assent.loop.settings import EvaluateSettings, SaveSettings, TrainSettings
+from assent.models.settings import ModelSettings
+from assent.monitor.settings import LogSettings
+from assent.rewards.settings import RewardSettings, ShapingSettings
+from assent.rollout.settings import RolloutSettings
+
+if TYPE_CHECKING:
+    from assent.algorithms.base import Objective
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be read or that contradict each other."""
+
+
+@dataclass
+class Settings:
+    """Everything that a run is told."""
+
+    method: str = "sft"
+    """sft, reward, dpo, ppo, grpo, rloo, remax, reinforce, online-dpo, best-of-k, or a name that a plugin registers."""
+    name: str | None = None
+    """The run's folder under `output`; null takes the method and the time."""
+    output: str = "runs"
+    """Where run folders lie."""
+    seed: int = 0
+    resume: str | None = None
+    """latest, or the name of a checkpoint of this run; latest starts afresh where there is none yet."""
+    overwrite: bool = False
+    """Replace a run folder of the same name."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    threads: int | None = None
+    """CPU threads of this process; null takes all cores."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files that register your own algorithms, rewards, dialects or model families."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    algorithm: Any = None
+    """The method's own hyperparameters: the fields of its dataclass in `assent.algorithms`."""
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    learn: LearnSettings = field(default_factory=LearnSettings)
+    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    rewards: list[RewardSettings] = field(default_factory=list)
+    shaping: ShapingSettings = field(default_factory=ShapingSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+
+def resolved(settings: Settings) -> str:
+    """The whole tree as YAML, to be saved with the run; it loads back as a recipe."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_yaml(OmegaConf.create(to_plain(settings))))
+
+
+def to_plain(settings: Any) -> Any:
+    """Dataclasses, tuples and enums as plain dicts, lists and strings."""
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        return {f.name: to_plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
+    if isinstance(settings, Mapping):
+        return {key: to_plain(value) for key, value in settings.items()}
+    if isinstance(settings, (list, tuple)):
+        return [to_plain(value) for value in settings]
+    return settings
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError with every contradiction at once."""
+    problems = [problem for finder in (_about_model, _about_data, _about_method, _about_numbers) for problem in finder(settings)]
+    if problems:
+        raise SettingsError("the settings contradict themselves:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+def _about_model(s: Settings) -> list[str]:
+    problems = []
+    if s.model.path is None and not s.model.config:
+        problems.append("no model: set model.path, or model.config for a fresh one ({model_type: gpt2, ...})")
+    if s.model.path is not None and s.model.config:
+        problems.append(f"model.path={s.model.path} and model.config are both set: keep one")
+    if s.model.path is None and s.model.tokenizer is None:
+        problems.append("a fresh model needs model.tokenizer, the folder of one")
+    return problems
+
+
+def _about_data(s: Settings) -> list[str]:
+    try:
+        s.data.check()
+    except ValueError as error:
+        return [str(error)]
+    missing = [
+        name
+        for name in (*sources(s.data.train), *sources(s.data.validation))
+        if (name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet")))
+        and not Path(name).expanduser().exists()
+    ]
+    return [f"data: there is no {name}" for name in missing]
+
+
+def _about_method(s: Settings) -> list[str]:
+    objective: Objective = s.algorithm
+    problems = []
+    if objective.data == "prompts":
+        if not s.rewards:
+            problems.append(f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule")
+        if s.rollout.temperature <= 0:
+            problems.append("rollout.temperature=0 samples the same answer always; training needs a temperature above 0")
+        cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
+        if objective.uses_ratio and cut:
+            problems.append(
+                f"rollout.top_p={s.rollout.top_p} top_k={s.rollout.top_k} cut off part of the distribution that {s.method}'s "
+                "ratios are taken over, which biases them: set top_p=1 top_k=0"
+            )
+        if objective.uses_ratio and s.rollout.min_tokens and not objective.recompute_old:
+            problems.append("rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it")
+        if s.rollout.min_tokens > s.rollout.max_tokens:
+            problems.append(f"rollout.min_tokens={s.rollout.min_tokens} exceeds max_tokens={s.rollout.max_tokens}")
+    elif s.rewards:
+        problems.append(f"{s.method} learns from data and reads no rewards: remove `rewards`")
+    from assent.types import Role
+
+    if s.reference.ema and Role.REFERENCE not in objective.asks:
+        problems.append(f"reference.ema={s.reference.ema} has no effect: {s.method} with these settings asks for no reference")
+    if s.reference.once and (objective.data == "prompts" or Role.REFERENCE not in objective.asks):
+        problems.append("reference.once is for offline methods with a reference (dpo)")
+    if s.reference.once and s.reference.ema:
+        problems.append("reference.once computes the reference's columns before training, reference.ema moves it: keep one")
+    return problems
+
+
+def _about_numbers(s: Settings) -> list[str]:
+    problems = []
+    positive = {
+        "train.batch_size": s.train.batch_size,
+        "train.log_every": s.train.log_every,
+        "rollout.prompts_per_step": s.rollout.prompts_per_step,
+        "rollout.max_tokens": s.rollout.max_tokens,
+        "rollout.slots": s.rollout.slots,
+        "learn.micro_tokens": s.learn.micro_tokens,
+        "learn.score_tokens": s.learn.score_tokens,
+        "optimizer.learning_rate": s.optimizer.learning_rate,
+    }
+    problems += [f"{key}={value} must be above 0" for key, value in positive.items() if not value > 0]
+    for key, value in (("train.steps", s.train.steps), ("threads", s.threads)):
+        if value is not None and value < 1:
+            problems.append(f"{key}={value} must be at least 1, or null")
+    if s.train.steps is None and not s.train.epochs > 0:
+        problems.append(f"train.epochs={s.train.epochs} must be above 0")
+    if s.rollout.max_lag < 0:
+        problems.append(f"rollout.max_lag={s.rollout.max_lag} must be 0 (synchronous) or more")
+    if not 0 <= s.rollout.top_p <= 1 or s.rollout.top_p == 0:
+        problems.append(f"rollout.top_p={s.rollout.top_p} must be in (0, 1]")
+    for name, optimizer in (("optimizer", s.optimizer), ("critic.optimizer", s.critic.optimizer)):
+        if optimizer.schedule not in ("constant", "linear", "cosine"):
+            problems.append(f"{name}.schedule={optimizer.schedule} is not one of constant, linear, cosine")
+        if not 0 <= optimizer.warmup < 1:
+            problems.append(f"{name}.warmup={optimizer.warmup} is a share of the run: 0 <= warmup < 1")
+    if not 0 <= s.reference.ema <= 1:
+        problems.append(f"reference.ema={s.reference.ema} must be between 0 and 1")
+    if s.device not in ("auto", "cpu") and not s.device.startswith("cuda"):
+        problems.append(f"device={s.device} is not one of auto, cpu, cuda")
+    return problems
