@@ -1,11 +1,11 @@
 """The native engine: generation in-process on the learner's own decoder, so that sampler and learner never disagree.
 
-    generate -> waiting group -> admit (prompt once a group, into free rows) -> [decode, sample]* -> Completion
+    generate -> waiting request -> admit (prompt computed once, into free rows) -> [decode, sample]* -> Completion
 
 Continuous batching: rows of finished sequences are refilled at the next step, active sequences always fill the first n
-rows of the cache, and no work is done for empty ones. One asyncio task takes the steps while there is work. Left out:
-paging, chunked prefill, speculation. A group's later samples copy the prompt's cache from a sibling that still runs; if
-none does, the prompt is computed again.
+rows of the cache, and no work is done for empty ones. One asyncio task takes the steps while there is work. Where free
+rows admit only some of a request's samples, the later ones copy the prompt's cache from a sibling that still runs; if
+none does, or the weights changed since, the prompt is computed again. Left out: paging, chunked prefill, speculation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,76 +21,12 @@ from assent.models.cache import Cache, Decode, Prefill
 from assent.models.decoder import Decoder
 from assent.models.families import fill, layout
 from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
-from assent.rollout.sampler import Draw, sample, uniforms
+from assent.rollout.rows import Active, Request, Rows
+from assent.rollout.sampler import Draw, sample
 from assent.types import Completion, Finish, Sampling
 
 LENGTH_STEP = 64
 """The cache grows in multiples of this many tokens."""
-
-
-@dataclass(eq=False, slots=True)
-class _Group:
-    """One `generate` call."""
-
-    tokens: list[int]
-    plan: Sequence[Sampling]
-    future: asyncio.Future[list[Completion]]
-    done: dict[int, Completion] = field(default_factory=dict)
-    admitted: int = 0
-    first: Tensor | None = None
-    """Logits after the prompt (vocab,), while it is in the cache and samples still wait; None once weights changed."""
-
-
-@dataclass(eq=False, slots=True)
-class _Sequence:
-    """One active row. After step s of the engine it holds s - born tokens of its own."""
-
-    group: _Group
-    member: int
-    limit: int
-    born: int
-
-    @property
-    def sampling(self) -> Sampling:
-        return self.group.plan[self.member]
-
-
-class _Rows:
-    """What is being sampled, one row a sequence, on the device: nothing leaves it before the sequence ends."""
-
-    def __init__(self, slots: int, length: int, device: torch.device):
-        def table(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.length = length
-        self.tokens, self.versions = table(slots, length), table(slots, length)
-        self.logprobs = table(slots, length, dtype=torch.float32)
-        self.uniforms = table(slots, length, dtype=torch.float32)
-        self.emitted, self.limit, self.prompt, self.last = (table(slots) for _ in range(4))  # all (slots,)
-
-    def tables(self) -> tuple[Tensor, ...]:
-        return (self.tokens, self.versions, self.logprobs, self.uniforms)
-
-    def grown(self, length: int) -> _Rows:
-        larger = _Rows(len(self.last), length, self.last.device)
-        for old, new in zip(self.tables(), larger.tables(), strict=True):
-            new[:, : self.length] = old
-        larger.emitted, larger.limit, larger.prompt, larger.last = self.emitted, self.limit, self.prompt, self.last
-        return larger
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        for tensor in (*self.tables(), self.emitted, self.limit, self.prompt, self.last):
-            tensor[targets] = tensor[sources]
-
-    def start(self, base: int, sequences: Sequence[_Sequence]) -> None:
-        """Rows from `base` on belong to these new sequences."""
-        part = slice(base, base + len(sequences))
-        device = self.last.device
-        self.emitted[part] = 0
-        self.limit[part] = torch.tensor([sequence.limit for sequence in sequences], device=device)
-        self.prompt[part] = torch.tensor([len(sequence.group.tokens) for sequence in sequences], device=device)
-        for row, sequence in enumerate(sequences, base):
-            self.uniforms[row, : sequence.limit] = uniforms(sequence.sampling, sequence.limit)
 
 
 class NativeEngine:
@@ -124,8 +59,8 @@ class NativeEngine:
         self.version = 0
         self.device = model.device
         self._end_ids = torch.tensor(sorted(self.ends), dtype=torch.int64, device=self.device)
-        self._waiting: deque[_Group] = deque()
-        self._active: list[_Sequence] = []
+        self._waiting: deque[Request] = deque()
+        self._active: list[Active] = []
         self._step = 0
         self._driver: asyncio.Task[None] | None = None
         self._asleep = False
@@ -134,7 +69,7 @@ class NativeEngine:
     def _forget(self) -> None:
         """Drop the cache and the rows; the next request makes them anew."""
         self._cache: Cache | None = None
-        self._rows: _Rows | None = None
+        self._rows: Rows | None = None
         self._draw = Draw.of([])
 
     # Engine
@@ -150,15 +85,15 @@ class NativeEngine:
         if not plan:
             return []
         loop = asyncio.get_running_loop()
-        group = _Group(list(prompt_tokens), plan, loop.create_future())
-        self._waiting.append(group)
+        request = Request(list(prompt_tokens), plan, loop.create_future())
+        self._waiting.append(request)
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
             self._driver.add_done_callback(self._settle)
         try:
-            return await group.future
+            return await request.future
         except asyncio.CancelledError:
-            self._withdraw(group)
+            self._withdraw(request)
             raise
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
@@ -166,8 +101,8 @@ class NativeEngine:
         if weights is not None:
             self._copy(weights)
         self.version = version
-        for group in self._waiting:
-            group.first = None
+        for request in self._waiting:
+            request.first = None
 
     def sleep(self) -> None:
         if self.busy:
@@ -185,7 +120,7 @@ class NativeEngine:
     # Steps
 
     async def _drive(self) -> None:
-        """Takes: waiting groups. Waits for: nothing, but lets others run between steps. Ends: when no work is left."""
+        """Takes waiting requests, waits for nothing, lets others run between steps; ends when no work is left."""
         while self.busy:
             self._advance()
             await asyncio.sleep(0)
@@ -215,7 +150,7 @@ class NativeEngine:
         """Logits (n, vocab) after the last token of each of the first n rows."""
         assert self._cache is not None and self._rows is not None
         rows = self._rows
-        longest = self._step + max(len(sequence.group.tokens) - sequence.born for sequence in self._active[:n])
+        longest = self._step + max(len(sequence.request.tokens) - sequence.born for sequence in self._active[:n])
         context = Decode(self._cache, rows.prompt[:n] + rows.emitted[:n] - 1, longest)
         return self.model.head(self.model(rows.last[:n], context)).float()  # type: ignore[no-any-return]
 
@@ -251,18 +186,18 @@ class NativeEngine:
             self._remove(finished)
 
     def _stopped(self, row: int) -> str | None:
-        """The text in front of a stop string that the newest token completed."""
+        """The text in front of a stop string that the newest token completed (or, at min_tokens, any token so far)."""
         assert self._rows is not None
         sampling, emitted = self._active[row].sampling, self._step - self._active[row].born
-        if emitted <= sampling.min_tokens:
+        if emitted < sampling.min_tokens:
             return None
+        tokens = self._rows.tokens[row, :emitted].tolist()
         # A token adds at least a byte, so a stop string spans no more tokens than its bytes; the few before them are
         # for tokenizers that treat the start of a text differently.
         window = max(len(stop.encode()) for stop in sampling.stop) + 4
-        tail = self._rows.tokens[row, max(0, emitted - window) : emitted].tolist()
-        if cut_at_stop(self._text(tail), sampling.stop) is None:
+        if emitted > sampling.min_tokens and cut_at_stop(self._text(tokens[-window:]), sampling.stop) is None:
             return None
-        return cut_at_stop(self._text(self._rows.tokens[row, :emitted].tolist()), sampling.stop)
+        return cut_at_stop(self._text(tokens), sampling.stop)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
@@ -274,45 +209,47 @@ class NativeEngine:
         tokens, versions, logprobs = (
             table[row, :emitted].tolist() for table in (self._rows.tokens, self._rows.versions, self._rows.logprobs)
         )
-        group = sequence.group
-        group.done[sequence.member] = Completion(
+        request = sequence.request
+        request.done[sequence.member] = Completion(
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
             versions=tuple(versions),
             text=self._text(tokens[:-1] if finish is Finish.EOS else tokens) if text is None else text,
             finish=finish,
         )
-        if len(group.done) == len(group.plan) and not group.future.done():
-            group.future.set_result([group.done[member] for member in range(len(group.plan))])
+        if len(request.done) == len(request.plan) and not request.future.done():
+            request.future.set_result([request.done[member] for member in range(len(request.plan))])
 
     # Rows
 
     def _admit(self) -> Tensor | None:
-        """Give free rows to waiting groups, first come first served; the first logits of the new rows, if any."""
-        admitted: list[_Sequence] = []
+        """Give free rows to waiting requests, first come first served; the first logits of the new rows, if any."""
+        admitted: list[Active] = []
         fresh: list[int] = []  # rows whose prompt is computed now
         copies: list[tuple[int, int]] = []  # (row that holds the prompt, row that needs it)
         budget = self.prefill_tokens
-        holders = {id(sequence.group): row for row, sequence in enumerate(self._active)}
+        holders = {
+            id(sequence.request): row for row, sequence in enumerate(self._active) if sequence.version == self.version
+        }
         base = len(self._active)
         while self._waiting and base + len(admitted) < self.slots:
-            group = self._waiting[0]
-            holder = holders.get(id(group)) if group.first is not None else None
+            request = self._waiting[0]
+            holder = holders.get(id(request)) if request.first is not None else None
             if holder is None:
-                if fresh and len(group.tokens) > budget:
+                if fresh and len(request.tokens) > budget:
                     break
-                budget -= len(group.tokens)
+                budget -= len(request.tokens)
                 holder = base + len(admitted)
                 fresh.append(holder)
             room = self.slots - base - len(admitted)
-            for member in range(group.admitted, min(group.admitted + room, len(group.plan))):
+            for member in range(request.admitted, min(request.admitted + room, len(request.plan))):
                 row = base + len(admitted)
                 if row != holder:
                     copies.append((holder, row))
-                limit = min(group.plan[member].max_tokens, self.max_length - len(group.tokens))
-                admitted.append(_Sequence(group, member, limit, self._step))
-                group.admitted += 1
-            if group.admitted == len(group.plan):
+                limit = min(request.plan[member].max_tokens, self.max_length - len(request.tokens))
+                admitted.append(Active(request, member, limit, self._step, self.version))
+                request.admitted += 1
+            if request.admitted == len(request.plan):
                 self._waiting.popleft()
         if not admitted:
             return None
@@ -322,30 +259,30 @@ class NativeEngine:
         assert self._rows is not None
         self._rows.start(base, admitted)
         self._draw = Draw.of([sequence.sampling for sequence in self._active], self.device)
-        first = torch.stack([sequence.group.first for sequence in admitted if sequence.group.first is not None])
+        first = torch.stack([sequence.request.first for sequence in admitted if sequence.request.first is not None])
         for sequence in admitted:
-            if sequence.group.admitted == len(sequence.group.plan):
-                sequence.group.first = None
+            if sequence.request.admitted == len(sequence.request.plan):
+                sequence.request.first = None
         return first
 
     def _prefill(self, fresh: list[int], copies: list[tuple[int, int]]) -> None:
         """Compute the prompts of the fresh rows in one packed pass, then copy them to the rows that share them."""
         assert self._cache is not None
-        groups = [self._active[row].group for row in fresh]
+        requests = [self._active[row].request for row in fresh]
         if fresh:
-            context = Prefill(self._cache, fresh, [len(group.tokens) for group in groups])
-            tokens = torch.tensor([token for group in groups for token in group.tokens], device=self.device)
+            context = Prefill(self._cache, fresh, [len(request.tokens) for request in requests])
+            tokens = torch.tensor([token for request in requests for token in request.tokens], device=self.device)
             hidden = self.model(tokens, context).index_select(0, context.ends)
-            for group, logits in zip(groups, self.model.head(hidden).float(), strict=True):
-                group.first = logits
+            for request, logits in zip(requests, self.model.head(hidden).float(), strict=True):
+                request.first = logits
         if copies:
             sources, targets = zip(*copies, strict=True)
-            length = max(len(self._active[row].group.tokens) for row in sources)
+            length = max(len(self._active[row].request.tokens) for row in sources)
             self._cache.copy(sources, targets, length)
 
-    def _make_room(self, admitted: Sequence[_Sequence]) -> None:
+    def _make_room(self, admitted: Sequence[Active]) -> None:
         answer = max(sequence.limit for sequence in admitted)
-        total = max(len(sequence.group.tokens) + sequence.limit for sequence in admitted)
+        total = max(len(sequence.request.tokens) + sequence.limit for sequence in admitted)
         total, answer = (-(-size // LENGTH_STEP) * LENGTH_STEP for size in (total, answer))
         config, dtype = self.model.config, self.model.dtype
         if self._cache is None:
@@ -353,7 +290,7 @@ class NativeEngine:
         elif self._cache.length < total:
             self._cache = self._cache.grown(config, total)
         if self._rows is None:
-            self._rows = _Rows(self.slots, answer, self.device)
+            self._rows = Rows(self.slots, answer, self.device)
         elif self._rows.length < answer:
             self._rows = self._rows.grown(answer)
 
@@ -364,7 +301,7 @@ class NativeEngine:
         movers = [row for row in range(kept, len(self._active)) if row not in gone]
         if gaps:
             assert self._cache is not None and self._rows is not None
-            length = max(len(self._active[row].group.tokens) + self._step - self._active[row].born for row in movers)
+            length = max(len(self._active[row].request.tokens) + self._step - self._active[row].born for row in movers)
             self._cache.copy(movers, gaps, length)
             self._rows.move(movers, gaps)
             for gap, mover in zip(gaps, movers, strict=True):
@@ -372,23 +309,23 @@ class NativeEngine:
         del self._active[kept:]
         self._draw = Draw.of([sequence.sampling for sequence in self._active], self.device)
 
-    def _withdraw(self, group: _Group) -> None:
+    def _withdraw(self, request: Request) -> None:
         """A caller gave up: its rows are free from now on."""
-        if group in self._waiting:
-            self._waiting.remove(group)
-        rows = [row for row, sequence in enumerate(self._active) if sequence.group is group]
+        if request in self._waiting:
+            self._waiting.remove(request)
+        rows = [row for row, sequence in enumerate(self._active) if sequence.request is request]
         if rows:
             self._remove(rows)
 
     def _fail(self, error: BaseException | None) -> None:
         """Give every caller the error, or cancel them for None, and start from nothing."""
-        groups = {id(group): group for group in (*self._waiting, *(sequence.group for sequence in self._active))}
+        requests = dict.fromkeys((*self._waiting, *(sequence.request for sequence in self._active)))
         self._waiting.clear()
         self._active.clear()
         self._forget()
-        for group in groups.values():
-            if not group.future.done():
-                group.future.cancel() if error is None else group.future.set_exception(error)
+        for request in requests:
+            if not request.future.done():
+                request.future.cancel() if error is None else request.future.set_exception(error)
 
     def _copy(self, weights: Mapping[str, Tensor]) -> None:
         own = dict(self.model.named_parameters())

@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from assent.models.cache import Cache, Decode, Prefill
+from assent.models.decoder import Decoder
+from assent.models.load import fresh_model
+
+ROTARY = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "learned": {"model_type": "gpt2", "vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "rotary": ROTARY | {"num_key_value_heads": 4},
+    "grouped": ROTARY | {"num_key_value_heads": 2},
+    "window": ROTARY | {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 5},
+}
+
+
+def decoder(kind: str) -> Decoder:
+    model = fresh_model(CONFIGS[kind], seed=1)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def cache_for(model: Decoder, slots: int, length: int) -> Cache:
+    return Cache(model.config, slots, length, dtype=torch.float32)
+
+
+def texts(*lengths: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(50, (length,), generator=generator) for length in lengths]
+
+
+@torch.no_grad()
+def whole(model: Decoder, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Hidden states of each sequence from one packed pass."""
+    lengths = [len(sequence) for sequence in sequences]
+    return list(model(torch.cat(sequences), model.packed(lengths)).split(lengths))
+
+
+@torch.no_grad()
+def decode_from(model: Decoder, cache: Cache, sequences: list[torch.Tensor], start: list[int]) -> list[torch.Tensor]:
+    """Feed one token a step to every slot until the shortest sequence ends; hidden states (steps, width) each."""
+    steps = min(len(sequence) - first for sequence, first in zip(sequences, start, strict=True))
+    hidden = []
+    for step in range(steps):
+        positions = torch.tensor([first + step for first in start])
+        tokens = torch.stack([sequence[first + step] for sequence, first in zip(sequences, start, strict=True)])
+        hidden.append(model(tokens, Decode(cache, positions, int(positions.max()) + 1)))
+    return list(torch.stack(hidden, dim=1))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_prompt_and_steps_equal_one_packed_pass(kind: str) -> None:
+    model, sequences, prompts = decoder(kind), texts(15, 9, 12), [6, 1, 3]
+    expected, cache = whole(model, sequences), cache_for(model, 4, 20)
+    with torch.no_grad():
+        heads = torch.cat([sequence[:size] for sequence, size in zip(sequences, prompts, strict=True)])
+        prefilled = model(heads, Prefill(cache, [0, 1, 2], prompts)).split(prompts)
+    decoded = decode_from(model, cache, sequences, prompts)
+    for row, size in enumerate(prompts):
+        torch.testing.assert_close(prefilled[row], expected[row][:size], atol=1e-5, rtol=0)
+        torch.testing.assert_close(decoded[row], expected[row][size : size + 8], atol=1e-5, rtol=0)
+
+
+def test_a_copied_prompt_serves_other_slots() -> None:
+    model = decoder("grouped")
+    [prompt, *answers] = texts(7, 5, 5, 5)
+    sequences = [torch.cat((prompt, answer)) for answer in answers]
+    cache = cache_for(model, 3, 12)
+    with torch.no_grad():
+        model(prompt, Prefill(cache, [0], [7]))
+    cache.copy([0, 0], [1, 2], 7)
+    for decoded, expected in zip(decode_from(model, cache, sequences, [7] * 3), whole(model, sequences), strict=True):
+        torch.testing.assert_close(decoded, expected[7:], atol=1e-5, rtol=0)
+
+
+def test_what_a_slot_held_before_is_never_seen() -> None:
+    model, [old, new] = decoder("rotary"), texts(20, 6)
+    cache = cache_for(model, 1, 20)
+    with torch.no_grad():
+        model(old, Prefill(cache, [0], [20]))
+        model(new[:1], Prefill(cache, [0], [1]))
+    # `longest` may be any bound on the positions: what lies past a slot's own position is masked.
+    with torch.no_grad():
+        steps = [model(new[i : i + 1], Decode(cache, torch.tensor([i]), 20)) for i in range(1, 6)]
+    torch.testing.assert_close(torch.cat(steps), whole(model, [new])[0][1:], atol=1e-5, rtol=0)
+
+
+def test_growing_keeps_the_contents() -> None:
+    model, [text] = decoder("learned"), texts(10)
+    cache = cache_for(model, 2, 4)
+    with torch.no_grad():
+        model(text[:4], Prefill(cache, [0], [4]))
+    grown = cache.grown(model.config, 10)
+    torch.testing.assert_close(
+        decode_from(model, grown, [text], [4])[0], whole(model, [text])[0][4:], atol=1e-5, rtol=0
+    )

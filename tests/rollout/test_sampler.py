@@ -1,0 +1,144 @@
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from assent.rollout.sampler import Draw, invert, sample, uniforms
+from assent.types import Sampling
+
+NO_ENDS = torch.tensor([], dtype=torch.int64)
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+
+
+def draw_many(sampling: Sampling, count: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = LOGITS.expand(count, -1).clone()
+    return sample(
+        logits, Draw.of([sampling] * count), uniforms(sampling, count), emitted=torch.zeros(count), ends=NO_ENDS
+    )
+
+
+def exact(sampling: Sampling) -> list[float]:
+    """The distribution written out in plain Python, with the definition of top-p taken from its paper."""
+    weights = [math.exp(x / sampling.temperature) for x in LOGITS.tolist()]
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])[: sampling.top_k or None]
+    total, mass, kept = sum(weights[i] for i in order), 0.0, []
+    for i in order:
+        if mass < sampling.top_p:
+            kept.append(i)
+        mass += weights[i] / total
+    return [weights[i] / sum(weights[j] for j in kept) if i in kept else 0.0 for i in range(len(weights))]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(seed=1),
+        Sampling(temperature=0.5, seed=2),
+        Sampling(temperature=3.0, seed=3),
+        Sampling(top_k=3, seed=4),
+        Sampling(top_k=4, temperature=2.0, top_p=0.7, seed=5),
+        Sampling(top_p=0.9, seed=6),
+        Sampling(top_p=0.01, seed=7),
+        Sampling(top_k=99, seed=8),
+    ],
+)
+def test_draws_follow_the_exact_distribution(sampling: Sampling) -> None:
+    tokens, logprobs = draw_many(sampling)
+    counts, probabilities = tokens.bincount(minlength=6).tolist(), exact(sampling)
+    kept = [i for i, p in enumerate(probabilities) if p > 0]
+    assert sum(counts[i] for i in kept) == len(tokens)
+    if len(kept) > 1:
+        expected = [probabilities[i] * len(tokens) for i in kept]
+        assert chisquare([counts[i] for i in kept], expected).pvalue > 1e-3
+    for i in kept:
+        if counts[i]:
+            assert logprobs[tokens == i][0].item() == pytest.approx(math.log(probabilities[i]), abs=1e-5)
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    # Probabilities 0.5, 0.3, 0.2: 0.5 is reached by one token, 0.6 needs two, 0.81 all three.
+    logits = torch.tensor([0.3, 0.5, 0.2]).log()
+    for top_p, kept in ((0.49, {1}), (0.6, {0, 1}), (0.81, {0, 1, 2})):
+        sampling = Sampling(top_p=top_p, seed=3)
+        tokens, _ = sample(
+            logits.expand(500, -1).clone(),
+            Draw.of([sampling] * 500),
+            uniforms(sampling, 500),
+            emitted=torch.zeros(500),
+            ends=NO_ENDS,
+        )
+        assert set(tokens.tolist()) == kept
+
+
+def test_inversion_by_hand() -> None:
+    # Cumulative 1, 1, 4, 4 of total 4: below 0.25 is index 0, everything else index 2.
+    weights = torch.tensor([1.0, 0.0, 3.0, 0.0]).expand(5, -1)
+    uniform = torch.tensor([0.0, 0.24, 0.25, 0.9, 1 - 2**-24])
+    assert invert(weights, uniform).tolist() == [0, 0, 2, 2, 2]
+
+
+def test_a_token_without_mass_is_never_drawn_at_either_end() -> None:
+    edges = torch.tensor([0.0, 1 - 2**-24, 1.0])  # 1.0: what rounding could make of the largest
+    weights = torch.rand(3, 1000, generator=torch.Generator().manual_seed(0)) * 1e-3
+    weights[:, :5] = 0
+    weights[:, -5:] = 0
+    index = invert(weights, edges)
+    assert (weights.gather(1, index[:, None]) > 0).all()
+    assert invert(torch.tensor([[0.0, 0.0, 1e-38, 0.0]]), torch.tensor([0.999])).tolist() == [2]
+
+
+def test_ends_are_banned_until_min_tokens() -> None:
+    count = 300
+    samplings = [
+        Sampling(min_tokens=2),
+        Sampling(min_tokens=2, top_k=2),
+        Sampling(min_tokens=2, top_p=0.5),
+        Sampling(min_tokens=2, temperature=0.0),
+    ]
+    for sampling in samplings:
+        for emitted in range(4):
+            tokens, logprobs = sample(
+                LOGITS.expand(count, -1).clone(),
+                Draw.of([sampling] * count),
+                uniforms(sampling, count),
+                emitted=torch.full((count,), emitted),
+                ends=torch.tensor([0, 5]),
+            )
+            assert (0 in tokens.tolist()) == (emitted >= 2)
+            assert logprobs.isfinite().all()
+    # Greedy under the ban: token 1, renormalised over tokens 1 to 4 at temperature 1.
+    tokens, logprobs = sample(
+        LOGITS[None].clone(),
+        Draw.of(samplings[3:]),
+        torch.zeros(1),
+        emitted=torch.tensor([0]),
+        ends=torch.tensor([0, 5]),
+    )
+    assert tokens.tolist() == [1]
+    assert logprobs.item() == pytest.approx(1.0 - math.log(sum(math.exp(x) for x in (1.0, 0.5, 0.0, -1.0))), abs=1e-6)
+
+
+def test_a_row_is_drawn_alike_whoever_is_beside_it() -> None:
+    samplings = [
+        Sampling(),
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.7, top_k=3),
+        Sampling(top_p=0.8),
+        Sampling(top_k=2, top_p=0.9),
+        Sampling(temperature=2.0, min_tokens=3),
+    ]
+    generator = torch.Generator().manual_seed(5)
+    logits, uniform = torch.randn(6, 40, generator=generator), torch.rand(6, generator=generator)
+    ends = torch.tensor([7])
+    together = sample(logits.clone(), Draw.of(samplings), uniform, emitted=torch.ones(6), ends=ends)
+    for row, sampling in enumerate(samplings):
+        part = slice(row, row + 1)
+        alone = sample(logits[part].clone(), Draw.of([sampling]), uniform[part], emitted=torch.ones(1), ends=ends)
+        assert alone[0].item() == together[0][row].item()
+        assert alone[1].item() == pytest.approx(together[1][row].item(), abs=1e-6)
+
+
+def test_uniforms_depend_on_the_seed_alone_and_extend() -> None:
+    assert uniforms(Sampling(seed=4), 3).tolist() == uniforms(Sampling(seed=4, temperature=2.0), 3).tolist()
+    assert uniforms(Sampling(seed=4), 3).tolist() != uniforms(Sampling(seed=5), 3).tolist()
