@@ -165,7 +165,7 @@ class Batch:
             column = getattr(shards[0], name)
             columns[name] = None if column is None else torch.cat([getattr(shard, name) for shard in shards])
         world, total = len(shards), sum(len(shard) for shard in shards) // shards[0].unit
-        places = torch.cat([torch.arange(rank, total, world) for rank in range(world)])
+        places = torch.cat([torch.arange(total)[rank::world] for rank in range(world)])
         return Batch(**columns).units(places.argsort())
 
     def micro(self, token_budget: int) -> list[Batch]:

@@ -1,0 +1,225 @@
+"""The ragged batch: whatever is cut, shuffled or joined, every entry stays with its token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from assent.algorithms.base import row_of
+from assent.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
+from assent.types import Completion, Finish, Group, Prompt, Response, Row, Score
+
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
+
+
+def marked(lengths: list[int], unit: int = 1) -> Batch:
+    """A batch whose every column entry is its token's (or row's) own number, in the column's own way."""
+    size, rows = sum(lengths), len(lengths)
+    token = torch.arange(size)
+    row = torch.arange(rows)
+    columns = {name: token * 100.0 + place for place, name in enumerate(TOKEN_COLUMNS)}
+    columns |= {name: row * 100.0 + place for place, name in enumerate(ROW_COLUMNS)}
+    columns |= {"tokens": token, "trainable": token % 3 == 1, "version": token * 7, "group": row // unit}
+    columns |= {"lengths": torch.tensor(lengths), "truncated": row % 2 == 1}
+    return Batch(unit=unit, **columns)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return a.unit == b.unit and all(
+        torch.equal(getattr(a, name), getattr(b, name)) for name in (*TOKEN_COLUMNS, *ROW_COLUMNS)
+    )
+
+
+def unit_numbers(batch: Batch) -> list[int]:
+    return (batch.group.view(-1, batch.unit)[:, 0]).tolist()
+
+
+def assert_aligned(part: Batch, whole: Batch) -> None:
+    """Each row of `part` is the row of `whole` that its reward names, in every column."""
+    first = ROW_COLUMNS.index("reward")
+    starts = whole.lengths.cumsum(0) - whole.lengths
+    assert part.reward is not None and int(part.lengths.sum()) == len(part.tokens)
+    at = 0
+    for number, mark in enumerate(part.reward.tolist()):
+        source = int(mark - first) // 100
+        size = int(whole.lengths[source])
+        for name in ROW_COLUMNS:
+            assert getattr(part, name)[number] == getattr(whole, name)[source], name
+        span = slice(int(starts[source]), int(starts[source]) + size)
+        for name in TOKEN_COLUMNS:
+            assert torch.equal(getattr(part, name)[at : at + size], getattr(whole, name)[span]), name
+        at += size
+    assert at == len(part.tokens)
+
+
+def assert_units_whole(part: Batch) -> None:
+    groups = part.group.view(-1, part.unit)
+    assert bool((groups == groups[:, :1]).all())
+
+
+ROWS = [
+    Row(tokens=(7, 8, 4, 5, 2), trainable=(False, False, True, True, True), group=3, reward=1.5, weight=0.5),
+    Row(tokens=(9, 6, 2), trainable=(False, True, True), group=4, baseline=-1.0, margin=0.25, truncated=True),
+]
+
+
+def test_rows_lie_end_to_end() -> None:
+    batch = Batch.of(ROWS)
+    assert batch.tokens.tolist() == [7, 8, 4, 5, 2, 9, 6, 2]
+    assert batch.trainable.tolist() == [False, False, True, True, True, False, True, True]
+    assert batch.lengths.tolist() == [5, 3]
+    assert batch.ends.tolist() == [4, 7]
+    assert batch.row.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert len(batch) == 2
+    assert batch.group.tolist() == [3, 4]
+    expected = {"reward": [1.5, 0.0], "baseline": [0.0, -1.0], "row_weight": [0.5, 1.0], "margin": [0.0, 0.25]}
+    for name, column in expected.items():
+        assert getattr(batch, name).tolist() == column
+    assert batch.truncated is not None and batch.truncated.tolist() == [False, True]
+    for name in ("behaviour", "version", "reference", "proximal", "values", "advantages", "weight"):
+        assert getattr(batch, name) is None
+
+
+def test_columns_of_the_sampler_and_the_reference_are_laid_out_with_the_tokens() -> None:
+    row = replace(ROWS[1], logprobs=(0.0, -1.0, -2.0), versions=(-1, 4, 5), reference=(0.0, -3.0, -4.0))
+    batch = Batch.of([row, row])
+    assert batch.behaviour is not None and batch.behaviour.tolist() == [0.0, -1.0, -2.0] * 2
+    assert batch.version is not None and batch.version.tolist() == [-1, 4, 5] * 2
+    assert batch.reference is not None and batch.reference.tolist() == [0.0, -3.0, -4.0] * 2
+
+
+def test_column_rule_of_a_sampled_row() -> None:
+    """behaviour[t] and version[t] belong to tokens[t]: each token's log-prob here is minus a tenth of its id."""
+    completion = Completion(
+        tokens=(40, 50, 60, 2), logprobs=(-4.0, -5.0, -6.0, -0.2), versions=(3, 3, 4, 4), text="", finish=Finish.EOS
+    )
+    response = Response(completion=completion, trainable=(True, True, False, True), score=Score(value=1.0), reward=0.75)
+    prompt = Prompt(id="p", text="", tokens=(10, 20))
+    row = row_of(Group(index=5, prompt=prompt, responses=(response,)), response, baseline=0.5)
+    batch = Batch.of([row])
+    assert batch.behaviour is not None and batch.version is not None
+    assert batch.tokens.tolist() == [10, 20, 40, 50, 60, 2]
+    assert batch.trainable.tolist() == [False, False, True, True, False, True]
+    for token, logprob, version in zip(
+        batch.tokens.tolist(), batch.behaviour.tolist(), batch.version.tolist(), strict=True
+    ):
+        if token in prompt.tokens:
+            assert (logprob, version) == (0.0, -1)
+        else:
+            assert logprob == pytest.approx(-token / 10)
+            assert version == (4 if token in (60, 2) else 3)
+    assert (row.group, row.reward, row.baseline, row.truncated) == (5, 0.75, 0.5, False)
+    cut = replace(response, completion=replace(completion, finish=Finish.LENGTH))
+    assert row_of(Group(index=5, prompt=prompt, responses=(cut,)), cut).truncated
+    stopped = replace(response, completion=replace(completion, finish=Finish.STOP))
+    assert not row_of(Group(index=5, prompt=prompt, responses=(stopped,)), stopped).truncated
+
+
+def test_ratios_are_taken_against_proximal_where_there_is_one() -> None:
+    batch = marked([2, 1])
+    assert batch.old is batch.proximal
+    assert batch.with_columns(proximal=None).old is batch.behaviour
+    with pytest.raises(AssertionError, match="behaviour or proximal"):
+        batch.with_columns(proximal=None, behaviour=None).old  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("rows", "unit", "message"),
+    [
+        ([], 1, "at least one row"),
+        ([ROWS[0]] * 3, 2, "3 rows cannot be kept in units of 2"),
+        ([ROWS[0], Row(tokens=(), trainable=())], 1, "row 1 has no tokens"),
+        ([Row(tokens=(1, 2), trainable=(False,))], 1, "row 0: trainable has 1 entries for 2 tokens"),
+        ([replace(ROWS[1], logprobs=(0.0,))], 1, "row 0: logprobs has 1 entries for 3 tokens"),
+        ([replace(ROWS[1], versions=(0,) * 4)], 1, "row 0: versions has 4 entries for 3 tokens"),
+        ([ROWS[0], replace(ROWS[1], reference=(0.0,))], 1, "row 1: reference has 1 entries for 3 tokens"),
+        ([Row(tokens=(1, 2), trainable=(True, True))], 1, "row 0: its first token is trained.*BOS"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows: list[Row], unit: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Batch.of(rows, unit=unit)
+
+
+def test_select_by_hand() -> None:
+    batch = Batch.of(ROWS).select(torch.tensor([1, 0, 1]))
+    assert batch.tokens.tolist() == [9, 6, 2, 7, 8, 4, 5, 2, 9, 6, 2]
+    assert batch.lengths.tolist() == [3, 5, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.data())
+def test_any_selection_keeps_all_columns_aligned(lengths: list[int], data: st.DataObject) -> None:
+    whole = marked(lengths)
+    rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8))
+    part = whole.select(torch.tensor(rows, dtype=torch.int64))
+    assert len(part) == len(rows)
+    assert_aligned(part, whole)
+    assert [int(mark) // 100 for mark in part.reward.tolist()] == rows  # type: ignore[union-attr]
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 12))
+def test_split_loses_and_doubles_nothing(lengths: list[int], unit: int, parts: int) -> None:
+    whole = marked(lengths * unit, unit)
+    count = len(lengths)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count + parts))
+    if parts > count:
+        with pytest.raises(ValueError, match=f"{count} units cannot be split into {parts}.*1 to {count}"):
+            whole.split(parts, order=order)
+        return
+    batches = whole.split(parts, order=order)
+    sizes = [len(batch) // unit for batch in batches]
+    assert len(batches) == parts and max(sizes) - min(sizes) <= 1
+    assert [number for batch in batches for number in unit_numbers(batch)] == order.tolist()
+    for batch in batches:
+        assert_aligned(batch, whole)
+        assert_units_whole(batch)
+    assert same(whole.split(1)[0], whole)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 5))
+def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: int, world: int) -> None:
+    whole = marked(lengths * unit, unit)
+    shards = [whole.shard(rank, world) for rank in range(world)]
+    assert sorted(number for shard in shards for number in unit_numbers(shard)) == list(range(len(lengths)))
+    sizes = [len(shard) // unit for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+    for shard in shards:
+        assert_aligned(shard, whole)
+        assert_units_whole(shard)
+    assert same(Batch.joined(shards), whole)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 30))
+def test_micro_batches_fit_the_budget_and_cover_all(lengths: list[int], unit: int, budget: int) -> None:
+    whole = marked(lengths * unit, unit)
+    batches = whole.micro(budget)
+    assert sorted(number for batch in batches for number in unit_numbers(batch)) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) > 0
+        assert_aligned(batch, whole)
+        assert_units_whole(batch)
+        assert len(batch.tokens) <= budget or len(batch) == unit
+
+
+def test_an_absent_column_stays_absent() -> None:
+    batch = marked([2, 3, 1]).with_columns(values=None, bootstrap=None)
+    parts: list[Batch] = [*batch.micro(3), batch.shard(1, 2), *batch.split(2), batch.units([2, 0])]
+    parts.append(Batch.joined([batch.shard(rank, 2) for rank in range(2)]))
+    for part in parts:
+        assert part.values is None and part.bootstrap is None
+
+
+def test_every_column_is_listed_once() -> None:
+    tensors = {name for name, kind in Batch.__annotations__.items() if "Tensor" in str(kind)}
+    assert tensors == {*TOKEN_COLUMNS, *ROW_COLUMNS}
+    assert not set(TOKEN_COLUMNS) & set(ROW_COLUMNS)
+    assert isinstance(marked([1]).tokens, Tensor)
