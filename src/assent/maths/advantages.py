@@ -66,12 +66,12 @@ def whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
 
     With `shift_mean=False` only the scale changes. Fewer than two entries stay as they are: one has no spread.
     """
-    chosen = x[mask]
+    chosen = x[mask].double()  # in float32 the mean of equal entries is a rounding off, and / 1e-8 makes that a signal
     if chosen.numel() < 2:
         return torch.where(mask, x, torch.zeros_like(x))
     mean, std = chosen.mean(), chosen.std()
     centre = mean if shift_mean else torch.zeros_like(mean)
-    return torch.where(mask, (x - centre) / (std + 1e-8), torch.zeros_like(x))
+    return torch.where(mask, ((x.double() - centre) / (std + 1e-8)).to(x.dtype), torch.zeros_like(x))
 
 
 def group_centred(reward: Tensor, group: Tensor, *, scale: bool) -> Tensor:
@@ -81,13 +81,13 @@ def group_centred(reward: Tensor, group: Tensor, *, scale: bool) -> Tensor:
     https://arxiv.org/abs/2503.20783. A group of equal rewards gives 0: it carries no signal.
     """
     group, groups = _numbered(group)
-    size = row_sum(torch.ones_like(reward), group, groups)
-    mean = row_sum(reward, group, groups) / size
-    centred = reward - mean[group]
+    exact = reward.double()  # in float32 the mean of equal rewards is a rounding off, and / 1e-4 makes that a signal
+    size = row_sum(torch.ones_like(exact), group, groups)
+    centred = exact - (row_sum(exact, group, groups) / size)[group]
     if not scale:
-        return centred
+        return centred.to(reward.dtype)
     variance = row_sum(centred.square(), group, groups) / (size - 1).clamp(min=1.0)
-    return centred / (variance.sqrt()[group] + 1e-4)
+    return (centred / (variance.sqrt()[group] + 1e-4)).to(reward.dtype)
 
 
 def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
