@@ -1,0 +1,119 @@
+"""A learned reward model as a Reward: requests of many groups are scored together.
+
+    score (one group) -> pending -> one flush for all that wait -> score_batch -> one Score each
+
+Left out: the model itself. `score_batch` is whatever turns token sequences into numbers: a scorer here or a remote one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from assent.types import Completion, Finish, Prompt, Score
+
+Tokens = tuple[int, ...]
+
+GRACE = 2
+"""Turns of the loop after the engine went idle, in which those it answered last get to ask for their scores."""
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    sequences: list[Tokens]
+    future: asyncio.Future[list[float]]
+
+
+class JudgeReward:
+    """Scores prompt and completion together, read out at the last token.
+
+    batch: sequences worth scoring at once. While fewer wait and `busy()` says that more may come (the engine still
+    decodes), scoring waits; then everything pending is scored, in the order of asking, so that equal runs batch alike.
+    encode: the judge's own tokens of a prompt and a completion, where its tokenizer is not the policy's.
+    append_eos: the token that ended the texts the judge was trained on. A completion cut by length or by a stop string,
+    and whatever `encode` made, gets it: a judge asked about texts unlike its own is markedly worse.
+    """
+
+    def __init__(
+        self,
+        score_batch: Callable[[list[Tokens]], list[float]],
+        *,
+        batch: int = 64,
+        busy: Callable[[], bool] = lambda: False,
+        encode: Callable[[Prompt, Completion], Tokens] | None = None,
+        append_eos: int | None = None,
+    ):
+        if batch < 1:
+            raise ValueError(f"batch={batch}: the judge scores at least one sequence at once. Give 1 or more.")
+        self.score_batch, self.batch, self.busy = score_batch, batch, busy
+        self.encode, self.append_eos = encode, append_eos
+        self._pending: list[_Request] = []
+        self._flush: asyncio.Task[None] | None = None
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        if not completions:
+            return []
+        loop = asyncio.get_running_loop()
+        request = _Request([self._sequence(prompt, completion) for completion in completions], loop.create_future())
+        self._pending.append(request)
+        if self._flush is None or self._flush.done():
+            self._flush = loop.create_task(self._flush_pending())
+            self._flush.add_done_callback(self._settle)
+        try:
+            return [_score(value) for value in await request.future]
+        except asyncio.CancelledError:
+            if request in self._pending:
+                self._pending.remove(request)
+            raise
+
+    def _sequence(self, prompt: Prompt, completion: Completion) -> Tokens:
+        if self.encode is not None:
+            tokens = tuple(self.encode(prompt, completion))  # of a text, which never shows the end token
+        else:
+            tokens = (*prompt.tokens, *completion.tokens)
+            if completion.finish is Finish.EOS:
+                return tokens
+        if self.append_eos is None or tokens[-1:] == (self.append_eos,):
+            return tokens
+        return (*tokens, self.append_eos)
+
+    async def _flush_pending(self) -> None:
+        """Takes what is pending; waits, a turn of the loop at a time, for a full batch or an idle engine."""
+        while self._pending:
+            idle = 0
+            while idle < GRACE and sum(len(request.sequences) for request in self._pending) < self.batch:
+                await asyncio.sleep(0)
+                idle = 0 if self.busy() else idle + 1
+            requests = list(self._pending)
+            if not requests:  # all were cancelled meanwhile
+                return
+            values = self.score_batch([sequence for request in requests for sequence in request.sequences])
+            total = sum(len(request.sequences) for request in requests)
+            if len(values) != total:
+                raise ValueError(f"The judge was asked about {total} sequences and answered with {len(values)} scores.")
+            self._pending.clear()
+            start = 0
+            for request in requests:
+                end = start + len(request.sequences)
+                if not request.future.done():
+                    request.future.set_result(values[start:end])
+                start = end
+            await asyncio.sleep(0)
+
+    def _settle(self, flush: asyncio.Task[None]) -> None:
+        """Nobody awaits the flush: whoever waits for a score hears of its end."""
+        error = None if flush.cancelled() else flush.exception()
+        if error is None and not flush.cancelled():
+            return
+        pending, self._pending = self._pending, []
+        for request in pending:
+            if not request.future.done():
+                request.future.cancel() if error is None else request.future.set_exception(error)
+
+
+def _score(value: float) -> Score:
+    if not math.isfinite(value):
+        return Score(value=None, reason=f"the judge's score is {value}")
+    return Score(value=value)

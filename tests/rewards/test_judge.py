@@ -1,0 +1,149 @@
+import asyncio
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from assent.rewards.judge import JudgeReward, Tokens
+from assent.types import Completion, Finish, Prompt, Score
+
+EOS = 9
+
+
+def prompt(*tokens: int) -> Prompt:
+    return Prompt(id="p", text="p", tokens=tokens)
+
+
+def completion(*tokens: int, finish: Finish = Finish.EOS) -> Completion:
+    return Completion(
+        tokens=tokens, logprobs=(0.0,) * len(tokens), versions=(0,) * len(tokens), text="t", finish=finish
+    )
+
+
+class Recorder:
+    """Scores a sequence with the sum of its tokens, and keeps what each call was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Tokens]] = []
+
+    def __call__(self, sequences: list[Tokens]) -> list[float]:
+        self.calls.append(sequences)
+        return [float(sum(sequence)) for sequence in sequences]
+
+
+def score_all(reward: JudgeReward, groups: Sequence[tuple[Prompt, list[Completion]]]) -> list[list[Score]]:
+    async def run() -> list[list[Score]]:
+        return list(await asyncio.gather(*(reward.score(*group) for group in groups)))
+
+    return asyncio.run(run())
+
+
+def test_groups_are_scored_together_and_answered_apart() -> None:
+    judge = Recorder()
+    groups = [(prompt(1, 2), [completion(3, EOS), completion(4, EOS)]), (prompt(5), [completion(6, EOS)])]
+    scores = score_all(JudgeReward(judge), groups)
+    assert judge.calls == [[(1, 2, 3, EOS), (1, 2, 4, EOS), (5, 6, EOS)]]
+    assert [[score.value for score in group] for group in scores] == [[15.0, 16.0], [20.0]]
+
+
+def test_a_busy_engine_is_waited_for_until_the_batch_is_full() -> None:
+    judge, busy = Recorder(), True
+    reward = JudgeReward(judge, batch=2, busy=lambda: busy)
+
+    async def run() -> None:
+        nonlocal busy
+        first = asyncio.create_task(reward.score(prompt(1), [completion(2)]))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert judge.calls == []  # one of two, and more may come
+        await asyncio.gather(first, reward.score(prompt(3), [completion(4)]))
+        assert judge.calls == [[(1, 2), (3, 4)]]
+        last = asyncio.create_task(reward.score(prompt(5), [completion(6)]))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(judge.calls) == 1
+        busy = False
+        await last
+        assert judge.calls[1:] == [[(5, 6)]]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("finish", "tokens", "scored"),
+    [
+        (Finish.EOS, (3, EOS), (1, 3, EOS)),
+        (Finish.EOS, (3, 8), (1, 3, 8)),  # another of the policy's end tokens
+        (Finish.LENGTH, (3, 4), (1, 3, 4, EOS)),
+        (Finish.STOP, (3, 4), (1, 3, 4, EOS)),
+    ],
+)
+def test_texts_that_did_not_end_get_the_end_token(
+    finish: Finish, tokens: tuple[int, ...], scored: tuple[int, ...]
+) -> None:
+    judge = Recorder()
+    score_all(JudgeReward(judge, append_eos=EOS), [(prompt(1), [completion(*tokens, finish=finish)])])
+    assert judge.calls == [[scored]]
+
+
+def test_without_the_setting_nothing_is_appended() -> None:
+    judge = Recorder()
+    score_all(JudgeReward(judge), [(prompt(1), [completion(3, finish=Finish.LENGTH)])])
+    assert judge.calls == [[(1, 3)]]
+
+
+def test_a_judge_with_its_own_tokenizer_reads_its_own_tokens() -> None:
+    judge = Recorder()
+    reward = JudgeReward(judge, encode=lambda p, c: (100, len(c.text)), append_eos=EOS)
+    score_all(reward, [(prompt(1), [completion(3, EOS)])])
+    assert judge.calls == [[(100, 1, EOS)]]
+
+
+def test_a_score_that_is_no_number_masks_its_response_alone() -> None:
+    reward = JudgeReward(lambda sequences: [math.nan, 2.0, math.inf])
+    [[first, second, third]] = score_all(reward, [(prompt(1), [completion(2)] * 3)])
+    assert (first.value, second.value, third.value) == (None, 2.0, None)
+    assert first.reason is not None and "nan" in first.reason and second.reason is None
+
+
+def test_the_judges_error_reaches_all_who_wait_and_the_next_may_ask_again() -> None:
+    calls = 0
+
+    def judge(sequences: list[Tokens]) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ConnectionError("judge is gone")
+        return [0.0] * len(sequences)
+
+    reward = JudgeReward(judge)
+
+    async def run() -> None:
+        both = [reward.score(prompt(i), [completion(2)]) for i in range(2)]
+        errors = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(error) for error in errors] == [ConnectionError] * 2
+        assert [score.value for score in await reward.score(prompt(1), [completion(2)])] == [0.0]
+
+    asyncio.run(run())
+
+
+def test_too_few_scores_are_an_error() -> None:
+    with pytest.raises(ValueError, match="asked about 2 sequences and answered with 1"):
+        score_all(JudgeReward(lambda sequences: [0.0]), [(prompt(1), [completion(2)] * 2)])
+
+
+def test_a_cancelled_request_is_not_scored() -> None:
+    judge, busy = Recorder(), True
+    reward = JudgeReward(judge, busy=lambda: busy)
+
+    async def run() -> None:
+        nonlocal busy
+        gone = asyncio.create_task(reward.score(prompt(1), [completion(2)]))
+        stays = asyncio.create_task(reward.score(prompt(3), [completion(4)]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        busy = False
+        assert [score.value for score in await stays] == [7.0]
+
+    asyncio.run(run())
+    assert judge.calls == [[(3, 4)]]
