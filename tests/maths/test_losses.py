@@ -110,6 +110,7 @@ def test_preference_margin_by_hand() -> None:
     now = torch.tensor([9.0, -1.0, -2.0, 9.0, -3.0])
     reference = torch.tensor([1.0, -1.5, -2.5, 2.0, -2.0])
     close(preference_margin(now, reference, trainable, row, 2), [2.0])
+    close(preference_margin(now, reference, trainable, row, 2, average=True), [1.5])  # 1 / 2 - (-1) / 1
     swapped = preference_margin(
         torch.tensor([9.0, -3.0, 9.0, -1.0, -2.0]),
         torch.tensor([2.0, -2.0, 1.0, -1.5, -2.5]),

@@ -27,6 +27,8 @@ class DPO(Objective):
     """How closely the reference is kept: the larger, the closer."""
     label_smoothing: float = 0.0
     """Assumed share of flipped labels: conservative DPO under `sigmoid`, needed (> 0) by `robust`."""
+    length_average: bool = False
+    """IPO on log-ratios averaged over each answer's tokens, as its authors ran it, instead of summed."""
 
     data: ClassVar[Data] = "preferences"
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
@@ -38,6 +40,12 @@ class DPO(Objective):
         check_range("label_smoothing", self.label_smoothing, 0.0, 0.499)
         if self.label_smoothing and self.loss in ("ipo", "hinge"):
             raise ValueError(f"label_smoothing={self.label_smoothing} has no meaning for loss={self.loss}: set it to 0")
+        if self.loss == "robust" and not self.label_smoothing:
+            raise ValueError(
+                "loss=robust needs label_smoothing above 0: give the share of flipped labels, or use sigmoid"
+            )
+        if self.length_average and self.loss != "ipo":
+            raise ValueError(f"length_average=true has no meaning for loss={self.loss}: set it to false, or loss=ipo")
 
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.preference}
@@ -45,7 +53,9 @@ class DPO(Objective):
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
         """Sum over pairs of weight * loss(h)."""
         assert output.logprobs is not None and batch.reference is not None and batch.row_weight is not None
-        h = preference_margin(output.logprobs, batch.reference, batch.trainable, batch.row, len(batch))
+        h = preference_margin(
+            output.logprobs, batch.reference, batch.trainable, batch.row, len(batch), average=self.length_average
+        )
         weight = batch.row_weight.view(-1, 2)[:, 0]
         loss = (self._of_margin(h) * weight).sum()
         return loss, {"loss/policy": float(loss.detach())} | pair_figures(self.beta * h.detach(), weight)

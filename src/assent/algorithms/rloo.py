@@ -15,8 +15,8 @@ from assent.types import Role, Stats
 @dataclass(frozen=True)
 class RLOO(PolicyGradient):
     """`samples` completions of each prompt are sampled. Good is what beats the mean of the others of its group, each
-    reward less its KL penalty. Minimised is the clipped policy loss, its ratio by token (`ratio=sequence` for the
-    paper's). Ahmadian et al. 2024."""
+    reward less its KL penalty. Minimised is the clipped policy loss, its ratio by token (`ratio=sequence
+    aggregation=sequence` for the paper's: each answer one action). Ahmadian et al. 2024."""
 
     samples: int = 4
     kl_coefficient: float = 0.05

@@ -26,7 +26,7 @@ class Aggregation(StrEnum):
 def token_weights(trainable: Tensor, row: Tensor, rows: int, how: Aggregation, *, constant: float = 1.0) -> Tensor:
     """Weight of each token, (n,); 0 where not trained.
 
-        token     m_t / sum m        sequence  m_t / (rows with any * sum_row m)        constant  m_t / (rows * constant)
+        token  m_t / sum m       sequence  m_t / (rows with any * sum_row m)       constant  m_t / (rows * constant)
 
     Rows without a trained token do not count as rows under `sequence`; they do under `constant`, as in Dr.GRPO.
     """

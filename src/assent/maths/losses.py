@@ -56,9 +56,15 @@ def clipped_value(values: Tensor, old: Tensor, returns: Tensor, *, clip: float |
     return 0.5 * torch.maximum(plain, (held - returns).square())
 
 
-def preference_margin(policy: Tensor, reference: Tensor, trainable: Tensor, row: Tensor, rows: int) -> Tensor:
-    """h = (chosen - rejected) of summed log-ratios for adjacent rows, (rows / 2,)."""
-    ratio = row_sum((policy - reference) * trainable, row, rows).view(-1, 2)
+def preference_margin(
+    policy: Tensor, reference: Tensor, trainable: Tensor, row: Tensor, rows: int, *, average: bool = False
+) -> Tensor:
+    """h = (chosen - rejected) of log-ratios summed (or averaged) over each row, for adjacent rows, (rows / 2,)."""
+    difference = policy - reference
+    if average:
+        ratio = row_mean(difference, trainable, row, rows).view(-1, 2)
+    else:
+        ratio = row_sum(difference * trainable, row, rows).view(-1, 2)
     return ratio[:, 0] - ratio[:, 1]
 
 

@@ -1,0 +1,106 @@
+"""Hyperparameters: published defaults, refusals that say what is allowed, the early stop, the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from assent.algorithms import ALGORITHMS, Objective, register_algorithm
+from assent.algorithms.best_of_k import BestOfK
+from assent.algorithms.dpo import DPO
+from assent.algorithms.grpo import GRPO
+from assent.algorithms.online_dpo import OnlineDPO
+from assent.algorithms.ppo import PPO
+from assent.algorithms.reinforce import Reinforce
+from assent.algorithms.remax import ReMax
+from assent.algorithms.reward_model import RewardModel
+from assent.algorithms.rloo import RLOO
+from assent.algorithms.sft import SFT
+
+
+def test_defaults_are_the_published_ones() -> None:
+    ppo = PPO()
+    assert (ppo.clip_low, ppo.clip_high, ppo.value_clip) == (0.2, 0.2, 0.2)
+    assert (ppo.trace, ppo.discount, ppo.kl_coefficient, ppo.value_coefficient) == (0.95, 1.0, 0.05, 0.1)
+    assert ppo.updates() == (1, 4)
+    assert (GRPO().samples, GRPO().kl_in_loss, GRPO().scale_rewards, GRPO().updates()) == (8, 0.0, True, (1, 1))
+    assert (RLOO().samples, RLOO().kl_coefficient, RLOO().ratio) == (4, 0.05, "token")
+    assert (DPO().beta, OnlineDPO().beta, DPO().loss) == (0.1, 0.1, "sigmoid")
+    assert PPO().kl_estimator == "k3" and PPO().aggregation == "token"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PPO(aggregation="mean"), "aggregation='mean' is not one of token, sequence, constant"),
+        (lambda: PPO(ratio="word"), "ratio='word' is not one of token, sequence, geometric"),
+        (lambda: PPO(kl_estimator="k4"), "kl_estimator='k4' is not one of k1, k2, k3"),
+        (lambda: PPO(samples=0), "samples=0 must be at least 1"),
+        (lambda: PPO(clip_low=1.5), r"clip_low=1.5 must be between 0.0 and 1.0"),
+        (lambda: PPO(clip_high=-0.1), "clip_high=-0.1 must be at least 0"),
+        (lambda: PPO(clip_high=float("nan")), "clip_high=nan"),
+        (lambda: PPO(dual_clip=0.5), "dual_clip=0.5 must be at least 1"),
+        (lambda: PPO(constant=0.0), "constant=0.0 must be at least"),
+        (lambda: PPO(kl_in_loss=-1.0), "kl_in_loss=-1.0 must be at least 0"),
+        (lambda: PPO(epochs=0), "epochs=0 must be at least 1"),
+        (lambda: PPO(minibatches=0), "minibatches=0 must be at least 1"),
+        (lambda: PPO(early_stop_ratio=0.9), "early_stop_ratio=0.9 must be at least 1"),
+        (lambda: PPO(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
+        (lambda: PPO(kl_target=0.0), "kl_target=0.0"),
+        (lambda: PPO(kl_horizon=0.0), "kl_horizon=0.0"),
+        (lambda: PPO(discount=1.1), "discount=1.1 must be between"),
+        (lambda: PPO(trace=-0.1), "trace=-0.1 must be between"),
+        (lambda: PPO(value_clip=-0.1), "value_clip=-0.1"),
+        (lambda: PPO(normalisation_decay=1.1), "normalisation_decay=1.1"),
+        (lambda: GRPO(samples=1), "samples=1 must be at least 2"),
+        (lambda: RLOO(samples=1), "samples=1 must be at least 2"),
+        (lambda: RLOO(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
+        (lambda: ReMax(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
+        (lambda: Reinforce(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
+        (lambda: Reinforce(discount=2.0), "discount=2.0"),
+        (lambda: Reinforce(group_baseline=True), r"samples \(with group_baseline\)=1 must be at least 2"),
+        (lambda: OnlineDPO(samples=1), "samples=1 must be at least 2"),
+        (lambda: OnlineDPO(beta=0.0), "beta=0.0"),
+        (lambda: BestOfK(samples=0), "samples=0 must be at least 1"),
+        (lambda: RewardModel(centring=-0.1), "centring=-0.1"),
+        (lambda: DPO(loss="kto"), "loss='kto' is not one of sigmoid, ipo, hinge, robust"),
+        (lambda: DPO(label_smoothing=0.5), "label_smoothing=0.5 must be between"),
+        (lambda: DPO(loss="ipo", label_smoothing=0.1), "label_smoothing=0.1 has no meaning for loss=ipo"),
+        (lambda: DPO(loss="hinge", label_smoothing=0.1), "label_smoothing=0.1 has no meaning for loss=hinge"),
+        (lambda: DPO(loss="robust"), "loss=robust needs label_smoothing above 0"),
+        (lambda: DPO(length_average=True), "length_average=true has no meaning for loss=sigmoid"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_early_stop_by_the_mean_ratio_in_both_directions() -> None:
+    method = PPO(early_stop_ratio=2.0)
+    assert method.halt({"ratio/mean": 1.9}) is None
+    assert method.halt({"ratio/mean": 0.51}) is None
+    assert "2.1" in (method.halt({"ratio/mean": 2.1}) or "")
+    assert "0.49" in (method.halt({"ratio/mean": 0.49}) or "")
+    assert method.halt({"ratio/mean": float("nan")}) is not None
+    assert method.halt({"loss/critic": 1.0}) is None  # the critic's figures know no ratio
+    assert PPO().halt({"ratio/mean": 100.0}) is None
+    assert SFT().halt({"ratio/mean": 100.0}) is None
+
+
+def test_recomputing_old_logprobs_is_a_setting_of_ratio_methods_alone() -> None:
+    assert PPO(recompute_old=True).recompute_old
+    assert not PPO().recompute_old
+    assert not DPO().recompute_old
+
+
+def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(SFT):
+        pass
+
+    monkeypatch.setattr("assent.algorithms.ALGORITHMS", dict(ALGORITHMS))
+    assert register_algorithm("mine", Mine) is Mine
+    assert register_algorithm("mine", Mine) is Mine  # a reloaded plug-in
+    with pytest.raises(ValueError, match="'mine' is taken by Mine: choose another"):
+        register_algorithm("mine", SFT)

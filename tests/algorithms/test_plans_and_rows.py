@@ -1,0 +1,149 @@
+"""What every online method samples, and which rows it makes of a scored group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from assent.algorithms import ALGORITHMS, Algorithm, PolicyGradient
+from assent.algorithms.base import row_of
+from assent.algorithms.best_of_k import BestOfK
+from assent.algorithms.grpo import GRPO
+from assent.algorithms.online_dpo import OnlineDPO
+from assent.algorithms.ppo import PPO
+from assent.algorithms.reinforce import Reinforce
+from assent.algorithms.remax import ReMax
+from assent.algorithms.rloo import RLOO
+from assent.types import Group, Role, Row, Sampling
+
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_tokens=2, max_tokens=9, stop=("x",), seed=3)
+EVERYTHING = [PPO(), GRPO(), RLOO(), Reinforce()]
+
+
+def places(rows: list[Row]) -> list[int]:
+    """Which responses the rows are of: the fixture's response i starts with token 10 + i."""
+    return [row.tokens[3] - 10 for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [(PPO(), 1), (PPO(samples=3), 3), (GRPO(), 8), (RLOO(), 4), (Reinforce(), 1), (OnlineDPO(), 4), (BestOfK(), 4)],
+)
+def test_plan_is_the_same_sampling_for_every_sample(method: Algorithm, count: int) -> None:
+    assert method.plan(SAMPLING) == [SAMPLING] * count
+
+
+def test_remax_adds_one_greedy_answer_of_the_whole_distribution_at_the_end() -> None:
+    *samples, greedy = ReMax(samples=2).plan(SAMPLING)
+    assert samples == [SAMPLING, SAMPLING]
+    assert greedy == Sampling(temperature=0.0, top_p=1.0, top_k=0, min_tokens=2, max_tokens=9, stop=("x",), seed=3)
+    assert greedy.greedy
+
+
+@pytest.mark.parametrize("method", EVERYTHING, ids=lambda method: type(method).__name__)
+def test_a_failed_reward_has_no_row_and_no_zero(method: Algorithm, make_group: Callable[..., Group]) -> None:
+    rows = method.rows(make_group([1.0, None, -2.0], index=9))
+    assert places(rows) == [0, 2]
+    assert [row.reward for row in rows] == [1.0, -2.0]
+    assert {row.group for row in rows} == {9}
+    assert method.rows(make_group([None, None])) == []
+
+
+def test_a_row_is_prompt_and_answer(make_group: Callable[..., Group]) -> None:
+    group = make_group([1.0, 2.0], cut=[1], index=4)
+    assert PPO().rows(group) == [
+        Row(
+            tokens=(5, 6, 7, 10, 2),
+            trainable=(False, False, False, True, True),
+            group=4,
+            logprobs=(0.0, 0.0, 0.0, -1.0, -0.5),
+            versions=(-1, -1, -1, 6, 7),
+            reward=1.0,
+        ),
+        Row(
+            tokens=(5, 6, 7, 11, 2),
+            trainable=(False, False, False, True, True),
+            group=4,
+            logprobs=(0.0, 0.0, 0.0, -2.0, -0.5),
+            versions=(-1, -1, -1, 6, 7),
+            reward=2.0,
+            truncated=True,
+        ),
+    ]
+
+
+def test_a_response_without_a_reward_cannot_become_a_row(make_group: Callable[..., Group]) -> None:
+    group = make_group([None])
+    with pytest.raises(AssertionError, match="without a reward"):
+        row_of(group, group.responses[0])
+
+
+def test_remax_gives_the_samples_the_greedy_reward_as_baseline(make_group: Callable[..., Group]) -> None:
+    rows = ReMax(samples=2).rows(make_group([1.0, 2.0, 0.25]))
+    assert places(rows) == [0, 1]
+    assert [(row.reward, row.baseline) for row in rows] == [(1.0, 0.25), (2.0, 0.25)]
+
+
+def test_remax_needs_the_greedy_reward_but_not_every_sample(make_group: Callable[..., Group]) -> None:
+    assert ReMax(samples=2).rows(make_group([1.0, 2.0, None])) == []
+    assert places(ReMax(samples=2).rows(make_group([None, 2.0, 0.25]))) == [1]
+
+
+def test_dynamic_sampling_drops_groups_that_carry_no_signal(make_group: Callable[..., Group]) -> None:
+    dapo = GRPO(dynamic_sampling=True)
+    assert dapo.rows(make_group([1.0, 1.0, 1.0])) == []
+    assert dapo.rows(make_group([1.0, None, None])) == []
+    assert places(dapo.rows(make_group([1.0, None, 0.0]))) == [0, 2]
+    assert places(GRPO().rows(make_group([1.0, 1.0, 1.0]))) == [0, 1, 2]  # without it they stay, and count as equal
+
+
+def test_online_dpo_puts_the_best_before_the_worst(make_group: Callable[..., Group]) -> None:
+    rows = OnlineDPO().rows(make_group([0.5, 2.0, -1.0, 1.0]))
+    assert places(rows) == [1, 2]
+    assert [row.reward for row in rows] == [2.0, -1.0]
+    assert places(OnlineDPO().rows(make_group([None, 0.0, None, 1.0]))) == [3, 1]
+
+
+def test_online_dpo_drops_ties_and_lone_answers(make_group: Callable[..., Group]) -> None:
+    assert OnlineDPO().rows(make_group([1.0, 1.0, 1.0])) == []
+    assert OnlineDPO().rows(make_group([1.0, None])) == []
+    assert OnlineDPO().rows(make_group([None, None])) == []
+
+
+def test_best_of_k_keeps_the_best(make_group: Callable[..., Group]) -> None:
+    assert places(BestOfK().rows(make_group([0.0, 3.0, None, 3.0]))) == [1]
+    assert places(BestOfK().rows(make_group([-5.0, None]))) == [0]
+    assert BestOfK().rows(make_group([None])) == []
+
+
+def test_what_each_method_asks_for_trains_and_reads() -> None:
+    made = {name: method() for name, method in ALGORITHMS.items()}
+    reference, critic = Role.REFERENCE, Role.CRITIC
+    assert {name: method.asks for name, method in made.items()} == {
+        "sft": frozenset(),
+        "reward": frozenset(),
+        "dpo": {reference},
+        "ppo": {reference, critic},
+        "grpo": frozenset(),
+        "rloo": {reference},
+        "remax": {reference},
+        "reinforce": {reference},
+        "online-dpo": {reference},
+        "best-of-k": frozenset(),
+    }
+    assert GRPO(kl_in_loss=0.04).asks == {reference}
+    trained = {name: set(method.losses()) for name, method in made.items()}
+    assert trained.pop("reward") == {Role.JUDGE}
+    assert trained.pop("ppo") == {Role.POLICY, critic}
+    assert all(roles == {Role.POLICY} for roles in trained.values())
+    assert {name for name, method in made.items() if method.unit == 2} == {"reward", "dpo", "online-dpo"}
+    assert {name for name, method in made.items() if method.uses_ratio} == {
+        name for name, method in made.items() if isinstance(method, PolicyGradient)
+    }
+    assert {name: method.data for name, method in made.items() if not isinstance(method, Algorithm)} == {
+        "sft": "demonstrations",
+        "reward": "preferences",
+        "dpo": "preferences",
+    }
+    assert {method.data for method in made.values() if isinstance(method, Algorithm)} == {"prompts"}
