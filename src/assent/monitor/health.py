@@ -1,0 +1,261 @@
+"""Says in plain words when a run looks ill: what is seen, what it usually means, what to try.
+
+    metrics of a step -> history (the first and the latest figures) -> every sign -> warnings
+
+A sign has a severity: at 1 it warns, once, and stays silent until it has been calm again and some steps have passed.
+Left out: stopping or changing a run, which is the person's decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, variance
+from typing import Any
+
+CALM = 0.8
+"""Severity below which a sign may warn again."""
+QUIET = 50
+"""Checks after a warning before the same sign may warn again."""
+BEGIN = 5
+"""How many figures make up "at the start"."""
+RECENT = 5
+"""How many figures make up "now"."""
+MEMORY = 160
+"""How many of the latest figures are kept."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric: its first figures and its latest ones."""
+
+    begin: list[float] = field(default_factory=list)
+    latest: list[float] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if len(self.begin) < BEGIN:
+            self.begin.append(value)
+        self.latest = [*self.latest[-(MEMORY - 1) :], value]
+
+    @property
+    def settled(self) -> bool:
+        """Whether "now" and "at the start" share no figure."""
+        return self.count >= BEGIN + RECENT
+
+    @property
+    def start(self) -> float:
+        return fmean(self.begin)
+
+    @property
+    def now(self) -> float:
+        return fmean(self.latest[-RECENT:])
+
+
+class History(dict[str, Series]):
+    """The series of every metric seen so far; an empty one for a metric that is not there."""
+
+    def __missing__(self, name: str) -> Series:
+        return Series()
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """How bad one thing looks (1: warn) and the words for it."""
+
+    severity: float
+    words: str
+
+
+FINE = Sign(0.0, "")
+
+
+class Health:
+    """Watches the figures of one run. `check` takes a step's metrics and returns warnings, mostly none."""
+
+    def __init__(self) -> None:
+        self._history = History()
+        self._silent: dict[str, int] = {}  # checks for which a sign that warned stays silent at least
+
+    def check(self, metrics: Mapping[str, Any]) -> list[str]:
+        figures = {name: value for name, value in metrics.items() if name not in ("step", "epoch", "time")}
+        for name, value in figures.items():
+            if value is not None and math.isfinite(value):
+                self._history.setdefault(name, Series()).add(float(value))
+        signs = {"finite": _not_finite(figures)}
+        signs |= {name: sign(self._history) for name, sign in SIGNS.items()}
+        place = f"Step {metrics['step']}: " if "step" in metrics else ""
+        return [place + sign.words for name, sign in signs.items() if self._newly(name, sign.severity)]
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on as if nothing had happened; plain JSON."""
+        series = {name: [s.begin, s.latest, s.count] for name, s in self._history.items()}
+        return {"series": series, "silent": dict(self._silent)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._history = History(
+            {name: Series(list(begin), list(latest), count) for name, (begin, latest, count) in state["series"].items()}
+        )
+        self._silent = dict(state["silent"])
+
+    def _newly(self, name: str, severity: float) -> bool:
+        if name in self._silent:
+            self._silent[name] -= 1
+            if self._silent[name] <= 0 and severity < CALM:
+                del self._silent[name]
+            return False
+        if severity < 1:
+            return False
+        self._silent[name] = QUIET
+        return True
+
+
+def _not_finite(figures: Mapping[str, Any]) -> Sign:
+    bad = [f"{name} is {value}" for name, value in figures.items() if value is None or not math.isfinite(value)]
+    return Sign(
+        float(bool(bad)),
+        f"{', '.join(bad)}. A loss or gradient has overflowed, or a reward divided by zero. Resume from the last good "
+        "checkpoint with a lower learning rate or a smaller gradient norm limit, and look at the rewards of this step.",
+    )
+
+
+def _entropy(history: History) -> Sign:
+    entropy = history["entropy"]
+    online = history["reward/mean"].count > 0  # in supervised training it is meant to fall
+    if not (entropy.settled and online) or entropy.start <= 0:
+        return FINE
+    return Sign(
+        0.25 * entropy.start / max(entropy.now, 1e-9),
+        f"entropy has fallen to {entropy.now:.3g} nats a token, from {entropy.start:.3g} at the start. The policy "
+        "usually has settled on a few answers and no longer explores. Try a lower learning rate, a larger KL "
+        "coefficient or a wider upper clip range.",
+    )
+
+
+def _kl(history: History) -> Sign:
+    kl = history["kl/reference"]
+    if not kl.settled:
+        return FINE
+    before = fmean(kl.latest[-4 * RECENT : -RECENT])
+    jump = min(kl.now / 10.0, kl.now / max(3.0 * before, 1e-9))
+    return Sign(
+        max(kl.now / 30.0, jump),
+        f"the KL to the reference is {kl.now:.3g} nats an answer ({before:.3g} a little earlier). The policy is "
+        "running away from the model it started from, and the judge was never trained on what it writes there. Try a "
+        "larger or adaptive KL coefficient, or a lower learning rate; an earlier checkpoint may be the better model.",
+    )
+
+
+def _hacking(history: History) -> Sign:
+    gold = history["reward/gold"]
+    judge = history["reward/judge"] if "reward/judge" in history else history["reward/mean"]
+    length = min(len(gold.latest), len(judge.latest))
+    worst = FINE
+    for window in (20, 40, 80, MEMORY):
+        if window > length:
+            break
+        rise, fall = _trend(judge.latest[-window:]), -_trend(gold.latest[-window:])
+        severity = min(rise, fall) / 3.5
+        if severity > worst.severity:
+            half = window // 2
+            judges = f"{fmean(judge.latest[-window:-half]):.3g} to {fmean(judge.latest[-half:]):.3g}"
+            golds = f"{fmean(gold.latest[-window:-half]):.3g} to {fmean(gold.latest[-half:]):.3g}"
+            worst = Sign(
+                severity,
+                f"the judge's reward rises ({judges} over {window} steps) while the gold reward falls ({golds}). The "
+                "policy usually exploits the judge's mistakes. Stop here or take an earlier checkpoint; try a larger "
+                "KL coefficient, or a judge trained on more pairs and on answers of this policy.",
+            )
+    return worst
+
+
+def _trend(values: Sequence[float]) -> float:
+    """How many standard errors the second half lies above the first (Welch's t)."""
+    half = len(values) // 2
+    early, late = values[:half], values[half:]
+    error = math.sqrt(variance(early) / len(early) + variance(late) / len(late))
+    return (fmean(late) - fmean(early)) / max(error, 1e-9)
+
+
+def _length(history: History) -> Sign:
+    length = history["length/mean"]
+    if not length.settled or length.start <= 0 or history["reward/mean"].count == 0:
+        return FINE
+    ratio = max(length.now, 1e-9) / length.start
+    way = "longer" if ratio > 1 else "shorter"
+    return Sign(
+        max(ratio, 1 / ratio) / 2,
+        f"answers have become {way}: {length.now:.3g} tokens on average, {length.start:.3g} at the start. The reward "
+        f"usually favours {way} answers whatever they say. Read some samples; compare rewards of answers of equal "
+        "length, and try a token-wise or constant aggregation of the loss or a length term in the reward.",
+    )
+
+
+def _unfinished(history: History) -> Sign:
+    share = history["unfinished"]
+    if share.count < RECENT:
+        return FINE
+    grown = min(share.now / 0.2, (share.now - share.start) / 0.2)
+    return Sign(
+        max(share.now / 0.5, grown),
+        f"{share.now:.0%} of the answers are cut off by length ({share.start:.0%} at the start). The policy does not "
+        "end its answers, or there is too little room. Raise the limit on new tokens, or give unfinished answers a "
+        "penalty instead of scoring them as they are.",
+    )
+
+
+def _equal_groups(history: History) -> Sign:
+    share = history["groups/equal"]
+    if share.count < RECENT:
+        return FINE
+    return Sign(
+        share.now / 0.8,
+        f"in {share.now:.0%} of the groups all answers have the same reward, so these prompts teach nothing. They are "
+        "too easy, too hard, or the reward fails. Try prompts of medium difficulty, more samples a prompt, a higher "
+        "temperature, or dynamic sampling.",
+    )
+
+
+def _clipping(history: History) -> Sign:
+    share = history["clip_fraction"]
+    if share.count < RECENT:
+        return FINE
+    return Sign(
+        share.now / 0.3,
+        f"{share.now:.0%} of the tokens are clipped. The policy moves too far within one batch, and those tokens no "
+        "longer teach. Try a lower learning rate, fewer epochs or mini-batches a step, or less lag.",
+    )
+
+
+def _sampler(history: History) -> Sign:
+    gap = history["kl/sampler"]
+    if gap.count == 0:
+        return FINE
+    first = gap.begin[0]
+    if gap.count == 1:
+        return Sign(
+            first / 1e-3,
+            f"before the first update sampler and learner already differ by {first:.3g} nats a token; it should be "
+            "about 0. Both see other weights, another temperature, a truncated distribution, dropout or coarser "
+            "arithmetic. Compare the log-probs of one answer on both sides before training on.",
+        )
+    return Sign(
+        gap.now / 0.02,
+        f"sampler and learner differ by {gap.now:.3g} nats a token ({first:.3g} in the first step). The samples are "
+        "older or coarser than the learner takes them for. Try less lag, truncated importance weights or the same "
+        "precision on both sides; if there is no lag, check that new weights reach the sampler.",
+    )
+
+
+SIGNS: Mapping[str, Callable[[History], Sign]] = {
+    "entropy": _entropy,
+    "kl": _kl,
+    "hacking": _hacking,
+    "length": _length,
+    "unfinished": _unfinished,
+    "equal groups": _equal_groups,
+    "clipping": _clipping,
+    "sampler": _sampler,
+}

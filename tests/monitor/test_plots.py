@@ -1,0 +1,173 @@
+"""Plots show what the records hold, from one run or a folder of runs, and say what is missing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assent.monitor.plots import PALETTE, Curve, Panel, _fill, _panels, draw, find_runs, smooth
+from assent.monitor.sinks import JsonLines
+
+
+def write_run(folder, records):
+    sink = JsonLines(folder / "metrics.jsonl")
+    for record in records:
+        sink.write(record)
+    sink.close()
+
+
+def sft(steps=20):
+    return [
+        {"step": s, "loss/policy": 5.0 / s} | ({"validation/loss": 6.0 / s} if s % 10 == 0 else {})
+        for s in range(1, steps + 1)
+    ]
+
+
+def online(steps=20, gold=True):
+    return [
+        {
+            "step": s,
+            "loss/policy": 0.01,
+            "loss/critic": 1 / s,
+            "reward/mean": s / 10,
+            "kl/reference": s / 4,
+            "entropy": 2,
+        }
+        | ({"reward/gold": s / 40} if gold else {})
+        for s in range(1, steps + 1)
+    ]
+
+
+def size_of(png):
+    content = png.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def test_all_draws_every_quantity_that_one_run_has(tmp_path):
+    write_run(tmp_path, online())
+    files = draw(tmp_path, "all")
+    assert [file.relative_to(tmp_path).as_posix() for file in files] == [
+        "plots/loss.png",
+        "plots/reward.png",
+        "plots/kl.png",
+        "plots/entropy.png",
+    ]
+    # Loss has two panels beside each other, entropy one: 2 * 4.8 and 6.4 inches at 150 points an inch.
+    assert size_of(files[0]) == (1440, 540)
+    assert size_of(files[3]) == (960, 540)
+
+
+def test_a_pipeline_folder_is_searched_and_runs_are_named_by_their_place(tmp_path):
+    write_run(tmp_path / "demo" / "sft", sft())
+    write_run(tmp_path / "demo" / "ppo", online())
+    runs = find_runs(tmp_path / "demo")
+    assert {run.name for run in runs} == {"sft", "ppo"}
+    losses = {panel.title: panel for panel in _panels("loss", runs)}
+    assert set(losses) == {"sft: policy loss", "ppo: policy loss", "ppo: critic loss"}
+    train, validation = losses["sft: policy loss"].curves
+    assert (validation.steps, validation.values) == ([10, 20], [0.6, 0.3])
+    assert train.steps == list(range(1, 21))
+    assert losses["sft: policy loss"].unit == "nats per token"
+    assert losses["ppo: policy loss"].unit == "surrogate objective"
+    out = tmp_path / "elsewhere"
+    assert draw(tmp_path / "demo", "loss", out) == [out / "loss.png"]
+
+
+def test_runs_of_one_stage_share_a_panel(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"seed-{seed}" / "sft", sft())
+    (panel,) = _panels("loss", find_runs(tmp_path))
+    assert {curve.label for curve in panel.curves if not curve.measured} == {f"seed-{s}/sft" for s in range(3)}
+
+
+def test_a_single_run_is_named_by_its_folder(tmp_path):
+    write_run(tmp_path / "my-run", sft())
+    assert [run.name for run in find_runs(tmp_path / "my-run")] == ["my-run"]
+
+
+def test_gold_has_its_own_panel_where_it_is_and_none_where_it_is_not(tmp_path):
+    write_run(tmp_path / "a", online(gold=True))
+    write_run(tmp_path / "b", online(gold=False))
+    panels = {panel.title: [curve.label for curve in panel.curves] for panel in _panels("reward", find_runs(tmp_path))}
+    assert sorted(panels["reward"]) == ["a", "b"]
+    assert panels["gold reward"] == ["a"]
+
+
+def test_a_judge_that_is_the_whole_reward_is_drawn_once(tmp_path):
+    write_run(tmp_path, [{"step": s, "reward/mean": s, "reward/judge": s} for s in range(1, 4)])
+    assert [panel.title for panel in _panels("reward", find_runs(tmp_path))] == ["judge reward"]
+
+
+def test_figures_that_were_not_finite_leave_a_gap(tmp_path):
+    write_run(
+        tmp_path, [{"step": 1, "entropy": 2.0}, {"step": 2, "entropy": float("nan")}, {"step": 3, "entropy": 1.0}]
+    )
+    (panel,) = _panels("entropy", find_runs(tmp_path))
+    assert panel.curves[0].steps == [1, 3]
+    assert draw(tmp_path, "entropy")
+
+
+def test_a_panel_has_title_labels_legend_and_a_thin_line_under_a_smooth_one():
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    steps = list(range(40))
+    noisy = [float(step % 2) for step in steps]
+    curves = [
+        Curve("ppo", steps, noisy),
+        Curve("ppo, validation", [10, 20], [0.5, 0.5], True),
+        Curve("b", steps, noisy),
+    ]
+    _fill(axes, Panel("reward", "reward per answer", curves))
+    assert (axes.get_title(loc="left") or axes.get_title()) == "reward"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("optimizer step", "reward per answer")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ppo", "ppo, validation", "b"]
+    raw, smoothed, validation, *_ = axes.get_lines()
+    assert raw.get_linewidth() < smoothed.get_linewidth()
+    assert list(raw.get_ydata()) == noisy
+    middle = list(smoothed.get_ydata())[5:-5]
+    assert all(0.3 < value < 0.7 for value in middle)  # the zigzag between 0 and 1 is gone
+    assert {raw.get_color(), smoothed.get_color(), validation.get_color()} == {PALETTE[0]}
+
+
+def test_smoothing_by_hand():
+    # width 4: a box of 3 twice. Once: (3/2, 3/3, 3/3, 0/2) = (1.5, 1, 1, 0); twice: (1.25, 3.5/3, 2/3, 0.5).
+    assert smooth([0, 3, 0, 0], 4) == pytest.approx([1.25, 3.5 / 3, 2 / 3, 0.5])
+
+
+@given(values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60), width=st.integers(1, 90))
+def test_smoothing_stays_in_range_and_turns_with_the_series(values, width):
+    smoothed = smooth(values, width)
+    assert len(smoothed) == len(values)
+    assert min(values) - 1e-6 <= min(smoothed)
+    assert max(smoothed) <= max(values) + 1e-6
+    assert smooth(values[::-1], width) == pytest.approx(smoothed[::-1], abs=1e-6)
+    assert smooth([2.0] * len(values), width) == pytest.approx([2.0] * len(values))
+
+
+def test_errors_name_what_was_searched(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        draw(tmp_path / "nowhere", "loss")
+    with pytest.raises(FileNotFoundError, match=rf"No metrics\.jsonl in {tmp_path}"):
+        draw(tmp_path, "loss")
+    write_run(tmp_path / "sft", sft())
+    with pytest.raises(ValueError, match=r"none of kl/reference, kl/sampler stands in sft/metrics\.jsonl"):
+        draw(tmp_path, "kl")
+    with pytest.raises(
+        ValueError, match=r"plot_type='losses' is unknown\. Choose one of: loss, reward, kl, entropy, all"
+    ):
+        draw(tmp_path, "losses")
+    assert [file.name for file in draw(tmp_path, "all")] == ["loss.png"]
+
+
+def test_importing_the_module_imports_no_matplotlib():
+    program = "import sys, assent.monitor.plots, assent.monitor.health; print('matplotlib' in sys.modules)"
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert answer.stdout.strip() == "False"
