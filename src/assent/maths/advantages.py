@@ -57,7 +57,7 @@ def generalised_advantages(
 def return_to_go(rewards: Tensor, trainable: Tensor, row: Tensor, rows: int, *, discount: float) -> Tensor:
     """G_t = r_t + gamma G_{t+1} over trained tokens, (n,): GAE with no critic and lambda 1 (Williams 1992)."""
     zero = torch.zeros_like(rewards)
-    none = torch.zeros(rows, dtype=rewards.dtype)
+    none = rewards.new_zeros(rows)
     return generalised_advantages(rewards, zero, none, trainable, row, discount=discount, trace=1.0)[0]
 
 
@@ -105,8 +105,8 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
 def equal_groups(reward: Tensor, group: Tensor) -> float:
     """Share of groups whose rewards are all the same: no gradient comes from them."""
     group, groups = _numbered(group)
-    high = torch.full((groups,), -torch.inf).scatter_reduce(0, group, reward, reduce="amax")
-    low = torch.full((groups,), torch.inf).scatter_reduce(0, group, reward, reduce="amin")
+    high = reward.new_full((groups,), -torch.inf).scatter_reduce(0, group, reward, reduce="amax")
+    low = reward.new_full((groups,), torch.inf).scatter_reduce(0, group, reward, reduce="amin")
     return float((high == low).float().mean())
 
 

@@ -1,0 +1,263 @@
+"""The expected gradient of each method's loss is the gradient of E[reward] - beta KL, exactly.
+
+A task small enough to list every answer: two tokens and an end, at most two steps, so seven answers. The expectation is
+a sum over them (or over all pairs), so a wrong sign, shift or mask anywhere between rows and loss shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from assent.algorithms.base import Algorithm, Objective, Output
+from assent.algorithms.grpo import GRPO
+from assent.algorithms.ppo import PPO
+from assent.algorithms.reinforce import Reinforce
+from assent.algorithms.remax import ReMax
+from assent.algorithms.rloo import RLOO
+from assent.algorithms.sft import SFT
+from assent.batch import Batch
+from assent.types import Role, Row
+
+END = 2
+ANSWERS = [(END,), *product((0, 1), (0, 1, END))]
+# One line a state: at the start, after token 0, after token 1. In quarters, so that 16 rows hold the distribution.
+POLICY = torch.tensor([[1, 1, 2], [2, 1, 1], [1, 2, 1]], dtype=torch.float64) / 4
+OTHER = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.3, 0.6], [0.3, 0.3, 0.4]], dtype=torch.float64)
+REWARD = torch.tensor([0.3, -1.0, 2.0, 0.5, 1.5, -0.7, 0.1], dtype=torch.float64)
+BETA = 0.4
+
+
+def steps(answer: Sequence[int]) -> list[tuple[int, int]]:
+    """(state, token) of each decision: state 0 at the start, then 1 + the token before."""
+    return [(0, answer[0])] + [(1 + answer[0], token) for token in answer[1:]]
+
+
+def per_token(logp: Tensor, answers: Sequence[int]) -> Tensor:
+    """The column of log-probs of rows prompt | answer, (n,): 0 on the prompt."""
+    entries = []
+    for number in answers:
+        entries.append(torch.zeros((), dtype=torch.float64))
+        entries.extend(logp[state, token] for state, token in steps(ANSWERS[number]))
+    return torch.stack(entries)
+
+
+def chance(table: Tensor) -> Tensor:
+    """Probability of each answer, (7,)."""
+    return torch.stack([torch.stack([table[state, token] for state, token in steps(y)]).prod() for y in ANSWERS])
+
+
+def objective_gradient(beta: float) -> Tensor:
+    """d (E[reward] - beta KL(policy || OTHER)) / d logits, by autograd through the exact sums."""
+    logits = POLICY.log().clone().requires_grad_()
+    p = chance(torch.softmax(logits, -1))
+    total = (p * (REWARD - beta * (p.log() - chance(OTHER).log()))).sum()
+    return torch.autograd.grad(total, logits)[0]
+
+
+def batch_of(answers: Sequence[int], *, sampler: Tensor = POLICY) -> Batch:
+    """Rows of one group; what the sampler and the reference say of them in double precision."""
+    rows = [Row(tokens=(9, *ANSWERS[y]), trainable=(False, *(True,) * len(ANSWERS[y]))) for y in answers]
+    return Batch.of(rows).with_columns(
+        behaviour=per_token(sampler.log(), answers),
+        reference=per_token(OTHER.log(), answers),
+        reward=REWARD[list(answers)],
+    )
+
+
+def loss_of(method: Objective, batch: Batch, answers: Sequence[int], logits: Tensor) -> Tensor:
+    current = per_token(torch.log_softmax(logits, -1), answers)
+    output = Output(logprobs=current, entropy=torch.zeros_like(current))
+    return method.losses()[Role.POLICY](output, method.weigh(batch))[0]
+
+
+def expected_gradient(method: Algorithm, size: int, *, sampler: Tensor = POLICY, **columns: Tensor) -> Tensor:
+    """The gradient of the loss, averaged over every batch of `size` answers with its probability."""
+    logits = POLICY.log().clone().requires_grad_()
+    p = chance(sampler)
+    total = torch.zeros((), dtype=torch.float64)
+    for answers in product(range(len(ANSWERS)), repeat=size):
+        batch = batch_of(answers, sampler=sampler)
+        if columns:
+            batch = batch.with_columns(**{name: column_of(column, answers) for name, column in columns.items()})
+        batch, _ = method.credit(batch, {})
+        total = total + p[list(answers)].prod() * loss_of(method, batch, answers, logits)
+    return torch.autograd.grad(total, logits)[0]
+
+
+def column_of(table: Tensor, answers: Sequence[int]) -> Tensor:
+    """A per-answer table (7,) as a row column, a per-state one (3,) as a token column."""
+    if len(table) == len(ANSWERS):
+        return table[list(answers)]
+    entries: list[float] = []
+    for number in answers:
+        entries += [99.0, *(float(table[state]) for state, _ in steps(ANSWERS[number]))]
+    return torch.tensor(entries, dtype=torch.float64)
+
+
+EVERYONE = [y for y, p in enumerate(chance(POLICY).tolist()) for _ in range(round(16 * p))]
+"""16 rows in which every answer stands as often as its probability says."""
+
+
+def whole_gradient(method: Objective) -> tuple[Tensor, Batch]:
+    """The gradient on the one batch that is the distribution itself, and that batch after credit."""
+    logits = POLICY.log().clone().requires_grad_()
+    batch = batch_of(EVERYONE)
+    if isinstance(method, Algorithm):
+        batch, _ = method.credit(batch, {})
+    return torch.autograd.grad(loss_of(method, batch, EVERYONE, logits), logits)[0], batch
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    assert float(expected.abs().max()) > 0.01  # or the comparison says nothing
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+
+
+def state_values() -> Tensor:
+    """The true value of each state: what is still to come, reward and KL penalty, under the policy."""
+    cost = BETA * (POLICY.log() - OTHER.log())
+    values = torch.zeros(3, dtype=torch.float64)
+    for state in (1, 2):
+        rewards = torch.stack([REWARD[ANSWERS.index((state - 1, token))] for token in range(3)])
+        values[state] = (POLICY[state] * (rewards - cost[state])).sum()
+    ends = torch.stack([values[1], values[2], REWARD[0]])
+    values[0] = (POLICY[0] * (ends - cost[0])).sum()
+    return values
+
+
+def test_the_rows_are_the_distribution() -> None:
+    assert len(EVERYONE) == 16
+    assert float(chance(POLICY).sum()) == pytest.approx(1.0)
+
+
+def test_ppo_without_a_critic() -> None:
+    method = PPO(kl_coefficient=BETA, trace=1.0, whiten_advantages=False, aggregation="constant")
+    none = torch.zeros(7, dtype=torch.float64)
+    got = expected_gradient(method, 1, values=torch.zeros(3), bootstrap=none)
+    close(got, -objective_gradient(BETA))
+
+
+@pytest.mark.parametrize("trace", [0.0, 0.5, 1.0])
+def test_ppo_with_the_true_critic_at_any_lambda(trace: float) -> None:
+    """A value read one token off would bias every lambda below 1."""
+    method = PPO(kl_coefficient=BETA, trace=trace, whiten_advantages=False, aggregation="constant")
+    none = torch.zeros(7, dtype=torch.float64)
+    got = expected_gradient(method, 1, values=state_values(), bootstrap=none)
+    close(got, -objective_gradient(BETA))
+
+
+def test_ppo_of_answers_cut_after_one_token_bootstraps_from_the_true_value() -> None:
+    """Every answer that would go on is cut after its first token: its true value stands in for the rest."""
+    values = state_values()
+    method = PPO(kl_coefficient=BETA, trace=0.9, whiten_advantages=False, aggregation="constant")
+    logits = POLICY.log().clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for token in range(3):
+        cut = token != END
+        row = Row(tokens=(9, token), trainable=(False, True), truncated=cut)
+        start = torch.zeros(1, dtype=torch.float64)
+        batch = Batch.of([row]).with_columns(
+            behaviour=torch.cat((start, POLICY[0, token].log()[None])),
+            reference=torch.cat((start, OTHER[0, token].log()[None])),
+            reward=torch.zeros(1, dtype=torch.float64) if cut else REWARD[:1],
+            values=torch.cat((start, values[:1])),
+            bootstrap=values[1 + token : 2 + token] if cut else torch.full((1,), 50.0, dtype=torch.float64),
+        )
+        batch, _ = method.credit(batch, {})
+        current = torch.cat((start, torch.log_softmax(logits, -1)[0, token][None]))
+        output = Output(logprobs=current, entropy=torch.zeros_like(current))
+        total = total + POLICY[0, token] * method.policy_loss(output, method.weigh(batch))[0]
+    got = torch.autograd.grad(total, logits)[0]
+    close(got[0], -objective_gradient(BETA)[0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        RLOO(samples=2, kl_coefficient=BETA, aggregation="constant"),
+        RLOO(samples=2, kl_coefficient=BETA, aggregation="sequence", ratio="sequence"),
+    ],
+    ids=["tokens", "sequences"],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_rloo(method: RLOO, size: int) -> None:
+    close(expected_gradient(method, size), -objective_gradient(BETA))
+
+
+def test_remax() -> None:
+    greedy = REWARD[0].expand(7)  # the most likely first token is the end
+    method = ReMax(kl_coefficient=BETA, aggregation="constant")
+    close(expected_gradient(method, 1, baseline=greedy), -objective_gradient(BETA))
+
+
+@pytest.mark.parametrize("group_baseline", [False, True])
+def test_reinforce(group_baseline: bool) -> None:
+    """Whitening is an affine map of the batch: on the whole distribution it divides by the deviation and no more."""
+    method = Reinforce(samples=2, kl_coefficient=BETA, group_baseline=group_baseline, aggregation="constant")
+    got, batch = whole_gradient(method)
+    returns = []
+    shift = REWARD[EVERYONE].mean() if group_baseline else 0.0
+    for y in EVERYONE:
+        costs = [BETA * float(POLICY[s, a].log() - OTHER[s, a].log()) for s, a in steps(ANSWERS[y])]
+        returns += [float(REWARD[y] - shift) - sum(costs[t:]) for t in range(len(costs))]
+    close(got * torch.tensor(returns, dtype=torch.float64).std(), -objective_gradient(BETA))
+    assert batch.advantages is not None
+    assert float(batch.advantages[batch.trainable].mean()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_dr_grpo_is_short_by_its_own_share_of_the_mean() -> None:
+    method = GRPO(samples=2, scale_rewards=False, aggregation="constant")
+    close(expected_gradient(method, 2), -objective_gradient(0.0) / 2)  # (k - 1) / k
+    close(expected_gradient(method, 3), -objective_gradient(0.0) * 2 / 3)
+
+
+def test_grpo_divides_by_the_deviation_of_the_group() -> None:
+    got, _ = whole_gradient(GRPO(aggregation="constant"))
+    close(got * (REWARD[EVERYONE].std() + 1e-4), -objective_gradient(0.0))
+
+
+def test_a_token_mean_is_the_same_direction_on_the_whole_distribution() -> None:
+    got, batch = whole_gradient(GRPO(scale_rewards=False))
+    close(got * int(batch.trainable.sum()) / 16, -objective_gradient(0.0))
+
+
+def test_old_samples_are_corrected_by_the_ratio_of_sequences() -> None:
+    """Drawn from another policy: E_mu[rho A] is E_pi[A] where nothing is clipped."""
+    method = RLOO(samples=2, kl_coefficient=0.0, ratio="sequence", aggregation="sequence", clip_low=1.0, clip_high=1e9)
+    close(expected_gradient(method, 2, sampler=OTHER), -objective_gradient(0.0))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_in_the_loss_pulls_towards_the_reference(estimator: str) -> None:
+    """In every state visited: the KL's own gradient by k2, that of KL(reference || policy) by k3."""
+    plain, _ = whole_gradient(GRPO(aggregation="constant"))
+    held, _ = whole_gradient(GRPO(aggregation="constant", kl_in_loss=BETA, kl_estimator=estimator))
+    logits = POLICY.log().clone().requires_grad_()
+    logp, reference = torch.log_softmax(logits, -1), OTHER.log()
+    reverse, forward = (logp.exp() * (logp - reference)).sum(-1), (OTHER * (reference - logp)).sum(-1)
+    visits = torch.tensor([1.0, 0.25, 0.25], dtype=torch.float64)
+    total = BETA * (visits * (reverse if estimator == "k2" else forward)).sum()
+    close(held - plain, torch.autograd.grad(total, logits)[0])
+
+
+def test_sft_is_at_rest_on_its_own_distribution_and_moves_towards_another() -> None:
+    rest, _ = whole_gradient(SFT())
+    torch.testing.assert_close(rest, torch.zeros_like(rest), atol=1e-7, rtol=0)
+    logits = OTHER.log().clone().requires_grad_()
+    moved = torch.autograd.grad(loss_of(SFT(), batch_of(EVERYONE), EVERYONE, logits), logits)[0]
+    close(moved[0], (OTHER - POLICY)[0] * 16 / 24)  # cross-entropy in the first state; 24 tokens, 16 of them first
+
+
+def test_entropy_bonus_raises_entropy() -> None:
+    batch = batch_of(EVERYONE)
+    method = GRPO(entropy_bonus=0.3)
+    batch, _ = method.credit(batch, {})
+    entropy = torch.zeros(len(batch.tokens), dtype=torch.float64, requires_grad=True)
+    assert batch.behaviour is not None
+    loss, _ = method.policy_loss(Output(logprobs=batch.behaviour, entropy=entropy), method.weigh(batch))
+    gradient = torch.autograd.grad(loss, entropy)[0]
+    torch.testing.assert_close(gradient, -0.3 / 24 * batch.trainable.double(), atol=1e-7, rtol=0)
