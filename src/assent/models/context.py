@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BUCKET_WASTE = 1.25
+BUCKET_WASTE = 1.1
 """A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
 
 
@@ -39,29 +39,34 @@ class Packed:
         """`lengths` in tokens, every one at least 1. `window` is the family's sliding attention window, if any."""
         self.lengths = tuple(lengths)
         self.window = window
+        if min(self.lengths, default=0) < 1:
+            raise ValueError(f"lengths={list(lengths)} must name at least one sequence of at least one token each.")
         starts = torch.tensor((0, *self.lengths), dtype=torch.int64).cumsum(0)[:-1]
         sizes = torch.tensor(self.lengths, dtype=torch.int64)
         self.starts = starts.to(device)
         self.ends = (starts + sizes - 1).to(device)  # index of each sequence's last token
         total = sum(self.lengths)
         self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
-        self.buckets = [bucket.to(device) for bucket in _buckets(starts, sizes)]
-        self.unpad = _unpad(starts, sizes, self.buckets, total).to(device)
+        buckets = _buckets(starts, sizes)
+        self.shapes = [(index.shape[0], index.shape[1]) for index in buckets]  # (rows, longest) of each bucket
+        even = len(set(self.lengths)) == 1  # then the flat tokens are the padded rows already
+        self.pad = None if even else torch.cat([index.flatten() for index in buckets]).to(device)  # (padded,)
+        self.unpad = None if even else _unpad(buckets, total).to(device)  # (tokens,)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        outputs = [self._bucket(index, query, key, value) for index in self.buckets]
+        if self.pad is not None:
+            # One gather for all buckets: its backward fills and adds into one whole gradient, not one a bucket.
+            query, key, value = (x.index_select(0, self.pad) for x in (query, key, value))
+        areas = [rows * length for rows, length in self.shapes]
+        parts = zip(self.shapes, *(torch.split(x, areas) for x in (query, key, value)), strict=True)
+        outputs = [self._bucket(*part) for part in parts]
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return padded.index_select(0, self.unpad)
+        return padded if self.unpad is None else padded.index_select(0, self.unpad)
 
-    def _bucket(self, index: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows, length = index.shape
+    def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows, length = shape
         heads, dim = query.shape[1], query.shape[2]
-        flat = index.reshape(-1)
-
-        def gather(x: Tensor) -> Tensor:
-            return x.index_select(0, flat).view(rows, length, x.shape[1], dim).transpose(1, 2)
-
-        q, k, v = gather(query), gather(key), gather(value)  # (rows, heads, length, dim)
+        q, k, v = (x.view(rows, length, x.shape[1], dim).transpose(1, 2) for x in (query, key, value))
         if k.shape[1] != heads:
             k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
         if self.window is not None and length > self.window:
@@ -100,13 +105,12 @@ def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
     return indices
 
 
-def _unpad(starts: Tensor, sizes: Tensor, buckets: list[Tensor], total: int) -> Tensor:
+def _unpad(buckets: list[Tensor], total: int) -> Tensor:
     """Where each token stands in the concatenated padded buckets. Shape (tokens,)."""
     places = torch.empty(total, dtype=torch.int64)
     base = 0
     for index in buckets:
         rows, length = index.shape
-        index = index.cpu()
         real = torch.ones(rows, length, dtype=torch.bool)
         real[:, 1:] = index[:, 1:] != index[:, :-1]  # a repeated index is a pad
         places[index[real]] = base + torch.arange(rows * length).view(rows, length)[real]
