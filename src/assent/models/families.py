@@ -244,7 +244,8 @@ def _read_rotary(
     heads = keys.take("num_attention_heads", 32)
     max_positions = keys.take("max_position_embeddings", sizes["max_position_embeddings"])
     rope_theta, rope_scaling = keys.rope(max_positions)
-    keys.expect("is_causal", True)
+    for name, only in (("is_causal", True), ("rope_interleaved", False), ("use_mrope", False)):
+        keys.expect(name, only)
     return DecoderConfig(
         family=keys.model_type,
         vocab_size=keys.take("vocab_size", sizes["vocab_size"]),

@@ -20,6 +20,8 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], *, max_shard_
     """Write `tensors` to `folder`, in shards of at most `max_shard_bytes` (a larger tensor gets its own)."""
     from safetensors.torch import save_file
 
+    for stale in folder.glob("model*.safetensors*"):
+        stale.unlink()
     shards = _shards(tensors, max_shard_bytes)
     if len(shards) == 1:
         save_file(_contiguous(shards[0]), folder / WEIGHTS, metadata={"format": "pt"})
@@ -35,6 +37,8 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], *, max_shard_
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder; an error that says what to do where there is none."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
     index = folder / INDEX
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -42,8 +46,6 @@ def weight_files(folder: Path) -> list[Path]:
         if missing:
             raise FileNotFoundError(f"{index} lists {', '.join(missing)}, which is not there. Copy the whole folder.")
         return [folder / name for name in names]
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     if pickled:
         raise ValueError(

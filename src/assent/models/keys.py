@@ -31,6 +31,7 @@ _INERT = """
     is_encoder_decoder is_decoder cross_attention_hidden_size tie_encoder_decoder remove_invalid_values
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    is_llama_config transformers.js_config unsloth_fixed unsloth_version
     num_return_sequences exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
 """
 INERT = frozenset(_INERT.split())
