@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assent.models.context import BUCKET_WASTE, Packed, sliding_mask
+
+
+def _attention(lengths: tuple[int, ...], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of each sequence by itself, written out."""
+    rows = []
+    for q, k, v in zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True):
+        n, heads, dim = q.shape
+        k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / dim**0.5
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
+        rows.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(n, heads * dim))
+    return torch.cat(rows)
+
+
+def test_positions_starts_and_ends_by_hand() -> None:
+    context = Packed([3, 1, 2])
+    assert context.positions.tolist() == [0, 1, 2, 0, 0, 1]
+    assert context.starts.tolist() == [0, 3, 4]
+    assert context.ends.tolist() == [2, 3, 5]
+
+
+def test_equal_lengths_need_no_gather() -> None:
+    context = Packed([4, 4, 4])
+    assert context.pad is None
+    assert context.unpad is None
+    assert context.shapes == [(3, 4)]
+
+
+def test_window_by_hand() -> None:
+    mask = sliding_mask(4, 2, device="cpu")
+    assert mask.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_attention_equals_that_of_each_sequence_alone(lengths: list[int]) -> None:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    total = sum(lengths)
+    query = torch.randn(total, 4, 8, generator=generator)
+    key, value = (torch.randn(total, 2, 8, generator=generator) for _ in range(2))
+    context = Packed(lengths)
+    expected = _attention(tuple(lengths), query, key, value)
+    torch.testing.assert_close(context.attend(0, query, key, value), expected, rtol=1e-5, atol=1e-5)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_padding_stays_below_the_promised_waste(lengths: list[int]) -> None:
+    area = sum(rows * longest for rows, longest in Packed(lengths).shapes)
+    assert sum(lengths) <= area <= BUCKET_WASTE * sum(lengths) + 1e-6
+
+
+def test_gradients_equal_those_of_each_sequence_alone() -> None:
+    lengths = (5, 2, 9)
+    inputs = [torch.randn(16, 2, 8, requires_grad=True) for _ in range(3)]
+    weight = torch.randn(16, 16)
+    (Packed(lengths).attend(0, *inputs) * weight).sum().backward()
+    packed = [x.grad for x in inputs]
+    alone = torch.autograd.grad((_attention(lengths, *inputs) * weight).sum(), inputs)
+    for ours, expected in zip(packed, alone, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0]])
+def test_empty_sequences_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        Packed(lengths)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from assent.models.cache import Cache, Prefill
+from assent.models.decoder import Decoder
+from assent.models.fallback import Fallback, _warn_slower
+from assent.models.families import read_config
+from assent.models.load import fresh_model, load_model, save_model
+
+Tiny = Callable[..., dict[str, Any]]
+
+IDS = {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+NEOX = {"model_type": "gpt_neox", **SIZES, "intermediate_size": 48, **IDS, "attention_dropout": 0.5}
+OPT = {"model_type": "opt", **SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, **IDS, "dropout": 0.5}
+PHI = {"model_type": "phi", **SIZES, "intermediate_size": 48, **IDS, "resid_pdrop": 0.5}
+GEMMA = {
+    "model_type": "gemma2",
+    **SIZES,
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "final_logit_softcapping": 0.5,
+    **IDS,
+}
+OTHERS = [NEOX, OPT, PHI, GEMMA]
+
+
+def _rows() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(4, 40, (length,), generator=generator) for length in (9, 3, 14)]
+
+
+@pytest.mark.parametrize("keys", OTHERS, ids=lambda keys: keys["model_type"])
+def test_logits_and_files_are_those_of_transformers(keys: dict[str, Any], tmp_path: Path) -> None:
+    model = fresh_model(keys, seed=1)
+    assert isinstance(model, Fallback)
+    model.train()
+    rows = _rows()
+    context = model.packed([9, 3, 14])
+    hidden = model(torch.cat(rows), context)
+    assert hidden.shape == (26, 32)
+    save_model(model, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    again = load_model(str(tmp_path))
+    assert isinstance(again, Fallback)
+    with torch.no_grad():
+        ours = model.head(hidden).split(context.lengths)
+        for row, logits in zip(rows, ours, strict=True):
+            torch.testing.assert_close(logits, theirs(row[None]).logits[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(again(torch.cat(rows), context), hidden, rtol=0, atol=1e-6)
+    assert (model.vocab_size, model.max_positions) == (40, 64)
+    assert again.special == model.special
+
+
+@pytest.mark.parametrize("keys", OTHERS, ids=lambda keys: keys["model_type"])
+def test_gradients_reach_the_trunk_and_each_name_is_listed_once(keys: dict[str, Any]) -> None:
+    model = fresh_model(keys, seed=1)
+    rows = _rows()
+    model.head(model(torch.cat(rows), model.packed([9, 3, 14]))).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    names = [name for name, _ in model.hf_tensors()]
+    known = set(model.inner.state_dict()) if isinstance(model, Fallback) else set()
+    assert len(names) == len(set(names))
+    assert set(names) <= known
+
+
+@pytest.mark.parametrize("keys", [NEOX, OPT, PHI], ids=lambda keys: keys["model_type"])
+def test_a_judge_scores_alike_in_transformers(keys: dict[str, Any], tmp_path: Path) -> None:
+    save_model(fresh_model(keys, seed=1), tmp_path / "policy")
+    judge = load_model(str(tmp_path / "policy"), head="scalar", seed=1)
+    other = load_model(str(tmp_path / "policy"), head="scalar", seed=2)
+    assert not torch.equal(next(judge.head.parameters()), next(other.head.parameters()))
+    save_model(judge, tmp_path / "judge")
+    rows = _rows()
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
+    context = judge.packed([9, 3, 14])
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "judge").eval()
+    again = load_model(str(tmp_path / "judge"), head="scalar", seed=3)
+    with torch.no_grad():
+        scores = judge.head(judge(torch.cat(rows), context)[context.ends])
+        expected = theirs(padded, attention_mask=(padded != 3).long()).logits
+        torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(again.head(again(torch.cat(rows), context)[context.ends]), scores)
+
+
+def test_a_config_that_the_decoder_refuses_goes_through_transformers(tiny: Tiny, caplog: Any) -> None:
+    _warn_slower.cache_clear()
+    keys = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
+    with caplog.at_level(logging.WARNING):
+        model = fresh_model(keys, seed=1)
+        fresh_model(keys, seed=1)
+    assert isinstance(model, Fallback)
+    warnings = [record.getMessage() for record in caplog.records if record.name == "assent.models.fallback"]
+    assert len(warnings) == 1
+    assert "slower" in warnings[0]
+    assert "scale_attn_by_inverse_layer_idx=True" in warnings[0]
+
+
+def test_an_unknown_key_of_a_checkpoint_goes_through_transformers(tiny: Tiny, tmp_path: Path) -> None:
+    import json
+
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "brand_new_feature": 3}))
+    assert isinstance(load_model(str(tmp_path)), Fallback)
+
+
+def test_both_ways_compute_the_same(tiny: Tiny, tmp_path: Path) -> None:
+    from assent.models.fallback import load_fallback
+
+    native = fresh_model(tiny("qwen3"), seed=1)
+    assert isinstance(native, Decoder)
+    save_model(native, tmp_path)
+    other = load_fallback(tmp_path, head="lm", dtype=torch.float32, reason="Asked for.", seed=0)
+    rows = torch.cat(_rows())
+    context = native.packed([9, 3, 14])
+    torch.testing.assert_close(native(rows, context), other(rows, context), rtol=0, atol=1e-4)
+
+
+def test_a_cache_is_refused(tiny: Tiny) -> None:
+    model = fresh_model(NEOX)
+    cache = Cache(read_config(tiny("llama")), 1, 8, dtype=torch.float32)
+    with pytest.raises(TypeError, match="reads whole sequences, not Prefill"):
+        model(torch.arange(4), Prefill(cache, [0], [4]))
+
+
+def test_what_is_no_causal_model_is_refused() -> None:
+    bert = {"model_type": "bert", **SIZES, "intermediate_size": 48, **IDS}
+    with pytest.raises(ValueError, match="not causal"):
+        fresh_model(bert)
+    with pytest.raises(ValueError, match="Transformers does not know it either"):
+        fresh_model({"model_type": "nothing_of_the_kind"})
+    with pytest.raises(ValueError, match=r"hiden_size.*Nearest known keys: hidden_size"):
+        fresh_model({**NEOX, "hiden_size": 3})
+
+
+def test_a_judge_is_no_policy(tmp_path: Path) -> None:
+    save_model(fresh_model(NEOX, head="scalar"), tmp_path)
+    with pytest.raises(ValueError, match=r"missing or unknown .*A reward model has no LM head"):
+        load_model(str(tmp_path))

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
+from assent.models.tokenizer import check_vocabulary
+
+Tiny = Callable[..., dict[str, Any]]
+
+
+def _save(folder: Path, *, specials: list[str], **roles: str) -> None:
+    words = {word: index for index, word in enumerate([*specials, "a", "good", "film"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token=roles.get("unk_token")))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain.add_special_tokens(specials)
+    PreTrainedTokenizerFast(tokenizer_object=plain, **roles).save_pretrained(folder)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<s>"], bos_token="<s>")
+    with pytest.raises(ValueError, match="no end token"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_distinct_pad_is_kept(tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>", "<blank>"], eos_token="<end>", pad_token="<blank>")
+    assert load_tokenizer(str(tmp_path)).pad_token == "<blank>"
+
+
+def test_a_reserved_token_becomes_the_pad(tmp_path: Path) -> None:
+    specials = ["<end>", "<|reserved_special_token_0|>"]
+    _save(tmp_path, specials=specials, eos_token="<end>", pad_token="<end>")
+    assert load_tokenizer(str(tmp_path)).pad_token_id == 1
+
+
+def test_an_unknown_token_becomes_the_pad(tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>", "<unk>"], eos_token="<end>", unk_token="<unk>")
+    assert load_tokenizer(str(tmp_path)).pad_token == "<unk>"
+
+
+def test_a_pad_is_added_where_the_model_has_room(tmp_path: Path, caplog: Any) -> None:
+    _save(tmp_path, specials=["<end>"], eos_token="<end>")  # ids 0 to 3
+    assert load_tokenizer(str(tmp_path), vocab_size=5).pad_token_id == 4
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 4}))
+    with caplog.at_level(logging.WARNING):
+        assert load_tokenizer(str(tmp_path)).pad_token_id is None
+    assert "no room" in caplog.text
+
+
+def test_the_tokenizer_and_its_ids_are_saved_with_the_model(tiny: Tiny, tmp_path: Path) -> None:
+    _save(tmp_path / "words", specials=["<end>", "<s>"], eos_token="<end>", bos_token="<s>")
+    tokenizer = load_tokenizer(str(tmp_path / "words"))
+    keys = {name: value for name, value in tiny("llama").items() if not name.endswith(("token_id", "vocab_size"))}
+    model = fresh_model(keys, vocab_size=len(tokenizer))
+    check_vocabulary(tokenizer, model)
+    save_model(model, tmp_path / "model", tokenizer=tokenizer)
+    special = load_model(str(tmp_path / "model")).special
+    assert (special.bos, special.eos, special.pad) == (1, (0,), 5)
+    generation = json.loads((tmp_path / "model/generation_config.json").read_text())
+    assert generation["eos_token_id"] == 0
+    assert AutoTokenizer.from_pretrained(tmp_path / "model")("good film").input_ids == [3, 4]
+
+
+def test_a_tokenizer_that_is_too_large_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>"], eos_token="<end>")
+    model = fresh_model({**tiny("gpt2"), "vocab_size": 3, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0})
+    with pytest.raises(ValueError, match=r"reach \d, but the model's vocab_size is 3"):
+        check_vocabulary(load_tokenizer(str(tmp_path)), model)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no tokenizer that transformers can load"):
+        load_tokenizer(str(tmp_path))
