@@ -1,0 +1,340 @@
+"""The package keeps its shape: one import direction, optional libraries in one file each, readable sizes.
+
+Every rule is a function from a source tree to a list of complaints. It runs on the package, where the list must be
+empty, and on a small tree that breaks it, where the list must not be.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "assent"
+
+# A unit may import units of earlier lines and itself, never one beside it. Units are subpackages and top-level files.
+LAYERS = (
+    {"types", "plugins", "stopping"},
+    {"batch", "maths", "runtime", "monitor"},
+    {"algorithms", "data", "rewards"},
+    {"models"},
+    {"rollout", "learn", "weights"},
+    {"loop", "evaluate"},
+    {"settings"},
+    {"recipes", "records"},
+    {"assemble"},
+    {"pipeline", "generate"},
+    {"demo"},
+    {"cli", "__main__"},
+    {"__init__"},
+)
+ONLY_TYPES = {"runtime", "monitor"}
+
+# Optional libraries and the only file that may import each; None: no file may.
+PLACES = {
+    "ray": "runtime/ray.py",
+    "vllm": "rollout/vllm.py",
+    "tensorboard": "monitor/tensorboard.py",
+    "torch.utils.tensorboard": "monitor/tensorboard.py",
+    "wandb": "monitor/wandb.py",
+    "deepspeed": None,
+    "pickle": None,
+    "marshal": None,
+    "shelve": None,
+}
+
+# What loads none of the heavy libraries when it is imported, not even through another file.
+LIGHT = ("__init__", "types", "plugins", "settings", "cli", "data", "rewards", "monitor")
+HEAVY = {"torch", "transformers", "datasets", "matplotlib", "sklearn"}
+HEAVY_ALL_THE_SAME = {"rewards/judge.py": "it runs the judge, a model"}
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+ALGORITHM_CODE_LINES = 80
+ALGORITHM_BASES = {"algorithms/base.py", "algorithms/policy_gradient.py"}
+OVERSIZED: dict[str, str] = {}  # "models/x.py" or "models/x.py:function" -> why it cannot be split
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, absolute: "torch.nn", "assent.batch.Batch"."""
+
+    name: str
+    line: int
+    at_load: bool
+    """Runs when the file is imported: it stands in no function and is not for type checkers only."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the tree; `path` is relative to the package."""
+
+    root: Path
+    path: str
+
+    @cached_property
+    def text(self) -> str:
+        return (self.root / self.path).read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def unit(self) -> str:
+        return self.path.split("/")[0].removesuffix(".py")
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(self._imports(self.tree, at_load=True))
+
+    def _imports(self, node: ast.AST, *, at_load: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, at_load) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = self._base(child)
+                yield from (Import(f"{base}.{alias.name}", child.lineno, at_load) for alias in child.names)
+            else:
+                yield from self._imports(child, at_load=at_load and not _runs_later(child))
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = ["assent", *self.path.split("/")[:-1]]
+        return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def _runs_later(node: ast.AST) -> bool:
+    for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return for_checkers or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def sources(root: Path) -> dict[str, Source]:
+    paths = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
+    return {path: Source(root, path) for path in paths}
+
+
+def ours(imported: Import) -> bool:
+    return imported.name.split(".")[0] == "assent"
+
+
+def unit_of(imported: Import, known: dict[str, Source]) -> str:
+    """The unit that an import of ours names; "__init__" for `from assent import run`."""
+    part = imported.name.split(".")[1] if "." in imported.name else "__init__"
+    units = {source.unit for source in known.values()}
+    return part if part in units or part in set().union(*LAYERS) else "__init__"
+
+
+def direction(root: Path) -> list[str]:
+    known = sources(root)
+    layer = {unit: index for index, units in enumerate(LAYERS) for unit in units}
+    complaints = [f"{s.path}: {s.unit} stands in no layer of LAYERS" for s in known.values() if s.unit not in layer]
+    for source in known.values():
+        for imported in filter(ours, source.imports):
+            target = unit_of(imported, known)
+            where = f"{source.path}:{imported.line}: {source.unit} imports {imported.name}"
+            if target == source.unit or source.unit not in layer or target not in layer:
+                continue
+            if source.unit in ONLY_TYPES and target != "types":
+                complaints.append(f"{where}, it may import nothing of ours but types")
+            elif layer[target] == layer[source.unit]:
+                complaints.append(f"{where}, which stands beside it")
+            elif layer[target] > layer[source.unit]:
+                complaints.append(f"{where}, which stands above it")
+    return complaints
+
+
+def plain_settings(root: Path) -> list[str]:
+    """A subpackage's settings and `plugins.py` import the standard library, types and other settings only."""
+    complaints = []
+    for path, source in sources(root).items():
+        if not (path == "plugins.py" or path.endswith("/settings.py")):
+            continue
+        for imported in source.imports:
+            parts = imported.name.split(".")
+            is_ours = parts[0] == "assent" and (parts[1:2] == ["types"] or parts[2:3] == ["settings"])
+            if not (is_ours or parts[0] in sys.stdlib_module_names):
+                complaints.append(f"{path}:{imported.line}: imports {imported.name}, not settings, types or a standard")
+    return complaints
+
+
+def one_place(root: Path) -> list[str]:
+    return [
+        f"{path}:{imported.line}: imports {library}, which only {place or 'no file'} may"
+        for path, source in sources(root).items()
+        for imported in source.imports
+        for library, place in PLACES.items()
+        if path != place and (imported.name == library or imported.name.startswith(library + "."))
+    ]
+
+
+def light(root: Path) -> list[str]:
+    known = sources(root)
+    return [
+        f"importing {' -> '.join(chain)} loads {chain[-1]}; import it in the function that needs it"
+        for path, source in known.items()
+        if source.unit in LIGHT and path not in HEAVY_ALL_THE_SAME
+        if (chain := _heavy_chain(path, known))
+    ]
+
+
+def _heavy_chain(start: str, known: dict[str, Source]) -> list[str]:
+    """The shortest way from a file over imports that run at load time to a heavy library."""
+    ways, seen = [[start]], {start}
+    for way in ways:
+        for imported in known[way[-1]].imports:
+            if not imported.at_load:
+                continue
+            if imported.name.split(".")[0] in HEAVY:
+                return [*way, imported.name.split(".")[0]]
+            for path in _files(imported.name, known) - seen:
+                seen.add(path)
+                ways.append([*way, path])
+    return []
+
+
+def _files(name: str, known: dict[str, Source]) -> set[str]:
+    """The files that run when a module of ours is imported: its own and those of the packages around it."""
+    parts = name.split(".")
+    if parts[0] != "assent":
+        return set()
+    places = ["/".join(parts[1:end]) for end in range(1, len(parts) + 1)]
+    candidates = {f"{place}/__init__.py".lstrip("/") for place in places} | {f"{place}.py" for place in places}
+    return candidates & known.keys()
+
+
+def sizes(root: Path) -> list[str]:
+    complaints = {}
+    for path, source in sources(root).items():
+        lines = source.text.count("\n")
+        if lines > FILE_LINES:
+            complaints[path] = f"{path} has {lines} lines, at most {FILE_LINES}"
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    place = f"{path}:{node.name}"
+                    complaints[place] = f"{place} has {lines} lines, at most {FUNCTION_LINES}"
+    return [text for place, text in complaints.items() if place not in OVERSIZED]
+
+
+def small_algorithms(root: Path) -> list[str]:
+    complaints = []
+    for path, source in sources(root).items():
+        if source.unit == "algorithms" and path not in ALGORITHM_BASES:
+            lines = len(_code_lines(source))
+            if lines > ALGORITHM_CODE_LINES:
+                complaints.append(f"{path} has {lines} lines of code, at most {ALGORITHM_CODE_LINES}")
+    return complaints
+
+
+def _code_lines(source: Source) -> set[int]:
+    """Lines that hold code: no blank lines, comments, or strings that stand alone, which are prose."""
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
+    lines = {n for t in tokens if t.type not in skipped for n in range(t.start[0], t.end[0] + 1)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+RULES: dict[str, Callable[[Path], list[str]]] = {
+    rule.__name__: rule for rule in (direction, plain_settings, one_place, light, sizes, small_algorithms)
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps(rule: str) -> None:
+    complaints = RULES[rule](ROOT)
+    assert not complaints, "\n".join(["", *complaints])
+
+
+def test_exceptions_name_files_that_exist() -> None:
+    known = sources(ROOT)
+    named = [*HEAVY_ALL_THE_SAME, *ALGORITHM_BASES, *(place.split(":")[0] for place in OVERSIZED)]
+    assert [path for path in named if path not in known] == []
+
+
+LONG = "\n".join(f"    x{n} = {n}" for n in range(FUNCTION_LINES))
+OFFENCES = {
+    "upwards": ("direction", {"maths/kl.py": "from assent.batch import Batch"}, "which stands beside it"),
+    "beside": ("direction", {"learn/learner.py": "from assent.rollout.engine import Engine"}, "which stands beside it"),
+    "above": ("direction", {"models/load.py": "import assent.learn.learner"}, "which stands above it"),
+    "in a function": ("direction", {"data/x.py": "def f():\n    from assent import assemble"}, "which stands above it"),
+    "relative": ("direction", {"data/x.py": "from ..loop import train"}, "data imports assent.loop.train"),
+    "facade": ("direction", {"loop/x.py": "from assent import run"}, "which stands above it"),
+    "monitor": ("direction", {"monitor/x.py": "from assent.plugins import load_object"}, "nothing of ours but types"),
+    "no layer": ("direction", {"novel/x.py": ""}, "novel stands in no layer"),
+    "settings": ("plain_settings", {"data/settings.py": "import omegaconf"}, "data/settings.py:1: imports omegaconf"),
+    "plugins": ("plain_settings", {"plugins.py": "from assent.batch import Batch"}, "imports assent.batch.Batch"),
+    "ray": ("one_place", {"loop/x.py": "def f():\n    import ray.util"}, "loop/x.py:2: imports ray"),
+    "board": (
+        "one_place",
+        {"loop/x.py": "from torch.utils.tensorboard import SummaryWriter"},
+        "torch.utils.tensorboard",
+    ),
+    "pickle": ("one_place", {"loop/x.py": "import pickle"}, "only no file may"),
+    "heavy": ("light", {"data/x.py": "from torch import Tensor"}, "data/x.py -> torch"),
+    "through another": (
+        "light",
+        {"data/x.py": "try:\n    from assent.batch import Batch\nfinally:\n    pass", "batch.py": "import torch.nn"},
+        "data/x.py -> batch.py -> torch",
+    ),
+    "through a package": (
+        "light",
+        {
+            "cli.py": "import assent.models.settings",
+            "models/settings.py": "",
+            "models/__init__.py": "import transformers",
+        },
+        "cli.py -> models/__init__.py -> transformers",
+    ),
+    "long file": ("sizes", {"loop/x.py": "x = 1\n" * 401}, "loop/x.py has 401 lines"),
+    "long function": ("sizes", {"loop/x.py": f"class A:\n  async def f():\n{LONG}"}, "loop/x.py:f has 61 lines"),
+    "long algorithm": ("small_algorithms", {"algorithms/x.py": '"""A."""\n' + "x = 1\n" * 81}, "81 lines of code"),
+}
+
+
+@pytest.mark.parametrize("offence", OFFENCES)
+def test_each_rule_finds_its_offence(tmp_path: Path, offence: str) -> None:
+    rule, files, complaint = OFFENCES[offence]
+    _write(tmp_path, files)
+    found = RULES[rule](tmp_path)
+    assert len(found) == 1, found
+    assert complaint in found[0]
+
+
+def test_what_is_allowed_passes_every_rule(tmp_path: Path) -> None:
+    prose = '"""' + "Much prose.\n" * 100 + '"""\n'
+    _write(
+        tmp_path,
+        {
+            "types.py": "import enum",
+            "batch.py": "import torch\nfrom assent.types import Row",
+            "data/x.py": "from assent.types import Row\ndef f():\n    import torch",
+            "evaluate/settings.py": "import math\nfrom assent.data.settings import DataSettings",
+            "data/y.py": "import typing\nif typing.TYPE_CHECKING:\n    from assent.batch import Batch",
+            "rewards/judge.py": "import torch",
+            "rollout/vllm.py": "import vllm\nfrom assent.models import load",
+            "monitor/wandb.py": "import wandb\nfrom . import sinks",
+            "algorithms/x.py": prose + "# Comment\n\n" * 20 + "x = 1\n" * 80,
+            "loop/x.py": "x = 1\n" * 400,
+            "loop/y.py": "def f():\n" + "\n".join(LONG.splitlines()[1:]),
+        },
+    )
+    assert {name: found for name, rule in RULES.items() if (found := rule(tmp_path))} == {}
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
