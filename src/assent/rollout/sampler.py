@@ -101,7 +101,9 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     # uniform * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last
     # index that has weight.
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # Weights that are not numbers would point past the end, which on an accelerator nothing survives; clamped, the draw
+    # has a log-prob that is not finite, and the engine says so.
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

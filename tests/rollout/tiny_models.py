@@ -1,0 +1,54 @@
+"""Tiny random models in transformers' own classes, what those answer, and a tokenizer of single letters."""
+
+from typing import Any
+
+import torch
+
+VOCAB = 300
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 96},
+    "llama": {"num_key_value_heads": 2, "max_position_embeddings": 96},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 96},
+    "mistral": {"num_key_value_heads": 2, "max_position_embeddings": 96, "sliding_window": 6},
+}
+ROTARY = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+class Letters:
+    """Token i is the i-th letter (and round again); nothing ends a text unless a test says so."""
+
+    eos_token_id = None
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return "".join(chr(ord("a") + token % 26) for token in token_ids)
+
+
+def transformers_model(kind: str, **config: Any) -> Any:
+    """A random model in transformers' own class, lively enough that greedy answers do not repeat one token."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = CONFIGS.get(kind, {})
+    keys = (ROTARY if kind not in ("gpt2", "opt", "gpt_neox", "bloom") else {}) | shape | config
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=VOCAB, **keys, **ends))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.15)
+    return model.eval()
+
+
+def greedy_reference(model: Any, prompt: list[int], count: int) -> tuple[int, ...]:
+    """What transformers' own `generate` answers."""
+    tokens = torch.tensor([prompt])
+    output = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=count, pad_token_id=0
+    )
+    return tuple(output[0, len(prompt) :].tolist())
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in lengths]
