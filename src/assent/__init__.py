@@ -1,0 +1,68 @@
+"""Assent: reinforcement learning from human feedback, from one laptop CPU to many GPU nodes.
+
+    from assent import load_settings, run
+    result = run(load_settings("recipe.yaml", ["train.steps=100"]))
+    result.metrics[-1], result.checkpoint("policy"), result.samples
+
+Names are imported when they are first used: `import assent` itself costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from assent.algorithms import ALGORITHMS, Algorithm, Objective, PolicyGradient, register_algorithm
+    from assent.assemble import run
+    from assent.data.formats import register_dialect
+    from assent.models.families import register_family
+    from assent.pipeline import load_pipeline, run_pipeline
+    from assent.recipes import load_settings
+    from assent.records import Run
+    from assent.rewards.rules import register_reward
+    from assent.settings import Settings, SettingsError
+
+_PLACES = {
+    "ALGORITHMS": "algorithms",
+    "Algorithm": "algorithms",
+    "Objective": "algorithms",
+    "PolicyGradient": "algorithms",
+    "register_algorithm": "algorithms",
+    "run": "assemble",
+    "register_dialect": "data.formats",
+    "register_family": "models.families",
+    "load_pipeline": "pipeline",
+    "run_pipeline": "pipeline",
+    "load_settings": "recipes",
+    "register_reward": "rewards.rules",
+    "Run": "records",
+    "Settings": "settings",
+    "SettingsError": "settings",
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Objective",
+    "PolicyGradient",
+    "Run",
+    "Settings",
+    "SettingsError",
+    "load_pipeline",
+    "load_settings",
+    "register_algorithm",
+    "register_dialect",
+    "register_family",
+    "register_reward",
+    "run",
+    "run_pipeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"assent.{_PLACES[name]}"), name)
+    raise AttributeError(f"module 'assent' has no attribute {name!r}")

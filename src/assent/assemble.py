@@ -1,18 +1,13 @@
 """From settings to a run: the only file that names concrete classes and joins them.
 
-    settings -> tokenizer, data -> models -> learners, engine, rewards -> source, hooks -> train -> Run
+settings -> tokenizer, data -> models -> learners, engine, rewards -> source, hooks -> train -> Run
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-import shutil
-import signal
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +15,7 @@ from typing import Any
 
 import torch
 
-from assent import run as records
+from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
@@ -34,38 +29,35 @@ from assent.loop.hooks import (
     RecordMetrics,
     RecordSamples,
     SaveCheckpoint,
+    Track,
     restore,
     validation_loss,
+    validation_rewards,
 )
-from assent.loop.offline import OfflineSource
+from assent.loop.offline import OfflineSource, with_reference
 from assent.loop.online import OnlineSource
 from assent.loop.progress import BatchSource, Hook, Moment, Progress
 from assent.loop.train import train
 from assent.models.base import LanguageModel
+from assent.models.config import HeadKind
 from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
 from assent.models.tokenizer import check_vocabulary
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
+from assent.monitor.trackers import open_trackers
+from assent.records import Run, find_resume, open_folder
 from assent.rewards.base import Reward
 from assent.rewards.judge import JudgeReward
 from assent.rewards.rules import function_reward
 from assent.rewards.settings import RewardSettings
 from assent.rewards.weighted import WeightedReward
 from assent.rollout.engine import Engine
-from assent.rollout.rollouter import Rollouter, rollout_figures
-from assent.run import Run
+from assent.rollout.rollouter import Rollouter
 from assent.runtime.local import LocalGang
 from assent.settings import Settings, SettingsError, check, resolved
-from assent.types import Completion, Prompt, Role, Row, Sampling, Stats
-
-
-class Stopped(Exception):
-    """The run was asked to stop by a signal; it saved before it did. `code` is the exit status that tells so."""
-
-    def __init__(self, signum: int, step: int):
-        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}; resume=latest goes on from there")
-        self.code = 128 + signum
+from assent.stopping import Stopped, stop_signals
+from assent.types import Completion, Prompt, Role, Sampling, Stats
 
 
 def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
@@ -88,63 +80,6 @@ def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
         asyncio.run(job.train(stop))
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)
-
-
-def open_folder(settings: Settings) -> Path:
-    """The run's folder, made or, for a resume, found. Refuses to mix two runs."""
-    name = settings.name or f"{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if Path(name).name != name or name.startswith("."):
-        raise SettingsError(f"name={name!r} must be a plain folder name; its place is set by `output`")
-    folder = Path(settings.output) / name
-    if settings.resume:
-        if settings.name is None:
-            raise SettingsError(f"resume={settings.resume} needs the run's name: set name=...")
-        if settings.overwrite:
-            raise SettingsError("resume and overwrite contradict each other: keep one")
-    elif folder.exists() and any(folder.iterdir()):
-        if not settings.overwrite:
-            raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
-        shutil.rmtree(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"the run's folder {folder} cannot be made: {error}") from error
-    return folder
-
-
-def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
-    """The checkpoint to go on from, if any, and what is wrong with newer ones."""
-    if settings.resume is None or (settings.resume == "latest" and not store.names()):
-        return None, []
-    if settings.resume == "latest":
-        return store.latest()
-    if settings.resume not in store.names():
-        raise SettingsError(f"resume={settings.resume}: there is latest, or one of {store.names()}")
-    store.verify(settings.resume)
-    return settings.resume, []
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """While open, the first SIGTERM or SIGINT is noted for the loop to end at its next step; a second one acts as ever."""
-    received: list[int] = []
-    previous: dict[int, Any] = {}
-
-    def note(signum: int, frame: Any) -> None:
-        received.append(signum)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread: whoever owns it deals with signals
-        previous.clear()
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @dataclass
@@ -188,7 +123,7 @@ class Job:
         roles = list(self.objective.losses())
         trained: dict[Role, LanguageModel] = {}
         for role in roles:
-            head = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
+            head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
             if self.resume is not None:
                 trained[role] = self.load(str(self.store.model(role, self.resume)), head=head)
             else:
@@ -208,7 +143,7 @@ class Job:
         self.check_lengths(trained)
         return Models(trained.get(Role.POLICY), trained, reference)
 
-    def initial(self, role: Role, *, head: str = "lm") -> LanguageModel:
+    def initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
         """A role's model as the run starts."""
         settings = self.settings
         path = settings.model.path
@@ -219,11 +154,15 @@ class Job:
             return self.load(path, head=head)
         size = len(self.tokenizer)
         return fresh_model(
-            settings.model.config, head=head, seed=settings.seed, vocab_size=size, device=self.device  # type: ignore[arg-type]
+            settings.model.config,
+            head=head,
+            seed=settings.seed,
+            vocab_size=size,
+            device=self.device,
         )
 
-    def load(self, path: str, *, head: str = "lm") -> LanguageModel:
-        return load_model(path, head=head, device=self.device, seed=self.settings.seed)  # type: ignore[arg-type]
+    def load(self, path: str, *, head: HeadKind = "lm") -> LanguageModel:
+        return load_model(path, head=head, device=self.device, seed=self.settings.seed)
 
     def check_lengths(self, trained: Mapping[Role, LanguageModel]) -> None:
         """Refuse rows that would not fit a model's context."""
@@ -350,7 +289,7 @@ class Job:
             if engine is not None:
                 await self.publish(engine, progress.step)
         elif settings.reference.once and isinstance(source, OfflineSource):
-            source.items = await self.with_reference(cast, source)
+            source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker:
             hooks = self.hooks(cast, source, rollouter, memory, tracker, progress)
             try:
@@ -381,17 +320,6 @@ class Job:
         lag = self.settings.rollout.max_lag
         engine.load(dict(self.models.policy.hf_tensors()) if lag else None, version)
 
-    async def with_reference(self, cast: Cast, source: OfflineSource) -> list[tuple[Row, ...]]:
-        """Every row with its reference log-probs, computed in one pass before training."""
-        rows = [row for item in source.items for row in item]
-        batch = await cast.annotate(Batch.of(rows, unit=self.objective.unit))
-        assert batch.reference is not None
-        columns = iter(batch.reference.split(batch.lengths.tolist()))
-        return [
-            tuple(dataclasses.replace(row, reference=tuple(next(columns).tolist())) for row in item)
-            for item in source.items
-        ]
-
     def hooks(
         self,
         cast: Cast,
@@ -414,41 +342,18 @@ class Job:
         hooks.append(RecordMetrics(metrics))
         if rollouter is not None:
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
-        hooks.extend(self.trackers())
+        hooks.append(Track(open_trackers(settings.log, self.folder, resumed_after=progress.step or None)))
         hooks.append(partial(self.speak, tracker, Health()))
         due = Due(settings.save, at_end=True)
         due.start(progress)
         writers: dict[str, Writer] = {role: self.writer(model) for role, model in self.models.trained.items()}
         if settings.reference.ema and self.models.reference is not None:
             writers[Role.REFERENCE] = self.writer(self.models.reference)
-        hooks.append(
-            SaveCheckpoint(self.store, due, cast, source, memory, writers=writers, keep=settings.save.keep)
-        )
+        hooks.append(SaveCheckpoint(self.store, due, cast, source, memory, writers=writers, keep=settings.save.keep))
         return hooks
 
     def writer(self, model: LanguageModel) -> Writer:
         return lambda folder: save_model(model, folder, tokenizer=self.tokenizer)
-
-    def trackers(self) -> list[Hook]:
-        """TensorBoard and Weights & Biases, where asked for."""
-        sinks: list[Any] = []
-        if self.settings.log.tensorboard:
-            from assent.monitor.tensorboard import TensorBoard
-
-            sinks.append(TensorBoard(self.folder / "tensorboard"))
-        if self.settings.log.wandb is not None:
-            from assent.monitor.wandb import WeightsAndBiases
-
-            sinks.append(WeightsAndBiases(self.settings.log.wandb, name=self.folder.name, folder=self.folder))
-
-        async def write(moment: Moment) -> Stats:
-            for sink in sinks:
-                sink.write(moment.progress.step, moment.stats)
-                if moment.last:
-                    sink.close()
-            return {}
-
-        return [write] if sinks else []
 
     def validation(self, cast: Cast, rollouter: Rollouter | None) -> Callable[[], Awaitable[Stats]]:
         """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""
@@ -456,15 +361,9 @@ class Job:
         if rollouter is None:
             batch = Batch.of([row for item in items for row in item], unit=self.objective.unit)
             return partial(validation_loss, cast, batch)
-
-        async def rewards() -> Stats:
-            plan = (self.sampling(),)
-            held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(held_out.rollout(i, prompt)) for i, prompt in enumerate(items)]
-            return rollout_figures([task.result() for task in running])
-
-        return rewards
+        plan = (self.sampling(),)
+        held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
+        return partial(validation_rewards, held_out, items)
 
     async def speak(self, tracker: Tracker, health: Health, moment: Moment) -> Stats:
         """The terminal's line of a step, and whatever looks unhealthy."""
@@ -477,9 +376,7 @@ class Job:
         return {}
 
 
-def judge_reward(
-    path: str, tokenizer: Any, *, device: str, token_budget: int, busy: Callable[[], bool]
-) -> JudgeReward:
+def judge_reward(path: str, tokenizer: Any, *, device: str, token_budget: int, busy: Callable[[], bool]) -> JudgeReward:
     """A trained judge as a reward. Its own tokenizer is used where it is not the policy's."""
     model = load_model(path, head="scalar", device=device)
     model.requires_grad_(False)

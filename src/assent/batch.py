@@ -2,9 +2,9 @@
 
     rows -> Batch.of -> annotate (reference, values) -> credit (advantages) -> weigh -> shard, micro -> loss
 
-Sequences lie end to end in `tokens`. Column rule: entry t of every per-token column speaks of emitting token t given the
-tokens before it, so `behaviour[t]`, `values[t]` and `advantages[t]` all belong to the decision that produced tokens[t].
-Left of here is plain Python; right of here nothing waits.
+Sequences lie end to end in `tokens`. Column rule: entry t of every per-token column speaks of emitting token t given
+the tokens before it, so `behaviour[t]`, `values[t]` and `advantages[t]` belong to the decision that gave tokens[t]. Left
+of here is plain Python; right of here nothing waits.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in columns.items()})
+        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in columns.items()}
+        return Batch(**moved)
 
 
 def _flat(columns: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:

@@ -18,6 +18,8 @@ from typing import Any
 
 from assent.settings import Settings, SettingsError, check
 
+Tree = typing.TypeVar("Tree")
+
 
 def load_settings(
     recipe: str | Path | Mapping[str, Any] | None = None,
@@ -63,12 +65,8 @@ class Override:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        parts = self.key.split(".")
-        nested: Any = self.value
-        for part in reversed(parts):
-            nested = {part: nested}
-        if not any(part.isdigit() for part in parts):
-            check_keys(nested, Settings, algorithm=algorithm)
+        if not any(part.isdigit() for part in self.key.split(".")):
+            check_keys(nested(self.key, self.value), Settings, algorithm=algorithm)
         try:
             if self.deletes:
                 OmegaConf.update(config, self.key, None)
@@ -125,6 +123,50 @@ def _read(recipe: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
 
 
+def defaults(method: str) -> Settings:
+    """The settings of a method as they are before a recipe."""
+    return _to_object(_structured(dataclasses.replace(Settings(), method=method), _algorithm_class(method)))
+
+
+def load_tree(
+    template: type[Tree], given: Mapping[str, Any], overrides: Sequence[str] = (), *, free: Sequence[str] = ()
+) -> Tree:
+    """Any dataclass of settings from a mapping and overrides; `free` names fields whose content is not checked."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    check_keys({key: value for key, value in given.items() if key not in free}, template)
+    parsed = [parse_override(text) for text in overrides]
+    for override in parsed:
+        check_keys(nested(override.key, override.value), template)
+    config = OmegaConf.structured(template)
+    text = ""
+    try:
+        for key, value in given.items():
+            text = key
+            OmegaConf.update(config, key, value, merge=True)
+        for override in parsed:
+            text = override.text
+            OmegaConf.update(config, override.key, override.value, merge=True)
+        return typing.cast(Tree, OmegaConf.to_object(config))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise SettingsError(f"{text}: {_first_line(error)}") from error
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`a.b`, value -> {a: {b: value}}."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return typing.cast(dict[str, Any], value)
+
+
+def check_known(name: str, known: typing.Iterable[str], *, what: str) -> None:
+    """Raise SettingsError unless `name` is known, naming the nearest one that is."""
+    known = list(known)
+    if name not in known:
+        raise SettingsError(f"there is no {what} {name!r}{nearest(name, known)}")
+
+
 def _load_plugins(given: Mapping[str, Any], overrides: Sequence[Override]) -> None:
     from assent.plugins import load_file
 
@@ -141,8 +183,7 @@ def _load_plugins(given: Mapping[str, Any], overrides: Sequence[Override]) -> No
 def _algorithm_class(method: str) -> type:
     from assent.algorithms import ALGORITHMS
 
-    if method not in ALGORITHMS:
-        raise SettingsError(f"there is no method {method!r}{nearest(method, ALGORITHMS)}")
+    check_known(method, ALGORITHMS, what="method")
     return ALGORITHMS[method]
 
 

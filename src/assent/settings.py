@@ -86,7 +86,9 @@ def to_plain(settings: Any) -> Any:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError with every contradiction at once."""
-    problems = [problem for finder in (_about_model, _about_data, _about_method, _about_numbers) for problem in finder(settings)]
+    problems = [
+        problem for finder in (_about_model, _about_data, _about_method, _about_numbers) for problem in finder(settings)
+    ]
     if problems:
         raise SettingsError("the settings contradict themselves:\n" + "\n".join(f"  - {p}" for p in problems))
 
@@ -121,14 +123,18 @@ def _about_method(s: Settings) -> list[str]:
     problems = []
     if objective.data == "prompts":
         if not s.rewards:
-            problems.append(f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule")
+            problems.append(
+                f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
+            )
         if s.rollout.temperature <= 0:
-            problems.append("rollout.temperature=0 samples the same answer always; training needs a temperature above 0")
+            problems.append(
+                "rollout.temperature=0 samples the same answer always; training needs a temperature above 0"
+            )
         cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
         if objective.uses_ratio and cut:
             problems.append(
-                f"rollout.top_p={s.rollout.top_p} top_k={s.rollout.top_k} cut off part of the distribution that {s.method}'s "
-                "ratios are taken over, which biases them: set top_p=1 top_k=0"
+                f"rollout.top_p={s.rollout.top_p} top_k={s.rollout.top_k} cut off part of the distribution that "
+                f"{s.method}'s ratios are taken over, which biases them: set top_p=1 top_k=0"
             )
         if objective.uses_ratio and s.rollout.min_tokens and not objective.recompute_old:
             problems.append("rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it")
@@ -139,11 +145,15 @@ def _about_method(s: Settings) -> list[str]:
     from assent.types import Role
 
     if s.reference.ema and Role.REFERENCE not in objective.asks:
-        problems.append(f"reference.ema={s.reference.ema} has no effect: {s.method} with these settings asks for no reference")
+        problems.append(
+            f"reference.ema={s.reference.ema} has no effect: {s.method} with these settings asks for no reference"
+        )
     if s.reference.once and (objective.data == "prompts" or Role.REFERENCE not in objective.asks):
         problems.append("reference.once is for offline methods with a reference (dpo)")
     if s.reference.once and s.reference.ema:
-        problems.append("reference.once computes the reference's columns before training, reference.ema moves it: keep one")
+        problems.append(
+            "reference.once computes the reference's columns before training, reference.ema moves it: keep one"
+        )
     return problems
 
 

@@ -122,7 +122,8 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one prompt, in the order of the algorithm's plan. `index` counts prompts from the run's start."""
+    """All responses to one prompt, in the order of the algorithm's plan. `index` counts prompts from the run's
+    start."""
 
     index: int
     prompt: Prompt

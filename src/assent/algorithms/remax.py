@@ -40,5 +40,6 @@ class ReMax(PolicyGradient):
         assert batch.reward is not None and batch.baseline is not None
         _, kl = reference_kl(batch)
         advantage = batch.reward - self.kl_coefficient * kl - batch.baseline
+        greedy = float(batch.baseline.mean())
         batch = batch.with_columns(advantages=spread(advantage, batch))
-        return batch, credit_figures(batch, kl=kl) | {"reward/greedy": float(batch.baseline.mean())}
+        return batch, credit_figures(batch, kl=kl) | {"reward/greedy": greedy}

@@ -58,7 +58,8 @@ class Store:
         return sorted(found, key=_step)
 
     def latest(self) -> tuple[str, list[str]]:
-        """The newest checkpoint that verifies, and what was wrong with newer ones. Raises CheckpointError if none is."""
+        """The newest checkpoint that verifies, and what was wrong with newer ones. Raises CheckpointError without
+        one."""
         problems: list[str] = []
         for name in reversed(self.names()):
             try:

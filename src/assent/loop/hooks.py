@@ -1,13 +1,14 @@
 """What happens after a step beside learning: records, samples, evaluation, checkpoints.
 
-A hook takes a Moment and returns further figures. Order matters: evaluation adds figures, then they are recorded, then a
-checkpoint is taken that the records lead up to.
+A hook takes a Moment and returns further figures. Order matters: evaluation adds figures, then they are recorded, then
+a checkpoint is taken that the records lead up to.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,9 @@ from assent.loop.cast import Cast
 from assent.loop.checkpoint import Store, Writer
 from assent.loop.progress import BatchSource, Moment, Progress
 from assent.loop.settings import EverySettings
-from assent.types import Group, Stats, merge_stats
+from assent.monitor.trackers import Tracker
+from assent.rollout.rollouter import Rollouter, rollout_figures
+from assent.types import Group, Prompt, Stats, merge_stats
 
 
 class Sink(Protocol):
@@ -83,7 +86,8 @@ def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], float]:
     if batch.advantages is None:
         return {}
     found = {}
-    parts = (column.split(batch.lengths.tolist()) for column in (batch.tokens, batch.trainable, batch.advantages))
+    sizes = batch.lengths.tolist()
+    parts = (torch.split(column, sizes) for column in (batch.tokens, batch.trainable, batch.advantages))
     for group, tokens, trainable, advantages in zip(batch.group.tolist(), *parts, strict=True):
         found[group, tuple(tokens.tolist())] = float(advantages[trainable].mean())
     return found
@@ -184,3 +188,24 @@ async def restore(store: Store, name: str, cast: Cast, source: BatchSource, memo
     memory.update(values["memory"])
     torch.set_rng_state(tensors["rng"])
     return Progress(**values["progress"])
+
+
+async def validation_rewards(rollouter: Rollouter, prompts: Sequence[Prompt]) -> Stats:
+    """Rewards and lengths of fresh answers to held-out prompts: the same prompts and seeds every time."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(rollouter.rollout(index, prompt)) for index, prompt in enumerate(prompts)]
+    return rollout_figures([task.result() for task in running])
+
+
+class Track:
+    """Figures of every step to TensorBoard and the like."""
+
+    def __init__(self, trackers: Sequence[Tracker]):
+        self.trackers = trackers
+
+    async def __call__(self, moment: Moment) -> Stats:
+        for tracker in self.trackers:
+            tracker.write(moment.progress.step, moment.stats)
+            if moment.last:
+                tracker.close()
+        return {}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from assent.batch import Batch
 from assent.data.cursor import Cursor
+from assent.loop.cast import Cast
 from assent.loop.progress import Delivery
 from assent.types import Row
 
@@ -44,3 +48,11 @@ class OfflineSource:
 
     async def close(self) -> None:
         return None
+
+
+async def with_reference(items: Sequence[Item], cast: Cast, *, unit: int) -> list[Item]:
+    """Every row with its reference log-probs, computed in one pass before training."""
+    batch = await cast.annotate(Batch.of([row for item in items for row in item], unit=unit))
+    assert batch.reference is not None
+    columns = iter(torch.split(batch.reference, batch.lengths.tolist()))
+    return [tuple(replace(row, reference=tuple(next(columns).tolist())) for row in item) for item in items]

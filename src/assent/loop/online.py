@@ -1,10 +1,10 @@
 """Batches from the policy's own answers.
 
-    feeder: slot -> prompt -> rollout task -> queue        next: queue (in order) -> rows -> Batch        done: slots back
+    feeder: slot -> prompt -> rollout task -> queue     next: queue (in order) -> rows -> Batch     done: slots back
 
-A slot is taken before a prompt starts and comes back when the weights that learned from it were published (or at once,
-if its group carries no signal). With (max_lag + 1) * prompts_per_step slots a sample is at most max_lag versions old;
-synchronous training is max_lag 0, not another trainer.
+A slot is taken before a prompt starts and comes back when the weights that learned from it were published (or at
+once, if its group carries no signal). With (max_lag + 1) * prompts_per_step slots a sample is at most max_lag versions
+old; synchronous training is max_lag 0, not another trainer.
 """
 
 from __future__ import annotations

@@ -103,13 +103,16 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
 
 
 def equal_groups(reward: Tensor, group: Tensor) -> float:
-    """Share of groups whose rewards are all the same: no gradient comes from them."""
+    """Share of the groups of two or more whose rewards are all the same: no gradient comes from them."""
     group, groups = _numbered(group)
+    several = row_sum(torch.ones_like(reward), group, groups) > 1
+    if not bool(several.any()):
+        return 0.0
     high = reward.new_full((groups,), -torch.inf).scatter_reduce(0, group, reward, reduce="amax")
     low = reward.new_full((groups,), torch.inf).scatter_reduce(0, group, reward, reduce="amin")
-    return float((high == low).float().mean())
+    return float((high == low)[several].float().mean())
 
 
 def _numbered(group: Tensor) -> tuple[Tensor, int]:
-    unique, index = group.unique(return_inverse=True)
+    unique, index = torch.unique(group, return_inverse=True)
     return index, int(unique.shape[0])

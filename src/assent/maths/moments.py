@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -26,7 +27,7 @@ class Moments:
         if not self.debias:
             return 1.0
         variance = self.second / self.debias - self.mean**2
-        return max(variance, 1e-4) ** 0.5
+        return math.sqrt(max(variance, 1e-4))
 
     def updated(self, mean: float, mean_square: float, *, decay: float) -> Moments:
         """Blend in one step's mean of x and of x^2, old averages kept with weight `decay`."""

@@ -27,7 +27,7 @@ class Rollouter:
         self.plan, self.seed = tuple(plan), seed
 
     async def rollout(self, index: int, prompt: Prompt) -> Group:
-        """The scored group of the run's `index`-th prompt. Its samples depend on (seed, index) and the weights alone."""
+        """The scored group of the run's `index`-th prompt: its samples depend on (seed, index) and weights alone."""
         plan = [replace(s, seed=completion_seed(self.seed, index, k)) for k, s in enumerate(self.plan)]
         completions = await self.engine.generate(prompt.tokens, plan)
         scores = await self.reward.score(prompt, completions)

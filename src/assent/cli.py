@@ -1,0 +1,230 @@
+"""The `assent` command: a thin layer over the Python interface. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+METHODS = {
+    "sft": "Supervised fine-tuning on demonstrations.",
+    "reward": "Reward model from preference pairs.",
+    "dpo": "Direct preference optimisation (sigmoid, IPO, hinge, robust).",
+    "ppo": "Proximal policy optimisation with a critic.",
+    "grpo": "Group-relative policy optimisation (Dr.GRPO, DAPO, GSPO by settings).",
+    "rloo": "REINFORCE leave-one-out.",
+    "remax": "REINFORCE with the greedy answer's reward as baseline.",
+    "reinforce": "REINFORCE++ and its baseline variant.",
+    "online-dpo": "DPO on the policy's own best and worst answers.",
+    "best-of-k": "SFT on the policy's own best answers.",
+}
+USAGE_ERROR = 2
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """What a person can mend is one line on stderr and exit status 2; everything else keeps its traceback."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if "--traceback" in sys.argv:
+            raise
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(USAGE_ERROR) from error
+
+
+class Commands(click.Group):
+    """Commands in the order of the list, and the nearest one for a misspelt word."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            from assent.recipes import nearest
+
+            raise click.UsageError(f"there is no command {args[0]!r}{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="assent")
+def main() -> None:
+    """Reinforcement learning from human feedback: one command a method, one recipe a run.
+
+    \b
+    assent ppo RECIPE.yaml key=value ...      train by a method
+    assent pipeline RECIPE.yaml               several stages, each from what the ones before made
+    assent demo                               the whole job on a generated task, in minutes on a CPU
+
+    Settings are those of the recipe and the command line (Hydra's grammar; null is None); `assent settings METHOD`
+    lists them all.
+    """
+
+
+def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")(command)
+
+
+def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
+    """Do one run. A stop by signal is its own exit status (143 after SIGTERM, 130 after Ctrl-C)."""
+    with plain_errors():
+        from assent.assemble import run
+        from assent.recipes import load_settings
+        from assent.stopping import Stopped
+
+        # A recipe is optional: `assent sft model.path=... data.train=...` says it all.
+        if "=" in recipe and not Path(recipe).exists():
+            settings = load_settings(None, [recipe, *overrides], method=method)
+        else:
+            settings = load_settings(recipe, overrides, method=method)
+        try:
+            run(settings)
+        except Stopped as stopped:
+            click.echo(str(stopped), err=True)
+            raise SystemExit(stopped.code) from stopped
+
+
+def add_method(name: str, text: str) -> None:
+    @main.command(name, help=f"{text}\n\nRECIPE is a YAML file of settings; key=value overrides come after it.")
+    @click.argument("recipe")
+    @click.argument("overrides", nargs=-1)
+    @traceback_option
+    def command(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
+        train_by(name, recipe, overrides)
+
+
+for _name, _text in METHODS.items():
+    add_method(_name, _text)
+
+
+@main.command("train")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def train_command(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
+    """Train by the method that the recipe names (`method: ...`), a plugin's own too."""
+    train_by(None, recipe, overrides)
+
+
+@main.command()
+@click.argument("recipe", type=click.Path(exists=True, dir_okay=False))
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
+    """Run the stages of a recipe in order; overrides begin with the stage's name (ppo.train.steps=50)."""
+    with plain_errors():
+        from assent.pipeline import load_pipeline, run_pipeline
+        from assent.stopping import Stopped
+
+        try:
+            run_pipeline(load_pipeline(recipe, overrides))
+        except Stopped as stopped:
+            click.echo(str(stopped), err=True)
+            raise SystemExit(stopped.code) from stopped
+
+
+@main.command()
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Repeat for several.")
+@click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
+@click.option("--output", default="runs/demo", show_default=True, help="Where everything is written.")
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def demo(seeds: tuple[int, ...], count: int | None, output: str, overrides: tuple[str, ...], traceback: bool) -> None:
+    """The main job on a generated task: SFT, reward model, PPO, and a table of before and after."""
+    with plain_errors():
+        from assent.demo import run_demo
+
+        run_demo(Path(output), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
+
+
+@main.command()
+@click.argument("recipe", required=False)
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) -> None:
+    """Perplexity, generations, preference accuracy, comparison of two models, KL to a reference.
+
+    \b
+    assent evaluate model=runs/ppo/checkpoints/policy/... prompts=test.jsonl kinds=[generation,kl] reference=...
+    """
+    with plain_errors():
+        from assent.evaluate.evaluation import evaluate as evaluate_settings
+        from assent.evaluate.settings import EvaluationSettings
+        from assent.monitor.console import Reporter
+        from assent.recipes import load_tree, read_yaml
+
+        words = [word for word in (recipe, *overrides) if word is not None]
+        given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
+        reporter = Reporter()
+        result = evaluate_settings(load_tree(EvaluationSettings, given, words), reporter=reporter)
+        reporter.show(result.table())
+
+
+@main.command()
+@click.argument("model")
+@click.option("--prompt", "prompts", multiple=True, help="A prompt; repeat for several.")
+@click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
+@click.option("--samples", default=1, show_default=True, help="Completions a prompt.")
+@click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", default=1.0, show_default=True)
+@click.option("--top-k", default=0, show_default=True)
+@click.option("--max-tokens", default=64, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Write JSON lines here instead of the terminal.")
+@traceback_option
+def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], traceback: bool, **options: Any) -> None:
+    """Answer prompts with a model (a checkpoint's folder)."""
+    with plain_errors():
+        from assent.generate import generate as answer
+
+        answer(model, prompts=prompts, files=files, **options)
+
+
+@main.command()
+@click.argument("log_dir", type=click.Path(exists=True, path_type=Path))
+@click.option("--plot", "plot_type", default="all", show_default=True, help="loss, reward, kl, entropy or all.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the pictures; default: plots/ in LOG_DIR.")
+@traceback_option
+def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:
+    """Draw loss, reward, KL and entropy of the runs in a folder as PNG."""
+    with plain_errors():
+        from assent.monitor.plots import draw
+
+        for path in draw(log_dir, plot_type, out):
+            click.echo(path)
+
+
+@main.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--to", required=True, help="Dialect of the target, such as prompt/chosen/rejected.")
+@click.option("--from", "dialect", default="auto", show_default=True, help="Dialect of the source.")
+@click.option("--overwrite", is_flag=True)
+@traceback_option
+def convert(source: str, target: str, to: str, dialect: str, overwrite: bool, traceback: bool) -> None:
+    """Rewrite a data file in another dialect; the ending of TARGET (.jsonl, .json, .parquet) is its format."""
+    with plain_errors():
+        from assent.data.convert import convert as convert_data
+
+        click.echo(convert_data(source, target, to=to, dialect=dialect, overwrite=overwrite).summary())
+
+
+@main.command("settings")
+@click.argument("method", type=click.Choice(list(METHODS)))
+def settings_command(method: str) -> None:
+    """Print every setting of a method with its default, as a recipe."""
+    from assent.recipes import defaults
+    from assent.settings import resolved
+
+    click.echo(resolved(defaults(method)))
+
+
+if __name__ == "__main__":
+    main()

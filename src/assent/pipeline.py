@@ -1,0 +1,169 @@
+"""Several stages by one recipe: each is a run of its own and starts from what the stages before it made.
+
+    shared + stages.sft -> policy   + stages.reward -> judge   + stages.ppo (policy, judge) -> policy   -> evaluation
+
+A stage takes the newest policy as `model.path` and the newest judge as the path of its judge rewards, unless its recipe
+says otherwise. Every stage's settings are checked before the first one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assent.evaluate.settings import BeforeAfterSettings
+from assent.recipes import check_known, load_settings, load_tree, nested, parse_override, read_yaml
+from assent.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from assent.evaluate.before_after import BeforeAfter
+    from assent.monitor.console import Reporter
+    from assent.records import Run
+
+
+@dataclass
+class PipelineSettings:
+    """A pipeline's recipe."""
+
+    name: str = "pipeline"
+    """Folder of all its runs, under `output`."""
+    output: str = "runs"
+    resume: str | None = None
+    """latest: finished stages are passed over, an interrupted one goes on."""
+    overwrite: bool = False
+    only: list[str] = field(default_factory=list)
+    """Run these stages alone, on what earlier runs of the others left; empty runs all."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """Settings of every stage that the stage itself does not set."""
+    stages: dict[str, Any] = field(default_factory=dict)
+    """Recipe by stage, in order; a stage's method is its name unless it says `method`."""
+    evaluation: BeforeAfterSettings | None = None
+    """Compare the first policy with the last one at the end."""
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """What a pipeline left behind."""
+
+    folder: Path
+    stages: Mapping[str, Run]
+    evaluation: BeforeAfter | None
+
+
+def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> PipelineSettings:
+    """A pipeline's settings; overrides begin with a stage's name, `shared`, `evaluation` or a key of the pipeline."""
+    given = dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+    stages = given.get("stages")
+    if not isinstance(stages, Mapping) or not stages:
+        raise SettingsError("a pipeline needs `stages`: a mapping from stage names to recipes, such as {sft: {...}}")
+    given["stages"] = {name: dict(stage or {}) for name, stage in stages.items()}
+    own: list[str] = []
+    for text in overrides:
+        override = parse_override(text)
+        head, _, rest = override.key.partition(".")
+        if head in stages and rest:
+            given["stages"][head] = merged(given["stages"][head], nested(rest, override.value))
+        elif head == "shared" and rest:
+            given["shared"] = merged(given.get("shared") or {}, nested(rest, override.value))
+        else:
+            own.append(text)
+    settings = load_tree(PipelineSettings, given, own, free=("shared", "stages"))
+    for name in settings.only:
+        check_known(name, stages, what="stage")
+    return settings
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings, `over` winning, nested ones likewise."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None) -> PipelineRun:
+    """Run the stages in order and the evaluation at the end."""
+    from assent.assemble import run
+    from assent.monitor.console import Reporter
+    from assent.records import Run
+
+    reporter = reporter or Reporter()
+    folder = Path(settings.output) / settings.name
+    for _ in _stages(settings, folder, made=lambda run, role: f"<the {role} of {run.folder.name}>"):
+        pass  # every stage's settings are read and checked before the first one starts
+    runs: dict[str, Run] = {}
+    for name, stage in _stages(settings, folder, made=lambda run, role: str(run.checkpoint(role))):
+        runs[name] = Run(folder / name)
+        if not settings.only or name in settings.only:
+            reporter.say(f"\n== {name} ({len(runs)} of {len(settings.stages)})")
+            runs[name] = run(stage, reporter=reporter)
+    evaluation = None
+    if settings.evaluation is not None and not settings.only:
+        evaluation = _evaluate(settings, folder, runs, reporter)
+    return PipelineRun(folder, runs, evaluation)
+
+
+def _stages(settings: PipelineSettings, folder: Path, *, made: Any) -> Iterator[tuple[str, Settings]]:
+    """Each stage's settings in turn; `made(run, role)` is where a finished stage's model lies."""
+    from assent.algorithms import ALGORITHMS
+    from assent.records import Run
+    from assent.types import Role
+
+    producer: dict[Role, Run] = {}
+    for name, stage in settings.stages.items():
+        recipe = merged(settings.shared, stage)
+        method = str(recipe.setdefault("method", name))
+        paths = {role: made(run, role) for role, run in producer.items()}
+        recipe = _wired(recipe, paths)
+        where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
+        try:
+            loaded = load_settings(recipe | where)
+        except SettingsError as error:
+            raise SettingsError(f"stage {name}: {error}") from error
+        yield name, loaded
+        trained = ALGORITHMS[method]().losses() if method in ALGORITHMS else {}
+        for role in trained:
+            producer[Role(role)] = Run(folder / name)
+
+
+def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
+    """The recipe with the models of earlier stages where it names none."""
+    from assent.types import Role
+
+    recipe = merged({}, recipe)
+    model = dict(recipe.get("model") or {})
+    if Role.POLICY in paths and not model.get("path") and not model.get("config"):
+        recipe["model"] = model | {"path": paths[Role.POLICY]}
+    rewards = [dict(reward) for reward in recipe.get("rewards") or []]
+    for reward in rewards:
+        if reward.get("kind", "judge") == "judge" and not reward.get("path") and Role.JUDGE in paths:
+            reward["path"] = paths[Role.JUDGE]
+    if rewards:
+        recipe["rewards"] = rewards
+    return recipe
+
+
+def _evaluate(
+    settings: PipelineSettings, folder: Path, runs: Mapping[str, Run], reporter: Reporter
+) -> BeforeAfter | None:
+    """First policy against last policy."""
+    from assent.evaluate.before_after import before_after
+
+    assert settings.evaluation is not None
+    policies = [run for run in runs.values() if (run.folder / "checkpoints" / "policy").exists()]
+    judges = [run for run in runs.values() if (run.folder / "checkpoints" / "judge").exists()]
+    if len(policies) < 2:
+        reporter.say("evaluation: one policy was trained, so there is nothing to compare it with")
+        return None
+    judge = str(judges[-1].checkpoint("judge")) if judges else None
+    reporter.say("\n== evaluation")
+    before, after = str(policies[0].checkpoint()), str(policies[-1].checkpoint())
+    found = before_after(before, after, judge=judge, settings=settings.evaluation, out=folder, reporter=reporter)
+    reporter.show(found.table())
+    return found
+
+
+__all__ = ["PipelineRun", "PipelineSettings", "Settings", "load_pipeline", "merged", "run_pipeline"]
