@@ -118,7 +118,7 @@ def test_best_of_k_keeps_the_best(make_group: Callable[..., Group]) -> None:
 
 
 def test_what_each_method_asks_for_trains_and_reads() -> None:
-    made = {name: method() for name, method in ALGORITHMS.items()}
+    made = {name: kind() for name, kind in ALGORITHMS.items() if kind.__module__.startswith("assent.")}
     reference, critic = Role.REFERENCE, Role.CRITIC
     assert {name: method.asks for name, method in made.items()} == {
         "sft": frozenset(),
