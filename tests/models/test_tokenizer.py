@@ -79,3 +79,9 @@ def test_a_tokenizer_that_is_too_large_is_refused(tiny: Tiny, tmp_path: Path) ->
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no tokenizer that transformers can load"):
         load_tokenizer(str(tmp_path))
+
+
+def test_an_end_token_is_never_left_as_the_pad(tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>"], eos_token="<end>", pad_token="<end>")
+    # transformers' classifiers skip pads to find the last token, and would skip the end.
+    assert load_tokenizer(str(tmp_path), vocab_size=4).pad_token_id is None
