@@ -3,8 +3,8 @@
     rows -> Batch.of -> annotate (reference, values) -> credit (advantages) -> weigh -> shard, micro -> loss
 
 Sequences lie end to end in `tokens`. Column rule: entry t of every per-token column speaks of emitting token t given
-the tokens before it, so `behaviour[t]`, `values[t]` and `advantages[t]` belong to the decision that gave tokens[t]. Left
-of here is plain Python; right of here nothing waits.
+the tokens before it, so `behaviour[t]`, `values[t]` and `advantages[t]` belong to the decision that gave tokens[t].
+Left of here is plain Python; right of here nothing waits.
 """
 
 from __future__ import annotations
