@@ -1,0 +1,63 @@
+"""A checkpoint of a judge as a reward, wherever answers are scored: in training, in evaluation, from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from assent.batch import Batch
+from assent.data.tokenize import encode_prompt, encode_texts
+from assent.evaluate.policy import check_lengths
+from assent.learn.scorer import Scorer, consecutive
+from assent.models.base import LanguageModel
+from assent.models.load import load_model, load_tokenizer
+from assent.rewards.judge import JudgeReward
+from assent.types import Completion, Prompt, Role, Row
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A reward model with its tokenizer."""
+
+    model: LanguageModel
+    tokenizer: Any
+    token_budget: int = 16384
+
+    @classmethod
+    def load(cls, path: str, *, device: str = "cpu", token_budget: int = 16384) -> Judge:
+        """The judge in a checkpoint's folder (or a hub id)."""
+        model = load_model(path, head="scalar", device=device)
+        model.requires_grad_(False)
+        return cls(model.eval(), load_tokenizer(path), token_budget)
+
+    def scores(self, batch: Batch) -> list[float]:
+        """One score a row, read at its last token."""
+        check_lengths(batch, self.model)
+        scorer = Scorer(self.model, Role.JUDGE, token_budget=self.token_budget)
+        found: list[float] = []
+        for part in consecutive(batch, self.token_budget):
+            for output in scorer.outputs(part.to(self.model.device)):
+                assert output.scores is not None
+                found += output.scores.tolist()
+        return found
+
+    def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False) -> JudgeReward:
+        """As a reward of answers that `tokenizer` made; with another vocabulary the judge reads the texts anew.
+
+        An answer that lacks the end token gets it: the judge was trained on whole texts.
+        """
+        same = self.tokenizer.get_vocab() == tokenizer.get_vocab()
+        return JudgeReward(
+            self._of_sequences,
+            busy=busy,
+            encode=None if same else self._encode,
+            append_eos=self.tokenizer.eos_token_id,
+        )
+
+    def _of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        return self.scores(Batch.of([Row(tokens=tokens, trainable=(False,) * len(tokens)) for tokens in sequences]))
+
+    def _encode(self, prompt: Prompt, completion: Completion) -> tuple[int, ...]:
+        """Apart and joined, as the pairs it was trained on."""
+        return (*encode_prompt(prompt.text, self.tokenizer), *encode_texts([completion.text], self.tokenizer)[0])
