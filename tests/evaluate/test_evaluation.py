@@ -1,0 +1,185 @@
+"""Whole evaluations of tiny models on the demo's data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from assent.data.demo import gold
+from assent.evaluate.before_after import BeforeAfter, before_after
+from assent.evaluate.evaluation import Evaluation, evaluate
+from assent.evaluate.policy import Policy
+from assent.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
+from assent.evaluate.statistics import Interval
+from assent.monitor.console import Reporter
+from assent.monitor.sinks import read_jsonl
+
+if TYPE_CHECKING:
+    from conftest import Task
+
+GOLD = "assent.data.demo:gold_reward"
+
+
+def shown(table: Any) -> str:
+    console = Console(width=160, record=True, quiet=False, file=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def everything(task: Task, **changes: Any) -> EvaluationSettings:
+    settings = EvaluationSettings(
+        model=task.first,
+        reference=task.second,
+        other=task.second,
+        judge=task.judge,
+        gold=GOLD,
+        prompts=str(task.files.prompts_test),
+        demonstrations=[str(task.files.sft_validation)],
+        preferences=str(task.files.preferences_validation),
+        sampling=SamplingSettings(max_tokens=20, samples=2),
+        limit=8,
+    )
+    return dataclasses.replace(settings, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(task: Task, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
+    out = tmp_path_factory.mktemp("out") / "deep"
+    return evaluate(everything(task, out=str(out)), reporter=Reporter(quiet=True)), out
+
+
+def test_every_kind_gives_its_figures(whole: tuple[Evaluation, Path]) -> None:
+    figures = whole[0].figures
+    expected = {"nll", "perplexity", "length", "unfinished", "distinct_1", "distinct_2", "reward/gold", "reward/judge"}
+    expected |= {"kl", "kl/token", "kl_k3", "kl_k3/token", "preference/judge/accuracy", "preference/judge/margin"}
+    expected |= {f"{kind}/{name}" for kind in ("win_rate", "difference") for name in ("gold", "judge")}
+    expected |= {f"reward/{name}/{whose}" for name in ("gold", "judge") for whose in ("first", "second")}
+    assert set(figures) == expected
+    assert all(f.low <= f.value <= f.high for f in figures.values() if isinstance(f, Interval))
+    assert figures["reward/gold"] == figures["reward/gold/first"]
+    assert figures["perplexity"].count == 8  # type: ignore[union-attr]  # limit
+
+
+def test_files_hold_what_was_found(whole: tuple[Evaluation, Path], task: Task) -> None:
+    result, out = whole
+    saved = json.loads((out / "evaluation.json").read_text())
+    assert saved["figures"]["kl"]["value"] == result.figures["kl"].value  # type: ignore[union-attr]
+    assert saved["settings"]["model"] == task.first
+    assert saved["data"]["demonstrations"]["sources"][0]["kept"] == 8
+    dump = read_jsonl(out / "generations.jsonl")
+    assert len(dump) == 8 * 2
+    for line in dump:
+        assert line["rewards"]["gold"] == pytest.approx(gold(line["prompt"], line["completion"]))
+        assert line["finish"] in ("eos", "length")
+        assert line["logprob"] < 0
+    pairs = read_jsonl(out / "comparison.jsonl")
+    assert [pair["model"]["completion"] for pair in pairs] == [line["completion"] for line in dump]
+    assert set(pairs[0]["other"]["rewards"]) == {"gold", "judge"}
+
+
+def test_the_table_shows_every_figure(whole: tuple[Evaluation, Path]) -> None:
+    text = shown(whole[0].table())
+    assert all(name in text for name in whole[0].figures)
+    assert "95 % interval" in text
+
+
+def test_the_same_settings_give_the_same_result(whole: tuple[Evaluation, Path], task: Task) -> None:
+    again = evaluate(everything(task))
+    assert again.figures == whole[0].figures
+    other = evaluate(everything(task, seed=1, kinds=["generation"]))
+    assert other.figures["length"] != whole[0].figures["length"]
+
+
+def test_a_judge_alone_and_a_policy_alone(task: Task) -> None:
+    pairs = str(task.files.preferences_validation)
+    alone = evaluate(EvaluationSettings(judge=task.judge, preferences=pairs))
+    assert list(alone.figures) == ["preference/judge/accuracy", "preference/judge/margin"]
+    assert alone.answers == []
+    implied = evaluate(EvaluationSettings(model=task.first, reference=task.first, preferences=pairs))
+    assert implied.figures["preference/policy/accuracy"].value == 0.5  # type: ignore[union-attr]  # all margins are 0
+
+
+def test_contradictions_come_before_models(task: Task) -> None:
+    with pytest.raises(ValueError, match="which needs reference"):
+        evaluate(EvaluationSettings(model="nobody/nothing", prompts=str(task.files.prompts), kinds=["kl"]))
+
+
+def test_lines_are_spoken(task: Task, tmp_path: Path) -> None:
+    reporter = Reporter(quiet=True)
+    reporter.log_to(tmp_path / "log.txt")
+    evaluate(everything(task, kinds=["generation"], out=str(tmp_path)), reporter=reporter)
+    log = (tmp_path / "log.txt").read_text()
+    assert "model: 16 answers in" in log
+    assert "evaluation.json" in log
+
+
+# before and after
+
+
+def comparison_settings(task: Task) -> BeforeAfterSettings:
+    return BeforeAfterSettings(
+        gold=GOLD,
+        prompts=str(task.files.prompts_test),
+        demonstrations=str(task.files.sft_validation),
+        preferences=str(task.files.preferences_validation),
+        sampling=SamplingSettings(max_tokens=20),
+        examples=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def both(task: Task, tmp_path_factory: pytest.TempPathFactory) -> tuple[BeforeAfter, Path]:
+    out = tmp_path_factory.mktemp("both")
+    return before_after(task.first, task.second, settings=comparison_settings(task), judge=task.judge, out=out), out
+
+
+def test_before_and_after_are_measured_alike(both: tuple[BeforeAfter, Path], task: Task) -> None:
+    result = both[0]
+    assert set(result.after) - set(result.before) == {"kl", "kl/token", "kl_k3", "kl_k3/token"}
+    alone = evaluate(everything(task, model=task.second, sampling=SamplingSettings(max_tokens=20), limit=256))
+    for name in ("reward/gold", "reward/judge", "perplexity", "unfinished"):
+        assert result.after[name] == alone.figures[name]
+    difference = result.after["reward/gold"].value - result.before["reward/gold"].value  # type: ignore[union-attr]
+    assert result.change["difference/gold"].value == pytest.approx(difference)
+    assert result.judge["accuracy"] == alone.figures["preference/judge/accuracy"]
+
+
+def test_completions_lie_side_by_side_with_scores(both: tuple[BeforeAfter, Path]) -> None:
+    result, out = both
+    assert len(result.pairings) == 10
+    assert [result.pairings.index(pairing) for pairing in result.completions] == [0, 3, 6]
+    for pairing in result.completions:
+        for answer in (pairing.first, pairing.second):
+            assert answer.scores["gold"].value == pytest.approx(gold(pairing.prompt.text, answer.completion.text))
+            assert answer.scores["judge"].value is not None
+    lines = read_jsonl(out / "comparison.jsonl")
+    assert [line["before"]["completion"] for line in lines] == [p.first.completion.text for p in result.pairings]
+    text = shown(result.examples())
+    assert result.completions[1].prompt.text.split()[0] in text
+
+
+def test_the_table_and_its_json(both: tuple[BeforeAfter, Path]) -> None:
+    result, out = both
+    text = shown(result.table())
+    for label in ("gold reward", "judge's reward", "KL to before", "perplexity", "judge's accuracy"):
+        assert label in text
+    saved = json.loads((out / "evaluation.json").read_text())
+    assert saved["after"]["kl"]["value"] == result.after["kl"].value  # type: ignore[union-attr]
+    assert set(saved) == {"settings", "before", "after", "change", "judge"}
+
+
+def test_a_policy_that_did_not_change(task: Task) -> None:
+    settings = dataclasses.replace(comparison_settings(task), demonstrations=None, preferences=None)
+    policy = Policy.load(task.first)
+    result = before_after(policy, policy, settings=settings)
+    assert result.change["win_rate/gold"].value == 0.5
+    assert result.change["difference/gold"].value == 0.0
+    assert result.after["kl"].value == 0.0  # type: ignore[union-attr]
+    assert "perplexity" not in result.after
+    assert result.judge == {}

@@ -1,0 +1,285 @@
+"""Figures of policies and judges: perplexity, KL, preferences, generation, comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from assent.batch import Batch
+from assent.evaluate.comparison import comparison_figures, side_by_side
+from assent.evaluate.generation import distinct, generation_figures, reward_figures
+from assent.evaluate.judge import Judge
+from assent.evaluate.kl import kl_figures
+from assent.evaluate.perplexity import perplexity
+from assent.evaluate.policy import Answer, Answers, Policy, finished, scored
+from assent.evaluate.preference import implied_margins, judge_margins, margin_figures
+from assent.evaluate.settings import SamplingSettings
+from assent.models.load import fresh_model, load_tokenizer
+from assent.rewards.functions import FunctionReward
+from assent.types import Completion, Finish, Prompt, Row, Score
+
+if TYPE_CHECKING:
+    from conftest import Task
+
+
+def row(tokens: list[int], prompt: int) -> Row:
+    return Row(tokens=tuple(tokens), trainable=tuple(place >= prompt for place in range(len(tokens))))
+
+
+def answer(text: str, value: float | None = None, *, tokens: int = 3, finish: Finish = Finish.EOS) -> Answer:
+    completion = Completion(
+        tokens=(5,) * tokens, logprobs=(-1.0,) * tokens, versions=(0,) * tokens, text=text, finish=finish
+    )
+    score = Score(value=value, reason=None if value is not None else "broken")
+    return Answer(prompt=Prompt(id="p", text="p", tokens=(4,)), completion=completion, scores={"gold": score})
+
+
+def prompts(policy: Policy, *texts: str) -> list[Prompt]:
+    return [Prompt(id=text, text=text, tokens=tuple(policy.tokenizer(text)["input_ids"])) for text in texts]
+
+
+def test_a_uniform_model_is_as_perplexed_as_its_vocabulary_is_large(task: Task) -> None:
+    policy = task.policy()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.zero_()
+    found = perplexity(policy, [row([5, 6, 7, 8], 1), row([9, 10, 11], 2)])
+    assert found["perplexity"].value == pytest.approx(policy.model.vocab_size, rel=1e-5)
+    # every token is equally surprising, so there is no spread
+    assert found["perplexity"].high == pytest.approx(policy.model.vocab_size, rel=1e-4)
+
+
+def test_perplexity_is_the_exponential_of_transformers_loss(task: Task) -> None:
+    from transformers import AutoModelForCausalLM
+
+    policy, theirs = task.policy(), AutoModelForCausalLM.from_pretrained(task.first).eval()
+    rows = [row([5, 60, 7, 8, 90], 2), row([9, 10, 11], 1), row([30, 31], 1)]
+    total = count = 0.0
+    for one in rows:
+        labels = [token if trained else -100 for token, trained in zip(one.tokens, one.trainable, strict=True)]
+        with torch.no_grad():
+            loss = theirs(input_ids=torch.tensor([one.tokens]), labels=torch.tensor([labels])).loss
+        total, count = total + float(loss) * sum(one.trainable), count + sum(one.trainable)
+    for budget in (4, 10_000):  # row by row, and all at once
+        found = perplexity(policy, rows, token_budget=budget)
+        assert found["perplexity"].value == pytest.approx(math.exp(total / count), rel=1e-5)
+        assert found["nll"].count == 3
+
+
+def test_answers_depend_on_seed_and_place_alone(task: Task) -> None:
+    policy = task.policy()
+    asked = prompts(policy, "We saw it .", "The acting", "A film")
+    narrow, wide = SamplingSettings(max_tokens=12, samples=2, slots=1), SamplingSettings(max_tokens=12, samples=2)
+    one, other = policy.answers(asked, narrow, seed=4), policy.answers(asked, wide, seed=4)
+
+    def drawn(answers: Answers) -> list[tuple[int, ...]]:
+        return [one.completion.tokens for group in answers for one in group]
+
+    assert drawn(one) == drawn(other)
+    assert len(set(drawn(one))) == 6
+    assert drawn(policy.answers(asked, wide, seed=5)) != drawn(one)
+
+
+def test_kl_of_a_model_with_itself_is_zero(task: Task) -> None:
+    policy, same = task.policy(), task.policy()
+    answers = policy.answers(prompts(policy, "We saw", "The"), SamplingSettings(max_tokens=8), seed=0)
+    for figure in kl_figures(policy, same, answers, temperature=1.0).values():
+        assert (figure.value, figure.low, figure.high) == (0.0, 0.0, 0.0)
+
+
+def test_kl_of_a_policy_from_the_uniform_one_is_its_missing_entropy(task: Task) -> None:
+    policy, uniform = task.policy(), task.policy()
+    with torch.no_grad():
+        for parameter in uniform.model.parameters():
+            parameter.zero_()
+    # KL(p || uniform) = log V - H(p) for the first token alone; p is the model's own distribution after the prompt.
+    asked = prompts(policy, "We saw it .")
+    answers = policy.answers(asked, SamplingSettings(max_tokens=1, samples=3000), seed=0)
+    found = kl_figures(policy, uniform, answers, temperature=1.0)
+    tokens = torch.tensor(asked[0].tokens)
+    with torch.no_grad():
+        logits = policy.model.head(policy.model(tokens, policy.model.packed([len(tokens)])))[-1]
+    p = logits.softmax(-1)
+    exact = math.log(policy.model.vocab_size) + float((p * p.log()).sum())
+    assert exact > 0.2
+    d = torch.tensor([one.logprob for group in answers for one in group]) + math.log(policy.model.vocab_size)
+    assert found["kl"].value == pytest.approx(float(d.mean()), abs=1e-4)
+    error = float(d.std()) / math.sqrt(3000)
+    assert abs(found["kl"].value - exact) < 4 * error
+    assert found["kl_k3"].value > 0
+    assert found["kl/token"].value == pytest.approx(found["kl"].value)  # one token an answer
+
+
+def test_kl_sums_over_an_answer_and_averages_over_tokens(task: Task) -> None:
+    policy, other = task.policy(), Policy.load(task.second)
+    answers = policy.answers(prompts(policy, "We saw", "The", "A"), SamplingSettings(max_tokens=9, samples=2), seed=0)
+    found = kl_figures(policy, other, answers, temperature=1.0)
+    batch = Batch.of([one.row() for group in answers for one in group])
+    d = (policy.logprobs(batch) - other.logprobs(batch)).split(batch.lengths.tolist())
+    sums = [float(part.double().sum()) for part in d]
+    tokens = [len(one.completion.tokens) for group in answers for one in group]
+    assert found["kl"].value == pytest.approx(sum(sums) / 6, rel=1e-6)
+    assert found["kl/token"].value == pytest.approx(sum(sums) / sum(tokens), rel=1e-6)
+    assert found["kl"].count == 3  # prompts are independent, two answers to one are not
+
+
+def test_other_vocabularies_are_refused(task: Task) -> None:
+    class Other:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+    policy = task.policy()
+    with pytest.raises(ValueError, match="different vocabularies"):
+        kl_figures(policy, Policy(policy.model, Other()), [[answer("x")]], temperature=1.0)
+
+
+def test_margins_by_hand() -> None:
+    found = margin_figures([2.0, -1.0, 0.0, 3.0])  # right, wrong, a tie, right
+    assert found["accuracy"].value == pytest.approx(2.5 / 4)
+    assert found["margin"].value == pytest.approx(1.0)
+
+
+def test_a_judge_orders_pairs_by_its_score(task: Task) -> None:
+    judge = Judge.load(task.judge)
+    rows = [row([5, 6, 7], 1), row([5, 8], 1), row([9, 10], 1), row([9, 11, 12, 13], 1)]
+    alone = [judge.scores(Batch.of([one]))[0] for one in rows]
+    expected = [alone[0] - alone[1], alone[2] - alone[3]]
+    assert judge_margins(judge, rows) == pytest.approx(expected, abs=1e-5)
+    swapped = [rows[1], rows[0], rows[3], rows[2]]
+    right, wrong = (margin_figures(judge_margins(judge, some))["accuracy"].value for some in (rows, swapped))
+    assert right + wrong == pytest.approx(1.0)
+    narrow = Judge(judge.model, judge.tokenizer, token_budget=1)
+    assert judge_margins(narrow, rows) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_judge_reads_other_vocabularies_as_text_and_ends_what_was_cut(task: Task) -> None:
+    judge = Judge.load(task.judge)
+    own = judge.tokenizer
+    text = answer(" was superb .", finish=Finish.LENGTH)
+    prompt = Prompt(id="p", text="The acting", tokens=(1, 2))
+
+    class Foreign:
+        def get_vocab(self) -> dict[str, int]:
+            return {}
+
+    scores = finished(judge.reward(Foreign()).score(prompt, [text.completion]))
+    tokens = (*own("The acting")["input_ids"], *own(" was superb .")["input_ids"], own.eos_token_id)
+    assert [score.value for score in scores] == pytest.approx(judge.scores(Batch.of([row(list(tokens), 1)])))
+
+
+def test_implied_margins_compare_log_ratios(task: Task) -> None:
+    policy, reference = task.policy(), Policy.load(task.second)
+    rows = [row([5, 6, 7], 1), row([5, 8], 1)]
+
+    def logp(model: Policy, one: Row) -> float:
+        return float(model.logprobs(Batch.of([one])).sum())
+
+    ratios = [logp(policy, one) - logp(reference, one) for one in rows]
+    assert implied_margins(policy, reference, rows) == pytest.approx([ratios[0] - ratios[1]], abs=1e-4)
+    assert implied_margins(policy, policy, rows) == [0.0]
+
+
+def test_distinct_by_hand() -> None:
+    assert distinct(["a b a", "a b"], 1) == pytest.approx(2 / 5)
+    assert distinct(["a b a", "a b"], 2) == pytest.approx(2 / 3)  # ab ba | ab
+    assert math.isnan(distinct(["a"], 2))
+
+
+def test_generation_figures_by_hand() -> None:
+    answers = [[answer("a b", tokens=2), answer("c", tokens=4)], [answer("d", tokens=7, finish=Finish.LENGTH)]]
+    found = generation_figures(answers)
+    assert found["length"].value == pytest.approx(5.0)  # type: ignore[union-attr]  # (3 + 7) / 2: prompts count alike
+    assert found["unfinished"].value == pytest.approx(1 / 3)  # type: ignore[union-attr]
+    assert found["distinct_1"] == 1.0
+
+
+def test_rewards_average_over_prompts_and_count_failures() -> None:
+    answers = [[answer("a", 1.0), answer("b", 0.0)], [answer("c", 1.0), answer("d")], [answer("e"), answer("f")]]
+    found = reward_figures(answers)
+    assert found["reward/gold"].value == pytest.approx(0.75)  # type: ignore[union-attr]  # (1/2 + 1) / 2
+    assert found["reward/gold/failed"] == 3.0
+    with pytest.raises(ValueError, match="scored no answer; the first: broken"):
+        reward_figures([[answer("a")]])
+
+
+def test_scores_reach_the_answers_they_belong_to() -> None:
+    answers = [[answer(f"{p} {k}") for k in range(2)] for p in range(70)]  # more than are scored at once
+
+    async def number(completion: str) -> float:
+        return float(completion.split()[0]) * 10 + float(completion.split()[1])
+
+    found = scored(answers, {"number": FunctionReward(number)})
+    assert [[one.scores["number"].value for one in group] for group in found] == [
+        [p * 10.0, p * 10.0 + 1] for p in range(70)
+    ]
+    assert found[0][0].scores["gold"].reason == "broken"  # what was known stays
+
+
+def test_comparison_by_hand() -> None:
+    ours = [[answer("", 1.0)], [answer("", 0.0)], [answer("", 0.5)], [answer("", 9.0)]]
+    theirs = [[answer("", 0.0)], [answer("", 1.0)], [answer("", 0.5)], [answer("", None)]]
+    found = comparison_figures(ours, theirs, seed=0)
+    assert found["win_rate/gold"].value == pytest.approx(0.5)  # a win, a loss, a tie; the last pair has no score
+    assert found["win_rate/gold"].count == 3
+    assert found["difference/gold"].value == pytest.approx(0.0)
+    assert found["reward/gold/first"].value == pytest.approx(10.5 / 4)
+    better = comparison_figures(theirs[:3], [[answer("", -1.0)]] * 3, seed=0)
+    assert (better["win_rate/gold"].low, better["win_rate/gold"].value) == (1.0, 1.0)
+
+
+def test_a_model_against_itself_wins_half(task: Task) -> None:
+    policy = task.policy()
+    asked, sampling = prompts(policy, "We saw", "The", "A film"), SamplingSettings(max_tokens=10)
+    reward = {"judge": Judge.load(task.judge).reward(policy.tokenizer)}
+    one, other = (scored(policy.answers(asked, sampling, seed=2), reward) for _ in range(2))
+    found = comparison_figures(one, other, seed=0)["win_rate/judge"]
+    assert (found.value, found.low, found.high) == (0.5, 0.5, 0.5)
+    assert [pair.first.completion for pair in side_by_side(one, other)] == [
+        pair.second.completion for pair in side_by_side(one, other)
+    ]
+
+
+def test_texts_beyond_the_context_are_refused(task: Task) -> None:
+    policy, judge = task.policy(), Judge.load(task.judge)
+    long = row([5] * 161, 1)
+    calls: list[Callable[[], object]] = [
+        lambda: perplexity(policy, [long]),
+        lambda: judge.scores(Batch.of([long])),
+        lambda: policy.answers(prompts(policy, "We saw"), SamplingSettings(max_tokens=160), seed=0),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="160 positions"):
+            call()
+
+
+def test_answers_come_inside_a_running_loop_too(task: Task) -> None:
+    import asyncio
+
+    policy = task.policy()
+    asked, sampling = prompts(policy, "We saw"), SamplingSettings(max_tokens=5)
+
+    async def notebook() -> Answers:
+        return policy.answers(asked, sampling, seed=1)
+
+    assert asyncio.run(notebook()) == policy.answers(asked, sampling, seed=1)
+
+    async def failing() -> None:
+        raise KeyError("lost")
+
+    async def in_notebook() -> None:
+        finished(failing())
+
+    with pytest.raises(KeyError, match="lost"):
+        asyncio.run(in_notebook())
+
+
+def test_fresh_models_are_policies_without_a_checkpoint(task: Task) -> None:
+    tokenizer = load_tokenizer(str(task.files.tokenizer))
+    model = fresh_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1}, vocab_size=len(tokenizer))
+    policy = Policy(model, tokenizer)
+    found = policy.answers(prompts(policy, "We saw"), SamplingSettings(max_tokens=3), seed=0)
+    assert 1 <= len(found[0][0].completion.tokens) <= 3

@@ -1,0 +1,97 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assent.evaluate.statistics import bootstrap, mean_interval, ratio_interval, t_quantile, wilson
+
+numbers = st.floats(-100, 100)
+
+
+def test_t_quantiles_meet_the_normal_one() -> None:
+    assert t_quantile(1) == pytest.approx(math.tan(math.pi * 0.475), abs=1e-4)  # one degree: Cauchy
+    # two degrees: t = a * sqrt(2 / (1 - a^2)), a = 2p - 1 = 0.95
+    assert t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), abs=1e-4)
+    assert t_quantile(31) == pytest.approx(2.0395, abs=1e-4)  # tables
+    assert t_quantile(120) == pytest.approx(1.9799, abs=1e-4)
+    quantiles = [t_quantile(degrees) for degrees in range(1, 300)]
+    assert quantiles == sorted(quantiles, reverse=True)
+    assert quantiles[-1] > 1.96
+
+
+def test_mean_by_hand() -> None:
+    # 1 2 3 4: mean 2.5, unbiased variance 5/3, standard error sqrt(5/12) = 0.6455, t(3) = 3.1824
+    found = mean_interval([1.0, 2.0, 3.0, 4.0])
+    assert (found.value, found.count) == (2.5, 4)
+    assert (found.low, found.high) == pytest.approx((2.5 - 2.0543, 2.5 + 2.0543), abs=1e-4)
+
+
+def test_a_single_value_has_no_interval() -> None:
+    found = mean_interval([3.0])
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert found.json() == {"value": 3.0, "low": None, "high": None, "count": 1}
+
+
+def test_ratio_by_hand() -> None:
+    # a = 2 1, b = 2 4: R = 1/2; residuals 2 - 1 = 1 and 1 - 2 = -1; se = sqrt(2/1 * 2) / 6 = 1/3; t(1) = 12.7062
+    found = ratio_interval([2.0, 1.0], [2.0, 4.0])
+    assert found.value == 0.5
+    assert found.high - 0.5 == pytest.approx(12.7062 / 3)
+
+
+@given(st.lists(numbers, min_size=2, max_size=20))
+def test_a_ratio_over_ones_is_a_mean(values: list[float]) -> None:
+    ratio, mean = ratio_interval(values, [1.0] * len(values)), mean_interval(values)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((mean.value, mean.low, mean.high), abs=1e-6)
+
+
+def test_wilson_by_hand() -> None:
+    # 8 of 10, z^2 = 3.8415: centre (0.8 + 0.19207) / 1.38415 = 0.71674, reach sqrt(0.38415 * 0.16 + 0.03689) / 1.38415
+    found = wilson(8, 10)
+    assert (found.value, found.low, found.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    # the share 0 of n: [0, z^2 / (n + z^2)]
+    assert wilson(0, 10).low == 0.0
+    assert wilson(0, 10).high == pytest.approx(3.841459 / 13.841459)
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_holds_its_share_and_mirrors(count: int, data: st.DataObject) -> None:
+    wins = data.draw(st.integers(0, 2 * count)) / 2  # ties count half
+    found, mirrored = wilson(wins, count), wilson(count - wins, count)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    assert (found.low, found.high) == pytest.approx((1 - mirrored.high, 1 - mirrored.low))
+
+
+def test_bootstrap_agrees_with_the_normal_interval_and_its_seed() -> None:
+    wins = [1.0] * 60 + [0.0] * 40
+    found = bootstrap(wins, seed=3)
+    assert found.value == pytest.approx(0.6)
+    reach = 1.96 * math.sqrt(0.6 * 0.4 / 100)  # 0.096
+    assert (found.low, found.high) == pytest.approx((0.6 - reach, 0.6 + reach), abs=0.015)
+    assert bootstrap(wins, seed=3) == found
+    assert bootstrap([0.5] * 7, seed=0).json() == {"value": 0.5, "low": 0.5, "high": 0.5, "count": 7}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bootstrap_in_chunks_covers_all_resamples(seed: int) -> None:
+    values = [float(k % 7) for k in range(3000)]  # more than one chunk of a million draws
+    found, mean = bootstrap(values, seed=seed, resamples=1000), mean_interval(values)
+    assert (found.low, found.high) == pytest.approx((mean.low, mean.high), abs=0.02)
+
+
+def test_nothing_to_estimate_is_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        mean_interval([])
+    with pytest.raises(ValueError, match="more than 0"):
+        ratio_interval([1.0], [0.0])
+    with pytest.raises(ValueError, match="no share"):
+        wilson(0, 0)
+    with pytest.raises(ValueError, match="resample"):
+        bootstrap([], seed=0)
+
+
+@given(st.lists(numbers, min_size=2, max_size=20), st.floats(-50, 50))
+def test_a_shift_moves_the_interval(values: list[float], shift: float) -> None:
+    plain, moved = mean_interval(values), mean_interval([value + shift for value in values])
+    assert (moved.low, moved.high) == pytest.approx((plain.low + shift, plain.high + shift), abs=1e-6)
