@@ -80,19 +80,18 @@ class OnlineSource:
         seen: list[Group] = []
         rows: list[Row] = []
         dropped = 0
-        while len(kept) < self.prompts_per_step:
+        expected, most = self.prompts_per_step, int(self.max_redraw * self.prompts_per_step)
+        while len(seen) < expected:
             group = await self._oldest()
             seen.append(group)
             mine = self.algorithm.rows(group)
             dropped += not mine
-            exhausted = len(seen) >= self.max_redraw * self.prompts_per_step
-            if mine or exhausted:
+            if mine or expected >= most:
                 kept.append(group)
                 rows.extend(mine)
-            else:
+            else:  # its slot goes to a further prompt, which this step waits for: nothing it started is left running
+                expected += 1
                 self.slots.release()
-            if exhausted:
-                break
         stats = rollout_figures(seen) | {"groups/dropped": float(dropped)}
         self._check_failures(seen, stats["reward/failed"])
         batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None

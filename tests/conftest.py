@@ -1,0 +1,70 @@
+"""What the tests of whole runs share: tiny data, a tiny model, and recipes that finish in a fraction of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assent.data.demo import DemoFiles, DemoSize, make_demo
+
+Recipe = Callable[..., dict[str, Any]]
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
+PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
+    """The demo task with a few rows of each kind."""
+    size = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
+    return make_demo(tmp_path_factory.mktemp("demo"), size=size)
+
+
+@pytest.fixture(scope="session")
+def make_recipe(demo: DemoFiles) -> Recipe:
+    """recipe(method, folder, **sections): a complete recipe on the demo task; sections are merged in."""
+    from assent.pipeline import merged
+
+    data = {"sft": demo.sft, "reward": demo.preferences, "dpo": demo.preferences}
+
+    def make(method: str, output: Path, **more: Any) -> dict[str, Any]:
+        recipe: dict[str, Any] = {
+            "method": method,
+            "name": "run",
+            "output": str(output),
+            "threads": 1,
+            "model": {"config": dict(GPT2), "tokenizer": str(demo.tokenizer)},
+            "data": {"train": str(data.get(method, demo.prompts)), "max_tokens": 64, "max_prompt_tokens": 40},
+            "optimizer": {"learning_rate": 0.003},
+            "train": {"steps": 4, "batch_size": 4},
+            "log": {"quiet": True, "samples_every": 1, "sample_groups": 1},
+        }
+        if method in PROMPTS:
+            recipe["rollout"] = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}
+            recipe["rewards"] = [{"kind": "length", "options": {"target": 6}}]
+        return merged(recipe, more)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def judge(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A judge that was trained for two steps."""
+    from assent import load_settings, run
+
+    folder = tmp_path_factory.mktemp("judge")
+    return run(load_settings(make_recipe("reward", folder, train={"steps": 2}))).model
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Tiny tensors only lose by several threads, and runs that are compared bit for bit need the same number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
