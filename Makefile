@@ -53,7 +53,7 @@ $(STAMP): requirements.txt pyproject.toml
 	  echo "Assent needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@echo "Setting up $(VENV): one to three minutes, about 2 GB"
+	@echo "Setting up $(VENV): a few minutes, about 2 GB"
 	@$(BIN)/python -m pip install -qq --no-input -r requirements.txt
 	@$(BIN)/python -m pip install -qq --no-input --no-deps -e .
 	@touch $@
