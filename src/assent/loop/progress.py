@@ -24,7 +24,7 @@ class Delivery:
 
 class BatchSource(Protocol):
     """The caller promises to call `done` for each delivery after its weights were published. The implementer promises
-    deliveries in a fixed order for a seed, and that `restore(state())` goes on behind the last delivery done."""
+    deliveries in a fixed order for a seed, and that `restore(state())` goes on behind the last delivery."""
 
     async def next(self) -> Delivery: ...
 

@@ -1,6 +1,9 @@
 """The only loop. Offline or online, synchronous or not: the source decides what a step learns from.
 
-source.next -> annotate (reference, critic) -> credit -> [weigh -> step] x updates -> publish -> source.done -> hooks
+source.next -> annotate (reference, critic) -> credit -> [weigh -> step] x updates -> publish -> hooks -> source.done
+
+Hooks come before `done`: what they sample to evaluate shares no decoding step with the next rollouts, whose last bits
+would otherwise depend on whether this step was evaluated.
 """
 
 from __future__ import annotations
@@ -46,7 +49,6 @@ async def train(
         batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
         learned = time.perf_counter()
         await publish(progress.step + 1)
-        await source.done(delivery)
         seconds = time.perf_counter() - started
         progress = progress.after(delivery, seconds=seconds, skipped=stats.get("skipped", 0.0) > 0)
         stats = delivery.stats | stats
@@ -56,6 +58,7 @@ async def train(
             stats = stats | await hook(
                 Moment(progress=progress, delivery=delivery, batch=batch, stats=stats, last=last)
             )
+        await source.done(delivery)
         if progress.skipped >= max_skipped:
             raise NonFiniteError(
                 f"the loss or gradient was not finite for {progress.skipped} steps in a row (step {progress.step}). "

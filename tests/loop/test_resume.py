@@ -1,0 +1,143 @@
+"""A run that was stopped and resumed ends as if nothing had happened, bit for bit, whatever the method."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from assent import Run, load_settings, run
+
+STEPS = 4
+TWO_OPTIMIZER_STEPS = {"algorithm": {"minibatches": 2, "epochs": 2}}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sft": ("sft", {}),
+    "reward": ("reward", {}),
+    "dpo": ("dpo", {}),
+    "dpo with the reference's columns computed once": ("dpo", {"reference": {"once": True}}),
+    "dpo behind a moving reference": ("dpo", {"reference": {"ema": 0.1}}),
+    "ppo": ("ppo", {}),
+    "ppo with everything that remembers": (
+        "ppo",
+        {
+            "algorithm": {"kl_target": 0.5, "normalise_values": True, "minibatches": 2, "epochs": 2},
+            "reference": {"ema": 0.1},
+        },
+    ),
+    "grpo": ("grpo", {"algorithm": {"samples": 3, "kl_in_loss": 0.1, "minibatches": 2, "epochs": 2}}),
+    "grpo with dynamic sampling": (
+        "grpo",
+        {
+            "algorithm": {"samples": 2, "dynamic_sampling": True},
+            "rewards": [{"kind": "function", "function": "HERE:often_equal"}],
+            "rollout": {"max_redraw": 1.5},
+        },
+    ),
+    "rloo": ("rloo", {"algorithm": {"samples": 2}}),
+    "remax": ("remax", {}),
+    "reinforce": ("reinforce", {}),
+    "reinforce with a group's baseline": ("reinforce", {"algorithm": {"samples": 2, "group_baseline": True}}),
+    "online-dpo": ("online-dpo", {"algorithm": {"samples": 3}}),
+    "best-of-k": ("best-of-k", {"algorithm": {"samples": 3}}),
+    "sft with validation": ("sft", {"data": {"validation_percent": 20}, "evaluate": {"steps": 1}}),
+    "ppo by a judge with validation": (
+        "ppo",
+        {
+            "data": {"validation_percent": 30},
+            "evaluate": {"steps": 2},
+            "rewards": [{"kind": "judge", "path": "JUDGE"}],
+            "rollout": {"slots": 5, "prompts_per_step": 4},
+            "model": {"config": {"n_embd": 128}},
+        },
+    ),
+}
+
+
+def often_equal(tokens: tuple[int, ...]) -> float:
+    """A reward that most groups agree on."""
+    return float(tokens[0] % 8 == 0)
+
+
+def recipe_of(case: str, make_recipe: Any, folder: Path, judge: Path, **more: Any) -> dict[str, Any]:
+    method, sections = CASES[case]
+    recipe: dict[str, Any] = make_recipe(method, folder, save={"steps": 1, "keep": 0}, train={"steps": STEPS}, **more)
+    from assent.pipeline import merged
+
+    recipe = merged(recipe, sections)
+    for reward in recipe.get("rewards", []):
+        if "function" in reward:
+            reward["function"] = reward["function"].replace("HERE", __file__)
+        if "path" in reward:
+            reward["path"] = str(judge)
+    return recipe
+
+
+def stopped_copy(full: Run, step: int, folder: Path) -> str:
+    """The folder as a crash after `step` leaves it: later checkpoints are absent, the records lead further."""
+    shutil.copytree(full.folder, folder)
+    names = {int(path.name.rpartition("step")[2]): path.name for path in (folder / "checkpoints/state").iterdir()}
+    for later in range(step + 1, STEPS + 1):
+        for path in (folder / "checkpoints").glob(f"*/{names[later]}"):
+            shutil.rmtree(path)
+    return names[step]
+
+
+def assert_same_run(ours: Path, theirs: Path) -> None:
+    assert_same_checkpoint(ours, theirs)
+    assert timeless(ours / "metrics.jsonl") == timeless(theirs / "metrics.jsonl")
+    samples = [path / "samples.jsonl" for path in (ours, theirs)]
+    assert samples[0].exists() == samples[1].exists()
+    if samples[0].exists():
+        assert samples[0].read_text() == samples[1].read_text()
+
+
+def assert_same_checkpoint(ours: Path, theirs: Path) -> None:
+    """The last checkpoint of both: every file equal, but for the wall-clock seconds."""
+    roles = sorted(path.name for path in (ours / "checkpoints").iterdir())
+    assert roles == sorted(path.name for path in (theirs / "checkpoints").iterdir())
+    for role in roles:
+        a, b = (
+            max((f / "checkpoints" / role).iterdir(), key=lambda p: int(p.name.rpartition("step")[2]))
+            for f in (ours, theirs)
+        )
+        assert a.name == b.name
+        files = sorted(path.name for path in a.iterdir())
+        assert files == sorted(path.name for path in b.iterdir())
+        for file in files:
+            if file.endswith(".safetensors"):
+                tensors, others = load_file(a / file), load_file(b / file)
+                assert tensors.keys() == others.keys()
+                assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == [], (role, file)
+            elif file == "values.json":
+                assert without_seconds(a / file) == without_seconds(b / file)
+            elif file != "manifest.json":
+                assert (a / file).read_bytes() == (b / file).read_bytes(), (role, file)
+
+
+def without_seconds(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text())
+    assert values["progress"].pop("seconds") > 0
+    return values
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in r.items() if not k.startswith("time") and k != "tokens_per_second"} for r in records]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_resumed_after_any_step_ends_as_the_undisturbed_one(
+    case: str, make_recipe: Any, judge: Path, tmp_path: Path
+) -> None:
+    full = run(load_settings(recipe_of(case, make_recipe, tmp_path / "full", judge)))
+    assert [record["step"] for record in full.metrics] == list(range(1, STEPS + 1))
+    for step in range(1, STEPS):
+        folder = tmp_path / f"after{step}"
+        name = stopped_copy(full, step, folder / "run")
+        run(load_settings(recipe_of(case, make_recipe, folder, judge, resume=name)))
+        assert_same_run(folder / "run", full.folder)
