@@ -204,5 +204,7 @@ def test_scaling_rewards(rewards: list[int], scale: int) -> None:
 
 
 def test_share_of_equal_groups_by_hand() -> None:
+    # Of the groups of several, 0 is equal and 1 is not; 2 and 3 are one answer each and say nothing of it.
     group = torch.tensor([0, 0, 1, 1, 2, 3])
-    assert equal_groups(torch.tensor([1.0, 1.0, 1.0, 2.0, 5.0, 5.0]), group) == 0.75  # all but group 1
+    assert equal_groups(torch.tensor([1.0, 1.0, 1.0, 2.0, 5.0, 5.0]), group) == 0.5
+    assert equal_groups(torch.tensor([1.0, 1.0]), torch.tensor([0, 1])) == 0.0
