@@ -1,0 +1,206 @@
+"""The RLHF pipeline of a configuration file on your own data, whole or one stage of it.
+
+    --sft_data -> sft -> policy    --preference_data -> reward -> judge    --prompt_data -> rlhf -> policy
+
+    python scripts/train.py --config configs/model_config.yaml --sft_data A --preference_data B --prompt_data C
+    python scripts/train.py --config configs/model_config.yaml --stage sft --sft_data A sft.train.epochs=1
+
+A stage starts from what the stages before it left in the output folder: runs lie in OUTPUT_DIR/logs/STAGE. Where the
+configuration names no tokenizer for a fresh model, one is trained on the data into OUTPUT_DIR/logs/tokenizer.
+The work is `assent pipeline`'s; this script only puts data, folders and distributed settings into its recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from assent.cli import plain_errors
+
+if TYPE_CHECKING:
+    from assent.pipeline import PipelineRun, PipelineSettings
+
+KINDS = {"sft": "demonstrations", "reward": "preferences", "rlhf": "prompts"}
+VOCABULARY = 4096
+"""Tokens of a tokenizer that is trained here, where the model's keys name no vocab_size."""
+
+Tree = dict[str, Any]
+
+
+def train_pipeline(
+    config: Path,
+    data: Mapping[str, str | None],
+    *,
+    stage: str = "all",
+    dist_config: Path | None = None,
+    output: Path = Path("outputs"),
+    name: str = "logs",
+    overrides: Sequence[str] = (),
+) -> PipelineRun:
+    """Run `stage` (or all) of the pipeline in `config`; `data` holds each stage's source, where one was given."""
+    from assent.pipeline import run_pipeline
+    from assent.stopping import Stopped
+
+    settings = prepare(
+        config, data, stage=stage, dist_config=dist_config, output=output, name=name, overrides=overrides
+    )
+    load_plugins(settings)
+    prepare_tokenizer(settings)
+    try:
+        return run_pipeline(settings)
+    except Stopped as stopped:
+        click.echo(str(stopped), err=True)
+        raise SystemExit(stopped.code) from stopped
+
+
+def prepare(
+    config: Path,
+    data: Mapping[str, str | None],
+    *,
+    stage: str,
+    dist_config: Path | None,
+    output: Path,
+    name: str,
+    overrides: Sequence[str],
+) -> PipelineSettings:
+    """The pipeline's settings: the configuration, over it distributed settings, folders and data, then overrides."""
+    from assent.pipeline import load_pipeline, merged
+    from assent.recipes import check_known, read_yaml
+
+    given = read_yaml(config)
+    given["stages"] = {key: dict(recipe or {}) for key, recipe in dict(given.get("stages") or {}).items()}
+    stages: dict[str, Tree] = given["stages"]
+    spread = distributed(dist_config)
+    resume = spread.pop("resume", None)
+    for key, source in data.items():
+        if source is not None:
+            check_known(key, stages, what="stage")
+            stages[key] = merged(stages[key], {"data": {"train": source}})
+    given["stages"] = {key: merged(recipe, spread) for key, recipe in stages.items()}
+    given |= {"output": str(output), "name": name}
+    given |= {"resume": resume} if resume is not None else {}
+    settings = load_pipeline(given, overrides)
+    if stage != "all":
+        check_known(stage, stages, what="stage")
+        settings.only = [stage]
+        settings.stages = dict(_needed(settings, stage))
+    return settings
+
+
+def distributed(path: Path | None) -> Tree:
+    """What a distributed.yaml sets of every stage's run."""
+    from assent.recipes import load_tree, read_yaml
+    from assent.runtime.settings import DistributedSettings
+
+    settings = load_tree(DistributedSettings, {} if path is None else read_yaml(path))
+    settings.check()
+    return settings.run_settings()
+
+
+def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]]:
+    """The stage, and before it those that have left a run, each with the data that it ran on."""
+    from assent.pipeline import merged
+    from assent.recipes import read_yaml
+
+    for key, recipe in settings.stages.items():
+        if key == stage:
+            yield key, recipe
+            return
+        saved = Path(settings.output) / settings.name / key / "settings.yaml"
+        if saved.exists():
+            yield key, merged(recipe, {"data": {"train": read_yaml(saved)["data"]["train"]}})
+        else:
+            click.echo(f"stage {key} is left out: it has no run in {saved.parent}")
+
+
+def load_plugins(settings: PipelineSettings) -> None:
+    """Run the recipe's plugins: the data may be in a dialect of theirs."""
+    from assent.plugins import load_file
+
+    for recipe in (settings.shared, *settings.stages.values()):
+        for plugin in recipe.get("plugins") or []:
+            load_file(plugin)
+
+
+def prepare_tokenizer(settings: PipelineSettings) -> None:
+    """Train a tokenizer for the first stage where its fresh model names none, and name it there.
+
+    A stage that goes on, and one that would be refused because its run is there, keep the tokenizer that they have.
+    """
+    from assent.data.byte_pairs import train_tokenizer
+    from assent.pipeline import merged
+
+    first, recipe = next(iter(settings.stages.items()))
+    recipe = merged(settings.shared, recipe)
+    model = dict(recipe.get("model") or {})
+    if model.get("path") or model.get("tokenizer") or not model.get("config"):
+        return
+    home = Path(settings.output) / settings.name
+    folder = home / "tokenizer"
+    keys = dict(model["config"])
+    vocabulary = int(keys.pop("vocab_size", VOCABULARY))  # small data may not give so many: the model follows
+    started = (home / first).exists() and not settings.overwrite
+    runs = not settings.only or first in settings.only
+    if runs and not (started and folder.exists()):
+        train_tokenizer(texts(settings), folder, vocabulary=vocabulary)
+        click.echo(f"tokenizer: trained on the data, in {folder}")
+    settings.stages[first] = recipe | {"model": model | {"config": keys, "tokenizer": str(folder)}}
+
+
+def texts(settings: PipelineSettings) -> Iterator[str]:
+    """Every text of the training data of all stages, prompts and answers joined as they will be read."""
+    from assent.data.formats import sample
+    from assent.data.read import read_rows
+    from assent.data.settings import sources
+    from assent.pipeline import merged
+
+    for key, stage in settings.stages.items():
+        data = merged(settings.shared, stage).get("data") or {}
+        for source in sources(data.get("train")):
+            for where, row in read_rows(source, split=data.get("split", "train")):
+                read, _ = sample(
+                    row, kind=KINDS[key], where=where, dialect=data.get("dialect", "auto"), columns=data.get("columns")
+                )
+                asked = "\n".join([read.prompt, *(turn["content"] for turn in read.messages)]).strip("\n")
+                answers = [read.answer or "", *(text for pair in read.pairs for text in (pair.chosen, pair.rejected))]
+                yield from (asked + answer for answer in answers if answer or not read.pairs)
+
+
+@click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
+@click.option(
+    "--config", type=click.Path(path_type=Path), required=True, help="The pipeline, such as configs/model_config.yaml."
+)
+@click.option("--stage", type=click.Choice([*KINDS, "all"]), default="all", show_default=True)
+@click.option("--sft_data", help="Demonstrations: prompt and completion.")
+@click.option("--preference_data", help="Preferences: prompt, chosen and rejected.")
+@click.option("--prompt_data", help="Prompts to answer.")
+@click.option(
+    "--dist_config", type=click.Path(path_type=Path), help="Distributed settings, such as configs/distributed.yaml."
+)
+@click.option("--output_dir", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True)
+@click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
+@click.argument("overrides", nargs=-1)
+def main(
+    config: Path,
+    stage: str,
+    sft_data: str | None,
+    preference_data: str | None,
+    prompt_data: str | None,
+    dist_config: Path | None,
+    output_dir: Path,
+    traceback: bool,
+    overrides: tuple[str, ...],
+) -> None:
+    data = {"sft": sft_data, "reward": preference_data, "rlhf": prompt_data}
+    with plain_errors():
+        done = train_pipeline(
+            config, data, stage=stage, dist_config=dist_config, output=output_dir, overrides=overrides
+        )
+        click.echo(f"\nplots: python scripts/monitor.py --log_dir {done.folder} --plot_type all")
+
+
+if __name__ == "__main__":
+    main()

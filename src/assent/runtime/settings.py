@@ -1,0 +1,112 @@
+"""Where a run's processes are and how they share the work: the file that `--dist_config` names.
+
+    distributed.yaml -> DistributedSettings -> check -> settings of the run (`run_settings`)
+
+Today there is the local runtime: one process, one rank. What other runtimes would need is refused by name, so that no
+key of the file is read without an effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class ClusterSettings:
+    """Where processes run, and what each may use."""
+
+    runtime: str = "local"
+    """local: this process."""
+    num_workers: int = 1
+    """Training processes."""
+    cpus_per_worker: int | None = None
+    """CPU threads of a process; null leaves the recipe's."""
+    gpus_per_worker: int | None = None
+    """0 keeps to the CPU, 1 takes the GPU; null leaves the recipe's device."""
+
+
+@dataclass
+class StrategySettings:
+    """How a training step is spread."""
+
+    name: str = "single"
+    """single: every rank holds the whole model, and there is one rank."""
+    micro_tokens: int | None = None
+    """Tokens in one forward and backward pass; null leaves the recipe's. Changes memory and speed, not the gradient."""
+
+
+@dataclass
+class FaultToleranceSettings:
+    """What is kept against a loss, and what happens after one."""
+
+    checkpoint_interval: int | None = None
+    """Training steps between checkpoints; null leaves the recipe's."""
+    resume: bool = False
+    """Go on from the newest whole checkpoint where there is one, start afresh where there is none."""
+    max_failures: int = 0
+    """Restarts of a failed process before the run ends."""
+
+
+@dataclass
+class CommunicationSettings:
+    """How processes talk to each other."""
+
+    backend: str = "none"
+    """none: there is one process."""
+
+
+@dataclass
+class DistributedSettings:
+    """The whole file."""
+
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
+    fault_tolerance: FaultToleranceSettings = field(default_factory=FaultToleranceSettings)
+    communication: CommunicationSettings = field(default_factory=CommunicationSettings)
+
+    def check(self) -> None:
+        """Raise ValueError with everything that this runtime cannot do, or that is no value at all."""
+        problems = [*self._not_there(), *self._out_of_range()]
+        if problems:
+            lines = "\n".join(f"  - {problem}" for problem in problems)
+            raise ValueError(f"the distributed settings cannot be followed:\n{lines}")
+
+    def _not_there(self) -> list[str]:
+        """Values that need another runtime."""
+        needs = "needs runtime ray, which is not there yet: set"
+        wanted = {
+            ("cluster.runtime", self.cluster.runtime): "local",
+            ("cluster.num_workers", self.cluster.num_workers): 1,
+            ("strategy.name", self.strategy.name): "single",
+            ("fault_tolerance.max_failures", self.fault_tolerance.max_failures): 0,
+            ("communication.backend", self.communication.backend): "none",
+        }
+        return [f"{key}={value} {needs} {only}" for (key, value), only in wanted.items() if value != only]
+
+    def _out_of_range(self) -> list[str]:
+        least_one = {
+            "cluster.cpus_per_worker": self.cluster.cpus_per_worker,
+            "strategy.micro_tokens": self.strategy.micro_tokens,
+            "fault_tolerance.checkpoint_interval": self.fault_tolerance.checkpoint_interval,
+        }
+        problems = [f"{key}={n} must be at least 1, or null" for key, n in least_one.items() if n is not None and n < 1]
+        if self.cluster.gpus_per_worker not in (None, 0, 1):
+            problems.append(f"cluster.gpus_per_worker={self.cluster.gpus_per_worker} must be 0, 1 or null")
+        return problems
+
+    def run_settings(self) -> dict[str, Any]:
+        """What the file sets of a run, as a nested mapping of the run's own keys. Call `check` before."""
+        devices = {None: None, 0: "cpu", 1: "cuda"}
+        given = {
+            "threads": self.cluster.cpus_per_worker,
+            "device": devices[self.cluster.gpus_per_worker],
+            "learn": _without_none({"micro_tokens": self.strategy.micro_tokens}),
+            "save": _without_none({"steps": self.fault_tolerance.checkpoint_interval}),
+            "resume": "latest" if self.fault_tolerance.resume else None,
+        }
+        return {key: value for key, value in _without_none(given).items() if value != {}}
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

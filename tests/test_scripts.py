@@ -1,0 +1,205 @@
+"""The scripts do what their command lines promise: the whole pipeline, single stages, plots, evaluation."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from assent.records import Run
+from assent.runtime.settings import DistributedSettings
+
+ROOT = Path(__file__).parents[1]
+CONFIG = str(ROOT / "configs" / "model_config.yaml")
+STAGES = ("sft", "reward", "rlhf")
+TINY = [
+    *("sft.model.config.n_embd=16", "sft.model.config.n_layer=1", "sft.model.config.n_head=2"),
+    *("sft.model.config.vocab_size=300", "shared.threads=1", "shared.log.quiet=true"),
+    *(f"{stage}.train.{key}" for stage in STAGES for key in ("steps=2", "batch_size=8")),
+    *("rlhf.rollout.prompts_per_step=4", "rlhf.rollout.max_tokens=8"),
+]
+COLOURS = ("red", "green", "blue", "grey", "black", "white", "brown", "pink")
+
+
+def write_json(path: Path, rows: list[dict[str, str]]) -> str:
+    path.write_text(json.dumps(rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The three files in the formats of the README: JSON lists."""
+    folder = tmp_path_factory.mktemp("data")
+    asked = [f"Question: What is {colour}?" for colour in COLOURS]
+    pairs = [{"prompt": q, "chosen": " Answer: a colour.", "rejected": " No idea"} for q in asked]
+    return {
+        "sft": write_json(folder / "sft.json", [{"prompt": q, "completion": " Answer: a colour."} for q in asked]),
+        "preference": write_json(folder / "preference.json", pairs),
+        "prompt": write_json(folder / "prompt.json", [{"prompt": q} for q in asked]),
+    }
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(script: str, *arguments: str, status: int = 0) -> Result:
+        result = CliRunner().invoke(importlib.import_module(script).main, list(arguments))
+        expected = result.exception is None or isinstance(result.exception, SystemExit)
+        assert expected, f"{result.output}\n{result.exception!r}"
+        assert result.exit_code == status, result.output
+        return result
+
+    return invoke
+
+
+def test_whole_pipeline_then_plots_and_every_evaluation(call: Any, data: dict[str, str]) -> None:
+    flags = [f"--{name}_data={path}" for name, path in data.items()]
+    call("train", "--config", CONFIG, *flags, *TINY)
+
+    for stage, role in (("sft", "policy"), ("reward", "judge"), ("rlhf", "policy")):
+        run = Run(Path("outputs/logs") / stage)
+        assert [record["step"] for record in run.metrics] == [1, 2]
+        assert (run.checkpoint(role) / "config.json").exists()
+    settings = yaml.safe_load(Path("outputs/logs/rlhf/settings.yaml").read_text())
+    assert settings["model"]["path"].startswith("outputs/logs/sft/")
+    assert settings["rewards"][0]["path"].startswith("outputs/logs/reward/")
+
+    drawn = call("monitor", "--log_dir", "./outputs/logs", "--plot_type", "all").output.split()
+    assert {Path(path).name for path in drawn} == {"loss.png", "reward.png", "kl.png", "entropy.png"}
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
+    call("monitor", "--log_dir", "./outputs/logs", "--plot_type", "kl")
+
+    where = ("--config", CONFIG, "--model_dir", "./outputs", "--test_data", data["preference"])
+    call("evaluate", *where, "--eval_type", "all")
+    figures = json.loads(Path("outputs/evaluation/evaluation.json").read_text())["figures"]
+    assert {"perplexity", "kl", "reward/judge", "win_rate/judge", "preference/judge/accuracy"} <= set(figures)
+    assert len(Path("outputs/evaluation/generations.jsonl").read_text().splitlines()) == len(COLOURS)
+    call("evaluate", *where, "--eval_type", "perplexity")
+    figures = json.loads(Path("outputs/evaluation/evaluation.json").read_text())["figures"]
+    assert "perplexity" in figures
+    assert not any(name.startswith(("kl", "win_rate", "preference")) for name in figures)
+
+    prompts = ("--config", CONFIG, "--model_dir", "./outputs", "--test_data", data["prompt"])
+    said = call("evaluate", *prompts).output
+    assert "preference is not possible: it needs preferences" in said
+    assert "perplexity is not possible: it needs demonstrations" in said
+    refused = call("evaluate", *prompts, "--eval_type", "preference", status=2).output
+    assert "prompt.json#1: the columns prompt are no known dialect of preferences" in refused
+
+
+def test_stages_one_by_one_pick_up_what_the_earlier_ones_left(call: Any, data: dict[str, str]) -> None:
+    def train(stage: str, source: str, *more: str, status: int = 0) -> str:
+        flag = {"sft": "sft", "reward": "preference", "rlhf": "prompt"}[stage]
+        command = ("--config", CONFIG, "--stage", stage, f"--{flag}_data", source, *TINY, *more)
+        return str(call("train", *command, status=status).output)
+
+    refused = train("reward", data["preference"], status=2)
+    assert "stage sft is left out: it has no run in outputs/logs/sft" in refused
+    assert "no model" in refused
+
+    train("sft", data["sft"])
+    train("reward", data["preference"])
+    train("rlhf", data["prompt"])
+    settings = yaml.safe_load(Path("outputs/logs/rlhf/settings.yaml").read_text())
+    assert settings["model"]["path"] == str(Run(Path("outputs/logs/sft")).checkpoint())
+    assert settings["rewards"][0]["path"] == str(Run(Path("outputs/logs/reward")).checkpoint("judge"))
+
+    assert "holds a run already" in train("sft", data["sft"], status=2)
+    tokenizer = Path("outputs/logs/tokenizer/tokenizer.json")
+    before = tokenizer.read_bytes()
+    train("sft", data["preference"], "resume=latest", "sft.train.steps=3", "shared.data.dialect=auto")
+    assert tokenizer.read_bytes() == before, "a resumed run must keep the tokenizer it began with"
+    assert Run(Path("outputs/logs/sft")).metrics[-1]["step"] == 3
+
+
+def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, data: dict[str, str]) -> None:
+    Path("dist.yaml").write_text(
+        "cluster: {cpus_per_worker: 1, gpus_per_worker: 0}\n"
+        "strategy: {micro_tokens: 64}\n"
+        "fault_tolerance: {checkpoint_interval: 1, resume: true}\n"
+    )
+    tiny = [text for text in TINY if "threads" not in text]
+    flags = ("--config", CONFIG, "--stage", "sft", "--sft_data", data["sft"], "--dist_config", "dist.yaml")
+    call("train", *flags, *tiny)
+    settings = yaml.safe_load(Path("outputs/logs/sft/settings.yaml").read_text())
+    assert settings["threads"] == 1
+    assert settings["device"] == "cpu"
+    assert settings["learn"]["micro_tokens"] == 64
+    assert settings["save"]["steps"] == 1
+    assert settings["resume"] == "latest"
+    saved = sorted(path.name for path in Path("outputs/logs/sft/checkpoints/policy").iterdir())
+    assert [name[-1] for name in saved] == ["1", "2"]
+
+    call("train", *flags, *tiny, "sft.train.steps=3", "sft.save.steps=5")
+    resumed = yaml.safe_load(Path("outputs/logs/sft/settings.yaml").read_text())
+    assert resumed["save"]["steps"] == 5
+    assert [record["step"] for record in Run(Path("outputs/logs/sft")).metrics] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("cluster: {runtime: ray}", "cluster.runtime=ray needs runtime ray"),
+        ("cluster: {num_workers: 4}", "cluster.num_workers=4 needs runtime ray, which is not there yet: set 1"),
+        ("cluster: {cpus_per_worker: 0}", "cluster.cpus_per_worker=0 must be at least 1"),
+        ("cluster: {gpus_per_worker: 2}", "cluster.gpus_per_worker=2 must be 0, 1 or null"),
+        ("strategy: {name: fsdp}", "strategy.name=fsdp needs runtime ray"),
+        ("strategy: {micro_tokens: 0}", "strategy.micro_tokens=0 must be at least 1"),
+        ("fault_tolerance: {max_failures: 3}", "fault_tolerance.max_failures=3 needs runtime ray"),
+        ("fault_tolerance: {checkpoint_interval: 0}", "fault_tolerance.checkpoint_interval=0 must be at least 1"),
+        ("communication: {backend: nccl}", "communication.backend=nccl needs runtime ray"),
+        ("cluster: {num_worker: 1}", "there is no setting cluster.num_worker; did you mean num_workers?"),
+        ("communications: {}", "there is no setting communications; did you mean communication?"),
+        ("fault_tolerance: {resume: maybe}", "Value 'maybe' is not a valid bool"),
+    ],
+)
+def test_what_the_local_runtime_cannot_do_is_refused(
+    call: Any, data: dict[str, str], content: str, message: str
+) -> None:
+    Path("dist.yaml").write_text(content)
+    flags = ("--config", CONFIG, "--stage", "sft", "--sft_data", data["sft"], "--dist_config", "dist.yaml")
+    assert message in call("train", *flags, status=2).output
+    assert not Path("outputs").exists()
+
+
+def test_shipped_distributed_settings_hold_every_key_and_pass() -> None:
+    from assent.recipes import load_tree, read_yaml
+    from assent.settings import to_plain
+
+    given = read_yaml(ROOT / "configs" / "distributed.yaml")
+    assert {key: set(value) for key, value in given.items()} == {
+        key: set(value) for key, value in to_plain(DistributedSettings()).items()
+    }
+    settings = load_tree(DistributedSettings, given)
+    settings.check()
+    assert settings.run_settings() == {"learn": {"micro_tokens": 8192}, "save": {"steps": 50}}
+
+
+def test_null_settings_leave_the_recipe_alone() -> None:
+    settings = DistributedSettings()
+    settings.check()
+    assert settings.run_settings() == {}
+    settings.cluster.gpus_per_worker = 1
+    assert settings.run_settings() == {"device": "cuda"}
+
+
+def test_example_makes_its_data_and_can_be_run_again_with_custom_files(call: Any) -> None:
+    small = [text for text in TINY if "rlhf.rollout.max" not in text]
+    call("example", "--create_dummy_data", *small)
+    written = Path("outputs/data/sft.jsonl").read_bytes()
+    assert set(json.loads(written.splitlines()[0])) == {"prompt", "completion"}
+    assert Run(Path("outputs/logs/example/rlhf")).metrics[-1]["step"] == 2
+
+    Path("my_model_config.yaml").write_text((ROOT / "configs" / "example.yaml").read_text())
+    Path("my_distributed.yaml").write_text((ROOT / "configs" / "distributed.yaml").read_text())
+    files = ("--config", "my_model_config.yaml", "--dist_config", "my_distributed.yaml")
+    call("example", *files, *small, "sft.train.steps=1")
+    assert Path("outputs/data/sft.jsonl").read_bytes() == written
+    assert len(Run(Path("outputs/logs/example/sft")).metrics) == 1
