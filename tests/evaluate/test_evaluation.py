@@ -12,7 +12,7 @@ from rich.console import Console
 
 from assent.data.demo import gold
 from assent.evaluate.before_after import BeforeAfter, before_after
-from assent.evaluate.evaluation import Evaluation, evaluate
+from assent.evaluate.evaluation import Evaluation, evaluate, number
 from assent.evaluate.policy import Policy
 from assent.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
 from assent.evaluate.statistics import Interval
@@ -142,11 +142,14 @@ def both(task: Task, tmp_path_factory: pytest.TempPathFactory) -> tuple[BeforeAf
 def test_before_and_after_are_measured_alike(both: tuple[BeforeAfter, Path], task: Task) -> None:
     result = both[0]
     assert set(result.after) - set(result.before) == {"kl", "kl/token", "kl_k3", "kl_k3/token"}
-    alone = evaluate(everything(task, model=task.second, sampling=SamplingSettings(max_tokens=20), limit=256))
-    for name in ("reward/gold", "reward/judge", "perplexity", "unfinished"):
+    changes: dict[str, Any] = {"sampling": SamplingSettings(max_tokens=20), "limit": 256}
+    alone = evaluate(everything(task, model=task.second, reference=task.first, other=task.first, **changes))
+    for name in ("reward/gold", "reward/judge", "perplexity", "unfinished", "kl"):
         assert result.after[name] == alone.figures[name]
-    difference = result.after["reward/gold"].value - result.before["reward/gold"].value  # type: ignore[union-attr]
-    assert result.change["difference/gold"].value == pytest.approx(difference)
+    difference = result.after["reward/judge"].value - result.before["reward/judge"].value  # type: ignore[union-attr]
+    assert abs(difference) > 1e-3
+    assert result.change["difference/judge"].value == pytest.approx(difference)
+    assert result.change["win_rate/judge"] == alone.figures["win_rate/judge"]
     assert result.judge["accuracy"] == alone.figures["preference/judge/accuracy"]
 
 
@@ -169,6 +172,7 @@ def test_the_table_and_its_json(both: tuple[BeforeAfter, Path]) -> None:
     text = shown(result.table())
     for label in ("gold reward", "judge's reward", "KL to before", "perplexity", "judge's accuracy"):
         assert label in text
+    assert max(map(len, text.splitlines())) <= 120
     saved = json.loads((out / "evaluation.json").read_text())
     assert saved["after"]["kl"]["value"] == result.after["kl"].value  # type: ignore[union-attr]
     assert set(saved) == {"settings", "before", "after", "change", "judge"}
@@ -183,3 +187,10 @@ def test_a_policy_that_did_not_change(task: Task) -> None:
     assert result.after["kl"].value == 0.0  # type: ignore[union-attr]
     assert "perplexity" not in result.after
     assert result.judge == {}
+
+
+def test_numbers_in_tables() -> None:
+    assert [number(value) for value in (-0.0001, 0.12345, -1.5, 99.999, 1234.56)] == [
+        *("0.000", "0.123", "-1.50", "100.00", "1,234.6")
+    ]
+    assert number(float("inf")) == "inf"

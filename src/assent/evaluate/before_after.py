@@ -26,11 +26,12 @@ from assent.monitor.console import Reporter
 if TYPE_CHECKING:
     from rich.table import Table
 
+NO_BREAK = "\u00a0"
 ROWS = {
     "gold reward": "reward/gold",
     "judge's reward": "reward/judge",
-    "KL to before, nats an answer": "kl",
-    "perplexity on held-out texts": "perplexity",
+    "KL to before (nats)": "kl",
+    "perplexity": "perplexity",
     "unfinished answers": "unfinished",
     "length, tokens": "length",
     "distinct word pairs": "distinct_2",
@@ -89,7 +90,7 @@ class BeforeAfter:
                     _cell(self.change.get(f"win_rate/{short}")),
                 )
         if "accuracy" in self.judge:
-            table.add_row("judge's accuracy on held-out pairs", _cell(self.judge["accuracy"]), "", "", "")
+            table.add_row("judge's accuracy", _cell(self.judge["accuracy"]), "", "", "")
         return table
 
     def examples(self) -> Table:
@@ -159,7 +160,8 @@ def _cell(figure: Interval | float | None, *, signed: bool = False) -> str:
         return ""
     value, between, _ = figure_cells(figure)
     sign = "+" if signed and not value.startswith("-") else ""
-    return f"{sign}{value} ({between})" if between else f"{sign}{value}"
+    # A narrow terminal breaks the cell in front of the interval, not within it.
+    return f"{sign}{value} {between.replace(' ', NO_BREAK)}" if between else f"{sign}{value}"
 
 
 def _scores(scores: Any) -> str:

@@ -147,9 +147,10 @@ def figure_cells(figure: Interval | float) -> tuple[str, str, str]:
     """Value, interval and count for a table."""
     if not isinstance(figure, Interval):
         return number(figure), "", ""
-    return number(figure.value), f"{number(figure.low)} to {number(figure.high)}", str(figure.count)
+    return number(figure.value), f"[{number(figure.low)}, {number(figure.high)}]", str(figure.count)
 
 
 def number(value: float) -> str:
-    """Three decimals, fewer where the number is large."""
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
+    """Three decimals, fewer where the number is large; never -0."""
+    text = f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 100 else f"{value:,.1f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from assent.evaluate.policy import Answer, Answers
-from assent.evaluate.statistics import Interval, mean_interval, ratio_interval
+from assent.evaluate.statistics import Interval, mean_interval, wilson
 
 Figures = dict[str, Interval | float]
 
@@ -17,9 +17,7 @@ def generation_figures(answers: Answers) -> Figures:
     texts = [answer.completion.text for group in answers for answer in group]
     return {
         "length": mean_interval([fmean(len(a.completion.tokens) for a in group) for group in answers]),
-        "unfinished": ratio_interval(
-            [float(sum(not a.finished for a in group)) for group in answers], [float(len(group)) for group in answers]
-        ),
+        "unfinished": wilson(sum(fmean(not a.finished for a in group) for group in answers), len(answers)),
         "distinct_1": distinct(texts, 1),
         "distinct_2": distinct(texts, 2),
     }
