@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,16 @@ def judge(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path
 
     folder = tmp_path_factory.mktemp("judge")
     return run(load_settings(make_recipe("reward", folder, train={"steps": 2}))).model
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Of a subprocess that is to import this source tree, on one thread."""
+    import assent
+
+    source = str(Path(assent.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True, scope="session")

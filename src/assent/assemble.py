@@ -288,7 +288,7 @@ class Job:
             self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}")
             if engine is not None:
                 await self.publish(engine, progress.step)
-        elif settings.reference.once and isinstance(source, OfflineSource):
+        if settings.reference.once and isinstance(source, OfflineSource):
             source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker:
             hooks = self.hooks(cast, source, rollouter, memory, tracker, progress)
@@ -298,7 +298,8 @@ class Job:
                     cast,
                     partial(self.publish, engine),
                     hooks,
-                    until=lambda p: p.step >= self.total_steps or bool(stop),
+                    until=lambda p: p.step >= self.total_steps,
+                    stop=lambda: bool(stop),
                     progress=progress,
                     memory=memory,
                     seed=settings.seed,
@@ -369,7 +370,8 @@ class Job:
         """The terminal's line of a step, and whatever looks unhealthy."""
         tracker.advance()
         step, every = moment.progress.step, self.settings.train.log_every
-        if step % every == 0 or step == 1 or moment.last or any(n.startswith("validation/") for n in moment.stats):
+        ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
+        if step % every == 0 or step == 1 or ends or evaluated:
             self.reporter.say(step_line(moment.stats, tracker))
         for warning in health.check({"step": float(step)} | moment.stats):
             self.reporter.say(f"health: {warning}")

@@ -37,14 +37,15 @@ class Due:
         self._seconds = 0.0
 
     def start(self, progress: Progress) -> None:
-        """Count epochs and seconds from here: a resumed run does not save at once."""
+        """Go on from here: a resumed run does not save at once."""
         self._epoch, self._seconds = progress.epoch, progress.seconds
 
     def __call__(self, progress: Progress, *, last: bool) -> bool:
         every = self.every
         due = every.steps is not None and progress.step % every.steps == 0
-        if every.epochs is not None and progress.epoch - self._epoch >= every.epochs:
-            self._epoch, due = progress.epoch, True
+        if every.epochs is not None:
+            due = due or (progress.epoch - 1) // every.epochs > (self._epoch - 1) // every.epochs
+            self._epoch = progress.epoch
         if every.seconds is not None and progress.seconds - self._seconds >= every.seconds:
             self._seconds, due = progress.seconds, True
         return due or (last and self.at_end)
@@ -138,7 +139,7 @@ async def validation_loss(cast: Cast, batch: Batch) -> Stats:
 
 
 class SaveCheckpoint:
-    """Commits a checkpoint when due and at the end: models by role, then all that the run remembers."""
+    """Commits a checkpoint when due and when the run ends: models by role, then all that the run remembers."""
 
     def __init__(
         self,
@@ -155,7 +156,8 @@ class SaveCheckpoint:
         self.memory, self.writers, self.keep = memory, writers, keep
 
     async def __call__(self, moment: Moment) -> Stats:
-        if self.due(moment.progress, last=moment.last):
+        due = self.due(moment.progress, last=moment.last)
+        if due or moment.stopping:
             await self.save(moment.progress)
         return {}
 
@@ -206,6 +208,6 @@ class Track:
     async def __call__(self, moment: Moment) -> Stats:
         for tracker in self.trackers:
             tracker.write(moment.progress.step, moment.stats)
-            if moment.last:
+            if moment.last or moment.stopping:
                 tracker.close()
         return {}

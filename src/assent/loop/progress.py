@@ -84,7 +84,9 @@ class Moment:
     """The delivered batch with all its columns."""
     stats: Stats
     last: bool
-    """The run ends after this step."""
+    """The run ends after this step, as planned."""
+    stopping: bool = False
+    """It ends after this step because it was asked to: save, but record nothing that an undisturbed run would not."""
 
 
 class Hook(Protocol):

@@ -33,6 +33,7 @@ async def train(
     hooks: Sequence[Hook],
     *,
     until: Callable[[Progress], bool],
+    stop: Callable[[], bool] = lambda: False,
     progress: Progress,
     memory: Memory,
     seed: int,
@@ -40,6 +41,7 @@ async def train(
 ) -> Progress:
     """Train from `progress` on, until `until` says so. `publish(version)` makes the weights known to the sampler.
 
+    Once `stop` is true the run ends behind the step under way, early: hooks are told apart `last` and `stopping`.
     Raises NonFiniteError after `max_skipped` skipped steps in a row; whatever a stage raises ends the run.
     """
     while not until(progress):
@@ -53,17 +55,21 @@ async def train(
         progress = progress.after(delivery, seconds=seconds, skipped=stats.get("skipped", 0.0) > 0)
         stats = delivery.stats | stats
         stats |= {"time/batch": sampled - started, "time/learn": learned - sampled, "time/step": seconds}
-        last = until(progress)
+        last, stopping = until(progress), False
         for hook in hooks:
-            stats = stats | await hook(
-                Moment(progress=progress, delivery=delivery, batch=batch, stats=stats, last=last)
+            stopping = not last and stop()  # asked anew: a signal during evaluation still gets its checkpoint
+            moment = Moment(
+                progress=progress, delivery=delivery, batch=batch, stats=stats, last=last, stopping=stopping
             )
+            stats = stats | await hook(moment)
         await source.done(delivery)
         if progress.skipped >= max_skipped:
             raise NonFiniteError(
                 f"the loss or gradient was not finite for {progress.skipped} steps in a row (step {progress.step}). "
                 "The weights are those before the first of them. Lower the learning rate, or look at the data rows"
             )
+        if stopping:
+            break
     return progress
 
 

@@ -1,0 +1,44 @@
+"""When hooks are due, and what they record."""
+
+from __future__ import annotations
+
+import pytest
+
+from assent.loop.hooks import Due
+from assent.loop.progress import Progress
+from assent.loop.settings import EverySettings
+
+
+def due_at(
+    every: EverySettings, moments: list[Progress], *, at_end: bool = False, resume: int | None = None
+) -> list[int]:
+    due = Due(every, at_end=at_end)
+    if resume is not None:
+        due.start(moments[resume - 1])
+        moments = moments[resume:]
+    return [p.step for p in moments if due(p, last=p is moments[-1])]
+
+
+TEN = [Progress(step=n, epoch=1 + (n - 1) // 2, seconds=10.0 * n) for n in range(1, 11)]  # epochs 1 1 2 2 3 3 4 4 5 5
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (EverySettings(), []),
+        (EverySettings(steps=3), [3, 6, 9]),
+        (EverySettings(epochs=1), [3, 5, 7, 9]),  # the first step of an epoch tells that the one before is through
+        (EverySettings(epochs=2), [5, 9]),
+        (EverySettings(seconds=25.0), [3, 6, 9]),
+        (EverySettings(steps=4, epochs=2), [4, 5, 8, 9]),
+    ],
+)
+def test_due_by_steps_epochs_or_seconds(every: EverySettings, expected: list[int]) -> None:
+    assert due_at(every, TEN) == expected
+    assert due_at(every, TEN, at_end=True) == [*expected, 10]
+
+
+@pytest.mark.parametrize("every", [EverySettings(steps=3), EverySettings(epochs=2), EverySettings(steps=4, epochs=3)])
+@pytest.mark.parametrize("resume", range(1, 10))
+def test_a_resumed_run_is_due_when_the_undisturbed_one_is(every: EverySettings, resume: int) -> None:
+    assert due_at(every, TEN, resume=resume) == [step for step in due_at(every, TEN) if step > resume]

@@ -1,0 +1,75 @@
+"""A run that is asked to stop saves behind the step under way, and goes on later as if it had not been asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_resume import assert_same_run, timeless
+
+from assent import Run, load_settings, run
+from assent.stopping import stop_signals
+
+CALM = "def reward(tokens): return float(len(tokens))\n"
+ASKING = """
+import os, signal
+asked = []
+def reward(tokens):
+    '''Sends this process a SIGTERM, as a scheduler would, in the middle of the second step of three prompts.'''
+    asked.append(1)
+    if len(asked) == 4:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return float(len(tokens))
+"""
+
+
+def test_sigterm_ends_the_command_with_143_and_the_resumed_run_as_if_undisturbed(
+    make_recipe: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    def recipe_of(output: Path, function: str) -> dict[str, Any]:
+        (output / "rewards.py").parent.mkdir()
+        (output / "rewards.py").write_text(function)
+        recipe: dict[str, Any] = make_recipe(
+            "ppo",
+            output,
+            rewards=[{"kind": "function", "function": f"{output}/rewards.py:reward", "name": "length"}],
+            data={"validation_percent": 20},
+            log={"samples_every": 3},
+            save={"steps": 10},
+        )
+        return recipe
+
+    full = run(load_settings(recipe_of(tmp_path / "full", CALM)))
+    recipe = recipe_of(tmp_path / "stopped", ASKING)
+    file = tmp_path / "ppo.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+
+    command = [sys.executable, "-m", "assent.cli", "ppo", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert ended.returncode == 143, ended.stderr
+    assert "stopped by SIGTERM after step 2; resume=latest goes on from there" in ended.stderr
+    stopped = Run(tmp_path / "stopped/run")
+    # No validation and no samples that the undisturbed run has at its end only.
+    assert timeless(stopped.folder / "metrics.jsonl") == timeless(full.folder / "metrics.jsonl")[:2]
+    assert stopped.samples == []
+    assert stopped.checkpoint().name.endswith("globalstep2")
+
+    (tmp_path / "stopped/rewards.py").write_text(CALM)
+    run(load_settings(file, ["resume=latest"]))
+    assert_same_run(stopped.folder, full.folder)
+
+
+def test_a_second_signal_acts_as_ever() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with stop_signals() as received:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert received == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
