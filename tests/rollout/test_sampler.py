@@ -71,6 +71,26 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
         assert set(tokens.tolist()) == kept
 
 
+@pytest.mark.parametrize("spread", [0.1, 8.0])  # flat: most tokens are kept; steep: a handful
+def test_top_p_over_a_large_vocabulary(spread: float) -> None:
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * spread
+    ordered = logits.double().softmax(dim=-1).sort(descending=True)
+    before = ordered.values.cumsum(0) - ordered.values
+    kept = set(ordered.indices[before < 0.9].tolist())
+    mass = sum(logits.double().softmax(dim=-1)[list(kept)].tolist())
+    sampling = Sampling(top_p=0.9, seed=2)
+    tokens, logprobs = sample(
+        logits.expand(400, -1).clone(),
+        Draw.of([sampling] * 400),
+        uniforms(sampling, 400),
+        emitted=torch.zeros(400),
+        ends=NO_ENDS,
+    )
+    assert set(tokens.tolist()) <= kept
+    expected = logits.double().log_softmax(dim=-1)[tokens] - math.log(mass)
+    torch.testing.assert_close(logprobs.double(), expected, atol=1e-4, rtol=0)
+
+
 def test_inversion_by_hand() -> None:
     # Cumulative 1, 1, 4, 4 of total 4: below 0.25 is index 0, everything else index 2.
     weights = torch.tensor([1.0, 0.0, 3.0, 0.0]).expand(5, -1)

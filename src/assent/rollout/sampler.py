@@ -17,6 +17,9 @@ from torch import Tensor
 
 from assent.types import Sampling
 
+CANDIDATES = 256
+"""Tokens among which top-p looks first: finding them costs a small part of sorting a vocabulary."""
+
 
 def uniforms(sampling: Sampling, count: int) -> Tensor:
     """The random numbers of one completion, in [0, 1), (count,) float32; always made on the CPU, for equal draws on
@@ -109,18 +112,31 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Draw among the top_k largest (all if 0), of those the fewest whose mass reaches top_p; at least one is kept.
 
-    Only here are logits sorted. Ties at the edge of top_k go to whichever the sort puts first: exactly k are kept.
+    Ties at the edge of top_k go to whichever `topk` puts first: exactly k are kept. For top_p, whole rows are sorted
+    only where the CANDIDATES largest tokens do not reach it.
     """
     vocab = logits.shape[1]
     if 0 < top_k < vocab:
         largest, order = logits.topk(top_k, dim=-1)
-    else:
-        largest, order = logits.sort(dim=-1, descending=True, stable=True)
-    probs = largest.softmax(dim=-1)
-    before = probs.cumsum(dim=-1) - probs  # mass of the strictly larger ones
+        return _sample_sorted(largest, order, largest.logsumexp(dim=-1, keepdim=True), top_p, uniform)
+    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    largest, order = logits.topk(min(CANDIDATES, vocab), dim=-1)
+    tokens, logprobs = _sample_sorted(largest, order, normaliser, top_p, uniform)
+    short = ((largest - normaliser).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0]
+    if vocab > CANDIDATES and len(short):
+        largest, order = logits[short].sort(dim=-1, descending=True, stable=True)
+        tokens[short], logprobs[short] = _sample_sorted(largest, order, normaliser[short], top_p[short], uniform[short])
+    return tokens, logprobs
+
+
+def _sample_sorted(
+    largest: Tensor, order: Tensor, normaliser: Tensor, top_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw from descending logits `largest` (n, m) of tokens `order`, cut where the mass before one reaches top_p."""
+    probs = (largest - normaliser).exp()
+    before = probs.cumsum(dim=-1) - probs
     dropped = (before >= top_p) & (top_p < 1.0)  # rounding may lift `before` to 1
     dropped[:, 0] = False
-    largest = largest.masked_fill(dropped, float("-inf"))
-    logprobs = largest.log_softmax(dim=-1)
+    logprobs = largest.masked_fill(dropped, float("-inf")).log_softmax(dim=-1)
     place = invert(logprobs.exp(), uniform)[:, None]
     return order.gather(1, place)[:, 0], logprobs.gather(1, place)[:, 0]
