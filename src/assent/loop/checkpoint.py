@@ -90,16 +90,31 @@ class Store:
         return self.folder / role / (name or self.latest()[0])
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` checkpoints, the state first: half a removal is no checkpoint."""
+        """Remove all but the newest `keep` checkpoints; 0 keeps all."""
         for name in self.names()[:-keep] if keep else []:
-            folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
-            for folder in folders:
-                shutil.rmtree(folder / name, ignore_errors=True)
+            self._remove(name)
+
+    def drop_after(self, name: str) -> None:
+        """Remove every checkpoint of a later step: a run that goes on from `name` makes its own."""
+        for later in self.names():
+            if _step(later) > _step(name):
+                self._remove(later)
 
     def sweep(self) -> None:
-        """Remove what an interrupted save left behind."""
+        """Remove what an interrupted save or removal left behind; models alone, where somebody took all states away,
+        stay."""
         for path in self.folder.glob("*/.writing-*"):
             shutil.rmtree(path, ignore_errors=True)
+        committed = set(self.names())
+        for path in self.folder.glob("*/*") if committed else ():
+            if _NAME.fullmatch(path.name) and path.name not in committed:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _remove(self, name: str) -> None:
+        """The state first: half a removal is no checkpoint."""
+        folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
+        for folder in folders:
+            shutil.rmtree(folder / name, ignore_errors=True)
 
     @staticmethod
     def _values(folder: Path) -> dict[str, Any]:

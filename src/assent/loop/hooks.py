@@ -189,6 +189,7 @@ async def restore(store: Store, name: str, cast: Cast, source: BatchSource, memo
     memory.clear()
     memory.update(values["memory"])
     torch.set_rng_state(tensors["rng"])
+    store.drop_after(name)  # later ones are damaged, or of the sitting that this one replaces
     return Progress(**values["progress"])
 
 
