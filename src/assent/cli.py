@@ -120,11 +120,15 @@ def train_command(recipe: str, overrides: tuple[str, ...], traceback: bool) -> N
 def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
     """Run the stages of a recipe in order; overrides begin with the stage's name (ppo.train.steps=50)."""
     with plain_errors():
+        from assent.monitor.console import Reporter
         from assent.pipeline import load_pipeline, run_pipeline
         from assent.stopping import Stopped
 
         try:
-            run_pipeline(load_pipeline(recipe, overrides))
+            reporter = Reporter()
+            done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
+            if done.evaluation is not None:
+                reporter.show(done.evaluation.table())
         except Stopped as stopped:
             click.echo(str(stopped), err=True)
             raise SystemExit(stopped.code) from stopped
@@ -134,13 +138,25 @@ def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Repeat for several.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
 @click.option("--output", default="runs/demo", show_default=True, help="Where everything is written.")
+@click.option("--data-only", type=click.Path(path_type=Path), help="Only write the task's files into this folder.")
 @click.argument("overrides", nargs=-1)
 @traceback_option
-def demo(seeds: tuple[int, ...], count: int | None, output: str, overrides: tuple[str, ...], traceback: bool) -> None:
+def demo(
+    seeds: tuple[int, ...],
+    count: int | None,
+    output: str,
+    data_only: Path | None,
+    overrides: tuple[str, ...],
+    traceback: bool,
+) -> None:
     """The main job on a generated task: SFT, reward model, PPO, and a table of before and after."""
     with plain_errors():
-        from assent.demo import run_demo
+        from assent.demo import demo_data, run_demo
+        from assent.monitor.console import Reporter
 
+        if data_only is not None:
+            demo_data(data_only, seeds[0], Reporter())
+            return
         run_demo(Path(output), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
 
 

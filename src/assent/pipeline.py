@@ -161,9 +161,7 @@ def _evaluate(
     judge = str(judges[-1].checkpoint("judge")) if judges else None
     reporter.say("\n== evaluation")
     before, after = str(policies[0].checkpoint()), str(policies[-1].checkpoint())
-    found = before_after(before, after, judge=judge, settings=settings.evaluation, out=folder, reporter=reporter)
-    reporter.show(found.table())
-    return found
+    return before_after(before, after, judge=judge, settings=settings.evaluation, out=folder, reporter=reporter)
 
 
 __all__ = ["PipelineRun", "PipelineSettings", "Settings", "load_pipeline", "merged", "run_pipeline"]
