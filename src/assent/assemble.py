@@ -5,7 +5,6 @@ settings -> tokenizer, data -> models -> learners, engine, rewards -> source, ho
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
+from assent.evaluate.judge import Judge
 from assent.learn.learner import Learner
 from assent.learn.scorer import Scorer
 from assent.loop.cast import Actor, Cast
@@ -48,16 +48,16 @@ from assent.monitor.sinks import JsonLines
 from assent.monitor.trackers import open_trackers
 from assent.records import Run, find_resume, open_folder
 from assent.rewards.base import Reward
-from assent.rewards.judge import JudgeReward
 from assent.rewards.rules import function_reward
 from assent.rewards.settings import RewardSettings
 from assent.rewards.weighted import WeightedReward
 from assent.rollout.engine import Engine
 from assent.rollout.rollouter import Rollouter
+from assent.runtime.coroutines import finished
 from assent.runtime.local import LocalGang
 from assent.settings import Settings, SettingsError, check, resolved
 from assent.stopping import Stopped, stop_signals
-from assent.types import Completion, Prompt, Role, Sampling, Stats
+from assent.types import Role, Sampling, Stats
 
 
 def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
@@ -77,7 +77,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter)
     with stop_signals() as stop:
-        asyncio.run(job.train(stop))
+        finished(job.train(stop))
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)
 
@@ -210,7 +210,7 @@ class Job:
 
     def engine(self) -> Engine:
         """The sampler: on the policy's own parameters, or on a copy where samples may lag behind it."""
-        from assent.rollout import build_engine
+        from assent.rollout.build import build_engine
 
         policy = self.models.policy
         assert policy is not None
@@ -229,13 +229,8 @@ class Job:
         return WeightedReward(parts)
 
     def judge(self, settings: RewardSettings, engine: Engine) -> Reward:
-        return judge_reward(
-            settings.path,
-            self.tokenizer,
-            device=self.device,
-            token_budget=self.settings.learn.score_tokens,
-            busy=lambda: engine.busy,
-        )
+        judge = Judge.load(settings.path, device=self.device, token_budget=self.settings.learn.score_tokens)
+        return judge.reward(self.tokenizer, busy=lambda: engine.busy)
 
     def sampling(self) -> Sampling:
         rollout = self.settings.rollout
@@ -376,18 +371,3 @@ class Job:
         for warning in health.check({"step": float(step)} | moment.stats):
             self.reporter.say(f"health: {warning}")
         return {}
-
-
-def judge_reward(path: str, tokenizer: Any, *, device: str, token_budget: int, busy: Callable[[], bool]) -> JudgeReward:
-    """A trained judge as a reward. Its own tokenizer is used where it is not the policy's."""
-    model = load_model(path, head="scalar", device=device)
-    model.requires_grad_(False)
-    own = load_tokenizer(path)
-    encode = None
-    if own.get_vocab() != tokenizer.get_vocab():
-
-        def encode(prompt: Prompt, completion: Completion) -> tuple[int, ...]:
-            return tuple(own(prompt.text + completion.text, add_special_tokens=False)["input_ids"])
-
-    scorer = Scorer(model, Role.JUDGE, token_budget=token_budget)
-    return JudgeReward(scorer.scores, busy=busy, encode=encode, append_eos=own.eos_token_id)

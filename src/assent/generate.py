@@ -13,8 +13,9 @@ from assent.data.settings import DataSettings
 from assent.data.tokenize import encode_prompt
 from assent.models.load import load_model, load_tokenizer
 from assent.monitor.console import Reporter
-from assent.rollout import build_engine
+from assent.rollout.build import build_engine
 from assent.rollout.rollouter import completion_seed
+from assent.runtime.coroutines import finished
 from assent.types import Completion, Prompt, Sampling
 
 
@@ -57,7 +58,7 @@ def generate(
                 running = [tasks.create_task(one(number, prompt)) for number, prompt in enumerate(asked)]
             return [task.result() for task in running]
 
-        answered = list(zip(asked, asyncio.run(every()), strict=True))
+        answered = list(zip(asked, finished(every()), strict=True))
     _show(answered, out)
     return answered
 

@@ -9,7 +9,7 @@ from typing import Any
 from assent.batch import Batch
 from assent.data.tokenize import encode_prompt, encode_texts
 from assent.evaluate.policy import check_lengths
-from assent.learn.scorer import Scorer, consecutive
+from assent.learn.scorer import Scorer
 from assent.models.base import LanguageModel
 from assent.models.load import load_model, load_tokenizer
 from assent.rewards.judge import JudgeReward
@@ -36,10 +36,9 @@ class Judge:
         check_lengths(batch, self.model)
         scorer = Scorer(self.model, Role.JUDGE, token_budget=self.token_budget)
         found: list[float] = []
-        for part in consecutive(batch, self.token_budget):
-            for output in scorer.outputs(part.to(self.model.device)):
-                assert output.scores is not None
-                found += output.scores.tolist()
+        for output in scorer.outputs(batch):
+            assert output.scores is not None
+            found += output.scores.tolist()
         return found
 
     def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False) -> JudgeReward:

@@ -6,8 +6,7 @@ prompts -> Policy.answers (each prompt its own seeds) -> groups of Answer -> sco
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -21,8 +20,9 @@ from assent.models.base import LanguageModel
 from assent.models.load import load_model, load_tokenizer
 from assent.models.tokenizer import check_vocabulary
 from assent.rewards.base import Reward
-from assent.rollout import build_engine
+from assent.rollout.build import build_engine
 from assent.rollout.rollouter import completion_seed
+from assent.runtime.coroutines import finished
 from assent.types import Completion, Finish, Prompt, Role, Row, Sampling, Score
 
 Result = TypeVar("Result")
@@ -174,26 +174,3 @@ def check_comparable(policy: Policy, reference: Policy) -> None:
             "policy and reference have different vocabularies, so their log-probs cannot be compared: "
             "give the model that the policy was trained from"
         )
-
-
-def finished(work: Coroutine[Any, Any, Result]) -> Result:
-    """The coroutine's result, for plain code; in a notebook, where an event loop runs already, from another thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised again below, for whoever waits
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

@@ -68,10 +68,13 @@ class Learner:
         return stats
 
     def _backward(self, part: Batch) -> Stats:
-        output = READOUTS[self.role](self.model, part, self.scorer.temperature)
-        loss, stats = self.loss(output, part)
+        loss, stats = self._loss(part)
         loss.backward()  # type: ignore[no-untyped-call]
         return stats
+
+    def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
+        part = part.to(self.model.device)
+        return self.loss(READOUTS[self.role](self.model, part, self.scorer.temperature), part)
 
     def _gradient_norm(self) -> float:
         limit = self.optimizer_settings.max_gradient_norm or float("inf")
@@ -84,11 +87,7 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Stats:
         """The loss's figures over a weighed batch, without learning from it."""
-        outputs = [
-            self.loss(READOUTS[self.role](self.model, part, self.scorer.temperature), part)[1]
-            for part in batch.micro(self.settings.score_tokens)
-        ]
-        return merge_stats(outputs)
+        return merge_stats([self._loss(part)[1] for part in batch.micro(self.settings.score_tokens)])
 
     def weights(self) -> Mapping[str, Tensor]:
         """The parameters themselves, by name: shared, not copied."""

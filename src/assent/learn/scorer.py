@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from assent.algorithms.base import Output
 from assent.batch import Batch
 from assent.learn.readout import READOUTS
 from assent.models.base import LanguageModel
-from assent.types import Role, Row
+from assent.types import Role
 
 COLUMNS: Mapping[Role, tuple[tuple[str, str], ...]] = {
     Role.POLICY: (("proximal", "logprobs"),),
@@ -36,31 +36,15 @@ class Scorer:
             for (_, source), part in zip(wanted, parts, strict=True):
                 column = getattr(output, source)
                 assert column is not None, (self.role, source, number)
-                part.append(column)
+                part.append(column.to(batch.tokens.device))
         return batch.with_columns(**{name: torch.cat(part) for (name, _), part in zip(wanted, parts, strict=True)})
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:
         """Outputs of consecutive runs of rows, each within the token budget; together they cover the batch in order."""
-        readout = READOUTS[self.role]
-        return [readout(self.model, part, self.temperature) for part in consecutive(batch, self.token_budget)]
-
-    def scores(
-        self, sequences: Sequence[Sequence[int]], *, progress: Callable[[int], None] | None = None
-    ) -> list[float]:
-        """A judge's score of each token sequence."""
-        scores: list[float] = []
-        rows = [Row(tokens=tuple(tokens), trainable=(False,) * len(tokens)) for tokens in sequences]
-        if not rows:
-            return scores
-        for part in consecutive(Batch.of(rows), self.token_budget):
-            with torch.no_grad():
-                output = READOUTS[Role.JUDGE](self.model, part, self.temperature)
-            assert output.scores is not None
-            scores.extend(output.scores.tolist())
-            if progress is not None:
-                progress(len(part))
-        return scores
+        readout, device = READOUTS[self.role], self.model.device
+        parts = consecutive(batch, self.token_budget)
+        return [readout(self.model, part.to(device), self.temperature) for part in parts]
 
     @torch.no_grad()
     def blend(self, weights: Mapping[str, Tensor], share: float) -> None:

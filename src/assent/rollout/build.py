@@ -1,0 +1,21 @@
+"""Which engine generates for a model."""
+
+from __future__ import annotations
+
+import copy as copying
+from typing import Any
+
+from assent.models.base import LanguageModel
+from assent.models.decoder import Decoder
+from assent.rollout.engine import Engine
+from assent.rollout.native import NativeEngine
+from assent.rollout.static import StaticEngine
+
+
+def build_engine(model: LanguageModel, tokenizer: Any, *, slots: int, copy: bool = False) -> Engine:
+    """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model."""
+    if copy:
+        model = copying.deepcopy(model).requires_grad_(False)
+    if isinstance(model, Decoder):
+        return NativeEngine(model, tokenizer, slots=slots)
+    return StaticEngine(model, tokenizer, slots=slots)
