@@ -174,6 +174,30 @@ def test_loaded_weights_are_the_ones_that_answer(pairs: Any, letters: Letters) -
         engine.load({}, 2)
 
 
+def test_a_sample_admitted_after_new_weights_owes_nothing_to_the_old(pairs: Any, letters: Letters) -> None:
+    native, _ = pairs("llama")
+    model = Decoder(native.config)
+    model.initialise(5)
+    engine = NativeEngine(model, letters, slots=2)
+    [question] = prompts(6)
+    plan = [Sampling(max_tokens=4), Sampling(max_tokens=15), Sampling(max_tokens=8, seed=3), Sampling(max_tokens=8)]
+
+    async def run() -> list[Completion]:
+        task = asyncio.create_task(engine.generate(question, plan))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        engine.load(dict(native.hf_tensors()), 1)  # the first two are under way, the second outlives the first
+        return await task
+
+    answers = asyncio.run(run())
+    assert set(answers[1].versions) == {0, 1}
+    for sampling, answer in list(zip(plan, answers, strict=True))[2:]:
+        assert set(answer.versions) == {1}
+        torch.testing.assert_close(
+            torch.tensor(answer.logprobs), rescored(native, question, answer, sampling), atol=1e-5, rtol=0
+        )
+
+
 def test_an_error_reaches_everyone_and_the_engine_recovers(pairs: Any, letters: Letters) -> None:
     native, _ = pairs("gpt2")
     model = Decoder(native.config)
@@ -211,7 +235,16 @@ def test_a_cancelled_request_gives_its_rows_back(pairs: Any, letters: Letters) -
 
     answers = asyncio.run(run())
     assert [group[0].tokens for group in answers] == [greedy_reference(reference, q, 15) for q in (second, third)]
-    assert not engine.busy
+
+    async def alone() -> None:
+        gone = asyncio.create_task(engine.generate(first, [Sampling(max_tokens=80)] * 5))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        assert not engine.busy  # neither the rows nor the samples that still waited are left
+
+    asyncio.run(alone())
 
 
 def test_sleep_and_close(pairs: Any, letters: Letters) -> None:
