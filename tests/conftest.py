@@ -14,6 +14,7 @@ from assent.data.demo import DemoFiles, DemoSize, make_demo
 Recipe = Callable[..., dict[str, Any]]
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
+REWARDS = Path(__file__).with_name("tiny_rewards.py")
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
@@ -45,7 +46,7 @@ def make_recipe(demo: DemoFiles) -> Recipe:
         }
         if method in PROMPTS:
             recipe["rollout"] = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}
-            recipe["rewards"] = [{"kind": "length", "options": {"target": 6}}]
+            recipe["rewards"] = [{"kind": "function", "function": f"{REWARDS}:varied"}]
         return merged(recipe, more)
 
     return make

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from assent import Run, load_settings, run
 
 STEPS = 4
-TWO_OPTIMIZER_STEPS = {"algorithm": {"minibatches": 2, "epochs": 2}}
+REWARDS = Path(__file__).parents[1] / "tiny_rewards.py"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sft": ("sft", {}),
     "reward": ("reward", {}),
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "grpo",
         {
             "algorithm": {"samples": 2, "dynamic_sampling": True},
-            "rewards": [{"kind": "function", "function": "HERE:often_equal"}],
+            "rewards": [{"kind": "function", "function": f"{REWARDS}:often_equal"}],
             "rollout": {"max_redraw": 1.5},
         },
     ),
@@ -58,11 +58,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def often_equal(tokens: tuple[int, ...]) -> float:
-    """A reward that most groups agree on."""
-    return float(tokens[0] % 8 == 0)
-
-
 def recipe_of(case: str, make_recipe: Any, folder: Path, judge: Path, **more: Any) -> dict[str, Any]:
     method, sections = CASES[case]
     recipe: dict[str, Any] = make_recipe(method, folder, save={"steps": 1, "keep": 0}, train={"steps": STEPS}, **more)
@@ -70,8 +65,6 @@ def recipe_of(case: str, make_recipe: Any, folder: Path, judge: Path, **more: An
 
     recipe = merged(recipe, sections)
     for reward in recipe.get("rewards", []):
-        if "function" in reward:
-            reward["function"] = reward["function"].replace("HERE", __file__)
         if "path" in reward:
             reward["path"] = str(judge)
     return recipe
@@ -136,6 +129,8 @@ def test_a_run_resumed_after_any_step_ends_as_the_undisturbed_one(
 ) -> None:
     full = run(load_settings(recipe_of(case, make_recipe, tmp_path / "full", judge)))
     assert [record["step"] for record in full.metrics] == list(range(1, STEPS + 1))
+    role = "judge" if case == "reward" else "policy"
+    assert sum(record.get(f"gradient_norm/{role}", 0) > 0 for record in full.metrics) >= 3  # there is something to lose
     for step in range(1, STEPS):
         folder = tmp_path / f"after{step}"
         name = stopped_copy(full, step, folder / "run")

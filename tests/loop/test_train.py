@@ -1,0 +1,260 @@
+"""The loop: same seed, same run; on-policy to the promised lag; what is not finite or not scored never trains."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_resume import assert_same_run, timeless
+
+from assent import Run, Settings, load_settings, run
+from assent.learn.learner import Learner
+from assent.loop.online import RewardFailureError
+from assent.loop.train import NonFiniteError, _over_updates
+
+HERE = Path(__file__)
+ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
+
+
+def settings_of(make_recipe: Any, method: str, output: Path, **more: Any) -> Settings:
+    return load_settings(make_recipe(method, output, **more))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def function(name: str) -> list[dict[str, Any]]:
+    return [{"kind": "function", "function": f"{HERE}:{name}"}]
+
+
+# --- repeatability and lag
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(make_recipe: Any, tmp_path: Path) -> None:
+    one, two, other = (
+        run(settings_of(make_recipe, "ppo", tmp_path / name, seed=seed))
+        for name, seed in (("one", 3), ("two", 3), ("other", 4))
+    )
+    assert_same_run(one.folder, two.folder)
+    assert one.samples[0]["completion"] != other.samples[0]["completion"]
+    assert timeless(one.folder / "metrics.jsonl") != timeless(other.folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("method", ["ppo", "remax"])
+def test_without_lag_every_token_is_of_the_newest_policy(method: str, make_recipe: Any, tmp_path: Path) -> None:
+    done = run(settings_of(make_recipe, method, tmp_path, log={"sample_groups": 100}))
+    assert {(s["step"], *s["versions"]) for s in done.samples} == {(1, 0), (2, 1), (3, 2), (4, 3)}
+
+
+def test_a_step_that_gives_up_replacing_groups_leaves_nothing_of_older_weights_to_the_next(
+    make_recipe: Any, tmp_path: Path
+) -> None:
+    done = run(
+        settings_of(
+            make_recipe,
+            "grpo",
+            tmp_path,
+            algorithm={"samples": 2, "dynamic_sampling": True},
+            rewards=function("always_equal"),
+            rollout={"max_redraw": 2.0},
+            log={"sample_groups": 100},
+        )
+    )
+    assert {(s["step"], *s["versions"]) for s in done.samples} == {(1, 0), (2, 1), (3, 2), (4, 3)}
+    assert [m["groups/dropped"] for m in done.metrics] == [6, 6, 6, 6]  # twice the three prompts, none with a signal
+    assert [m["empty"] for m in done.metrics] == [1, 1, 1, 1]
+    assert [m["tokens"] for m in done.metrics] == [0, 0, 0, 0]
+
+
+def test_with_lag_samples_are_at_most_that_old_and_the_run_repeats(make_recipe: Any, tmp_path: Path) -> None:
+    one, two = (
+        run(
+            settings_of(
+                make_recipe,
+                "grpo",
+                tmp_path / name,
+                algorithm={"samples": 2},
+                rollout={"max_lag": 1, "slots": 4},
+                train={"steps": 6},
+                log={"sample_groups": 100},
+            )
+        )
+        for name in ("one", "two")
+    )
+    ages = {s["step"] - 1 - version for s in one.samples for version in s["versions"]}
+    assert ages == {0, 1}
+    assert_same_run(one.folder, two.folder)
+
+
+def always_equal() -> float:
+    return 1.0
+
+
+# --- sampler against learner
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_before_the_first_update_sampler_and_learner_agree(method: str, make_recipe: Any, tmp_path: Path) -> None:
+    """The k3 estimate of the KL between them; it would not be zero if any column were off by one."""
+    samples = {} if method in ("ppo", "remax", "reinforce") else {"samples": 3}
+    one_update = {"minibatches": 1} if method == "ppo" else {}
+    done = run(settings_of(make_recipe, method, tmp_path, algorithm=samples | one_update, train={"steps": 2}))
+    if method in ("online-dpo", "best-of-k"):  # no ratio, no figure
+        assert "kl/sampler" not in done.metrics[0]
+        return
+    assert [m["kl/sampler"] < 1e-9 for m in done.metrics] == [True, True]
+    assert [abs(m["ratio/max"] - 1) < 1e-4 for m in done.metrics] == [True, True]
+
+
+def test_temperature_is_the_same_on_both_sides(make_recipe: Any, tmp_path: Path) -> None:
+    done = run(settings_of(make_recipe, "ppo", tmp_path, rollout={"temperature": 0.5}, train={"steps": 1}))
+    assert done.metrics[0]["kl/sampler"] < 1e-9
+    assert abs(done.metrics[0]["kl/reference"]) < 1e-4  # the reference is the policy that sampled
+
+
+def test_old_samples_are_told_from_new_ones(make_recipe: Any, tmp_path: Path) -> None:
+    more = {"algorithm": {"samples": 2}, "optimizer": {"learning_rate": 0.01}, "train": {"steps": 3}}
+    done = run(settings_of(make_recipe, "grpo", tmp_path, rollout={"max_lag": 1}, **more))
+    assert done.metrics[0]["kl/sampler"] < 1e-9
+    assert done.metrics[1]["kl/sampler"] > 1e-6
+
+
+# --- what is not finite
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, role: str, steps: set[int]) -> None:
+    """Make the loss of `role` infinite in these steps (0-based)."""
+    original = Learner.step
+
+    def step(self: Learner, batch: Any, step: int) -> Any:
+        loss = self.loss
+        if self.role == role and step in steps:
+            self.loss = lambda output, part: ((found := loss(output, part))[0] * 1e38 * 1e38, found[1])
+        try:
+            return original(self, batch, step)
+        finally:
+            self.loss = loss
+
+    monkeypatch.setattr(Learner, "step", step)
+
+
+def test_a_step_that_is_not_finite_is_skipped(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, "policy", {1, 2})
+    done = run(settings_of(make_recipe, "sft", tmp_path, save={"steps": 1, "keep": 0}))
+    assert [m["skipped"] for m in done.metrics] == [0, 1, 1, 0]
+    assert [m["updates"] for m in done.metrics] == [1, 0, 0, 1]
+    folders = sorted((done.folder / "checkpoints/policy").iterdir(), key=lambda p: int(p.name.rpartition("step")[2]))
+    first, second, third, fourth = (weights(folder) for folder in folders)
+    for name in first:
+        assert torch.equal(first[name], second[name])
+        assert torch.equal(first[name], third[name])
+    assert any(not torch.equal(first[name], fourth[name]) for name in first)
+    states = [load_file(done.folder / "checkpoints/state" / f.name / "tensors.safetensors") for f in folders]
+    assert all(torch.equal(states[0][name], states[2][name]) for name in states[0])  # moments and their step count
+
+
+def test_three_such_steps_in_a_row_end_the_run(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, "policy", {0, 2, 3, 4})
+    with pytest.raises(NonFiniteError, match=r"3 steps in a row \(step 5\)"):
+        run(settings_of(make_recipe, "sft", tmp_path, train={"steps": 8}))
+    assert [m["skipped"] for m in Run(tmp_path / "run").metrics] == [1, 0, 1, 1, 1]
+
+
+def test_figures_over_updates() -> None:
+    """Two updates of a step, the second one skipped: means, extremes by name, sums of what is counted."""
+    taken = [
+        {"loss/policy": 1.0, "ratio/max": 2.0, "x/min": 3.0, "kl/old": 0.0, "skipped": 0.0, "halted": 0.0},
+        {"loss/policy": 3.0, "ratio/max": 5.0, "x/min": 1.0, "kl/old": 0.4, "skipped": 1.0, "halted": 0.0},
+    ]
+    merged = _over_updates(taken)
+    assert (merged["loss/policy"], merged["ratio/max"], merged["x/min"]) == (2.0, 5.0, 1.0)
+    assert (merged["kl/old"], merged["kl/sampler"]) == (0.2, 0.0)
+    assert (merged["skipped"], merged["updates"]) == (1.0, 1.0)
+
+
+# --- rewards that fail
+
+
+calls: list[int] = []
+
+
+def sometimes_nan(tokens: tuple[int, ...]) -> float:
+    calls.append(1)
+    return math.nan if len(calls) % 6 == 0 else float(len(tokens))
+
+
+def often_raises(tokens: tuple[int, ...]) -> float:
+    calls.append(1)
+    if len(calls) % 2:
+        raise ValueError("the grader is down")
+    return 0.0
+
+
+def test_failed_rewards_are_masked_and_counted(make_recipe: Any, tmp_path: Path) -> None:
+    calls.clear()
+    done = run(
+        settings_of(
+            make_recipe,
+            "rloo",
+            tmp_path,
+            algorithm={"samples": 3},
+            rewards=function("sometimes_nan"),
+            rollout={"prompts_per_step": 2, "max_failed": 0.2},
+            log={"sample_groups": 100},
+        )
+    )
+    assert [m["reward/failed"] for m in done.metrics] == pytest.approx([1 / 6] * 4)
+    failed = [s for s in done.samples if s["reward"] is None]
+    assert len(failed) == 4
+    assert {s["reason"] for s in failed} == {"sometimes_nan: function returned nan"}
+    assert {s["advantage"] for s in failed} == {None}
+    assert all(math.isfinite(m["loss/policy"]) for m in done.metrics)
+    for m in done.metrics:  # the mean is over those that were scored: 0 never stands for a failure
+        scored = [s["reward"] for s in done.samples if s["step"] == m["step"] and s["reward"] is not None]
+        assert m["reward/mean"] == pytest.approx(sum(scored) / 5)
+
+
+def test_too_many_failed_rewards_end_the_run_with_their_reasons(make_recipe: Any, tmp_path: Path) -> None:
+    calls.clear()
+    settings = settings_of(
+        make_recipe,
+        "rloo",
+        tmp_path,
+        algorithm={"samples": 2},
+        rewards=function("often_raises"),
+        rollout={"max_failed": 0.4},
+    )
+    with pytest.raises(RewardFailureError, match=r"50% .* 40% .*ValueError: the grader is down"):
+        run(settings)
+
+
+# --- a moving reference, an early stop
+
+
+def test_early_stop_by_ratio_halts_the_rest_of_the_batch(make_recipe: Any, tmp_path: Path) -> None:
+    def updates(limit: float | None) -> list[float]:
+        done = run(
+            settings_of(
+                make_recipe,
+                "grpo",
+                tmp_path / str(limit),
+                algorithm={"samples": 2, "epochs": 4, "early_stop_ratio": limit},
+                rollout={"max_redraw": 1.0},
+                optimizer={"learning_rate": 0.02, "schedule": "constant"},
+                train={"steps": 2},
+            )
+        )
+        assert [m["halted"] for m in done.metrics] == [float(limit is not None)] * 2
+        return [m["updates"] for m in done.metrics]
+
+    assert updates(None) == [4, 4]
+    assert all(1 <= taken < 4 for taken in updates(1.0001))  # the first one never stops: its ratio is 1
