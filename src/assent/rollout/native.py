@@ -101,8 +101,6 @@ class NativeEngine:
         if weights is not None:
             self._copy(weights)
         self.version = version
-        for request in self._waiting:
-            request.first = None
 
     def sleep(self) -> None:
         if self.busy:

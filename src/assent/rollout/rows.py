@@ -26,7 +26,7 @@ class Request:
     done: dict[int, Completion] = field(default_factory=dict)
     admitted: int = 0
     first: Tensor | None = None
-    """Logits after the prompt (vocab,), while it is in the cache and samples still wait; None once weights changed."""
+    """Logits after the prompt (vocab,), while samples still wait; used while a row of this version holds the prompt."""
 
 
 @dataclass(eq=False, slots=True)
