@@ -21,8 +21,8 @@ class Engine(Protocol):
     """Samples completions of one policy version at a time.
 
     The caller promises: prompts of at least one token that leave room for one more in the model's context; no `sleep`
-    while a `generate` is unanswered; `load` after the weights it speaks of are complete, with a number of their own; one event
-    loop at a time.
+    while a `generate` is unanswered; `load` after the weights it speaks of are complete, with a number of their own;
+    one event loop at a time.
     The implementer promises: what is drawn for a Sampling depends on its seed, the prompt and the weights, not on other
     requests; log-probs are those of the distribution drawn from (`Sampling` says which); every token carries the
     version that `load` had last announced when it was drawn; an error reaches every caller that waits; a cancelled
