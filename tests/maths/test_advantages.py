@@ -71,6 +71,17 @@ def test_gae_by_hand_with_a_tool_in_the_middle_and_two_rows() -> None:
     close(returns, [0.0, 1.3725, 0.0, 0.0, 2.8, 0.0, 3.0, 0.0])
 
 
+def test_a_short_row_bootstraps_from_its_own_end_beside_a_longer_one() -> None:
+    # gamma 0.9: the row of one token has delta = 1 + 0.9 * 2 - 0.5 = 2.3, however long its neighbour is.
+    row = torch.tensor([0, 1, 1, 1])
+    rewards, values = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0.5, 0.0, 0.0, 0.0])
+    everywhere = torch.ones(4, dtype=torch.bool)
+    advantages, _ = generalised_advantages(
+        rewards, values, torch.tensor([2.0, 0.0]), everywhere, row, discount=0.9, trace=0.5
+    )
+    close(advantages, [2.3, 0.0, 0.0, 0.0])
+
+
 def test_gae_of_a_row_without_trained_tokens_is_nothing() -> None:
     advantages, returns = one_row([1.0, 2.0], [3.0, 4.0], 5.0, [False, False], discount=0.9, trace=0.5)
     close(advantages, [0.0, 0.0])

@@ -1,0 +1,122 @@
+"""Each method's own loss and figures by hand: that its settings, weights and columns reach the formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from assent.algorithms.base import Output
+from assent.algorithms.dpo import DPO
+from assent.algorithms.grpo import GRPO
+from assent.algorithms.ppo import PPO
+from assent.algorithms.reward_model import RewardModel
+from assent.algorithms.sft import SFT
+from assent.batch import Batch
+from assent.types import Role, Row
+
+# prompt a b | prompt a: three trained tokens, at places 1, 2 and 4.
+ROWS = [Row(tokens=(0, 1, 2), trainable=(False, True, True)), Row(tokens=(0, 1), trainable=(False, True))]
+
+
+def column(a: float, b: float, c: float) -> Tensor:
+    """A token column of the three trained tokens, with 9 on the prompts, which nobody may read."""
+    return torch.tensor([9.0, a, b, 9.0, c])
+
+
+def test_value_loss_is_a_token_mean_whatever_the_policy_aggregates() -> None:
+    # V 1, 0, 2; R 0, 0, 1; nothing clipped: (1/2 + 0 + 1/2) / 3 = 1/3, times the coefficient 0.1.
+    batch = Batch.of(ROWS).with_columns(values=column(1.0, 0.0, 2.0), returns=column(0.0, 0.0, 1.0))
+    for aggregation in ("token", "sequence", "constant"):
+        method = PPO(value_coefficient=0.1, aggregation=aggregation, constant=7.0)
+        output = Output(values=column(1.0, 0.0, 2.0))
+        loss, figures = method.losses()[Role.CRITIC](output, method.weigh(batch))
+        assert float(loss) == pytest.approx(0.1 / 3)
+        assert figures == {"loss/critic": pytest.approx(1 / 3)}
+
+
+def test_value_loss_clips_around_the_value_at_rollout() -> None:
+    # V 1, V_old 0.5, R 0 on every token, eps 0.2: 1/2 max(1, 0.7^2) = 0.5. V 0.6, V_old 1, R 0.5: 1/2 0.3^2 = 0.045.
+    batch = Batch.of(ROWS).with_columns(values=column(0.5, 1.0, 1.0), returns=column(0.0, 0.5, 0.5))
+    output = Output(values=column(1.0, 0.6, 0.6))
+    for clip, expected in ((0.2, (0.5 + 0.045 + 0.045) / 3), (None, (0.5 + 0.005 + 0.005) / 3)):
+        method = PPO(value_coefficient=1.0, value_clip=clip)
+        assert float(method.value_loss(output, method.weigh(batch))[0]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (GRPO(), -(2 + 2 - 1) / 3),
+        (GRPO(aggregation="sequence"), -(2 - 1) / 2),  # rows of mean 2 and -1
+        (GRPO(aggregation="constant", constant=8.0), -(4 - 1) / (2 * 8)),  # sums 4 and -1
+    ],
+    ids=["token", "sequence", "constant"],
+)
+def test_policy_loss_and_figures(method: GRPO, expected: float) -> None:
+    advantages = torch.tensor([0.0, 2.0, 2.0, 0.0, -1.0])
+    batch = Batch.of(ROWS).with_columns(behaviour=column(-1.0, -1.0, -1.0), advantages=advantages)
+    output = Output(logprobs=column(-1.0, -1.0, -1.0), entropy=torch.tensor([0.0, 0.3, 0.6, 0.0, 0.9]))
+    loss, figures = method.policy_loss(output, method.weigh(batch))
+    assert float(loss) == pytest.approx(expected)
+    by_hand = {"loss/policy": expected, "entropy": 0.6, "ratio/mean": 1.0, "ratio/max": 1.0, "clip_fraction": 0.0}
+    assert {name: figures[name] for name in by_hand} == pytest.approx(by_hand)
+
+
+def test_policy_loss_reads_its_clip_settings_and_figures() -> None:
+    # rho 1.5, 0.5, 1 with A 1, -1, 1 and the clip at [0.9, 1.28]: -1.28, 0.9, -1.
+    advantages = torch.tensor([0.0, 1.0, -1.0, 0.0, 1.0])
+    batch = Batch.of(ROWS).with_columns(behaviour=column(0.0, 0.0, 0.0), advantages=advantages)
+    output = Output(logprobs=column(math.log(1.5), math.log(0.5), 0.0), entropy=torch.zeros(5))
+    method = GRPO(clip_low=0.1, clip_high=0.28)
+    loss, figures = method.policy_loss(output, method.weigh(batch))
+    assert float(loss) == pytest.approx((-1.28 + 0.9 - 1.0) / 3)
+    assert (figures["ratio/mean"], figures["ratio/max"]) == (pytest.approx(1.0), pytest.approx(1.5))
+    assert figures["clip_fraction"] == pytest.approx(2 / 3)
+
+
+def test_supervised_loss_and_figures() -> None:
+    batch = SFT().weigh(Batch.of(ROWS))
+    output = Output(logprobs=column(-1.0, -2.0, -6.0), entropy=column(0.3, 0.6, 0.9))
+    loss, figures = SFT().losses()[Role.POLICY](output, batch)
+    assert float(loss) == pytest.approx(3.0)
+    assert figures == pytest.approx({"loss/policy": 3.0, "entropy": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (DPO(beta=0.5), 0.313262),  # beta h = 1
+        (DPO(beta=0.5, label_smoothing=0.1), 0.413262),
+        (DPO(beta=0.5, loss="robust", label_smoothing=0.1), 0.188262),
+        (DPO(beta=0.25, loss="hinge"), 0.5),
+        (DPO(beta=0.5, loss="ipo"), 1.0),  # (2 - 1)^2
+        (DPO(beta=0.5, loss="ipo", length_average=True), 0.25),  # (1.5 - 1)^2
+    ],
+    ids=["sigmoid", "conservative", "robust", "hinge", "ipo", "ipo-average"],
+)
+def test_preference_loss(method: DPO, expected: float) -> None:
+    # Chosen a b: log-ratios 0.5 and 0.5, sum 1, mean 0.5. Rejected: -1. h = 2, or 1.5 of means.
+    batch = Batch.of(ROWS, unit=2).with_columns(reference=column(-1.5, -2.5, -2.0))
+    output = Output(logprobs=column(-1.0, -2.0, -3.0))
+    loss, figures = method.losses()[Role.POLICY](output, method.weigh(batch))
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+    assert figures["accuracy"] == 1.0
+    assert figures["margin"] == pytest.approx(method.beta * (1.5 if method.length_average else 2.0))
+
+
+def test_reward_model_loss_and_figures() -> None:
+    # Two pairs of one prompt (1/2 each) and one of another. Scores (1, 0), (0, 1), (2, 2); margins 0, 0, 0.5.
+    # -log sigma: 1 -> 0.313262, -1 -> 1.313262, -0.5 -> 0.974077. (0.813262 + 0.974077) / 2. A tie is half right.
+    halves = [Row(tokens=(0,), trainable=(False,), weight=0.5)] * 4
+    last = [Row(tokens=(0,), trainable=(False,), margin=0.5), Row(tokens=(0,), trainable=(False,))]
+    batch = RewardModel().weigh(Batch.of([*halves, *last], unit=2))
+    output = Output(scores=torch.tensor([1.0, 0.0, 0.0, 1.0, 2.0, 2.0]))
+    loss, figures = RewardModel().losses()[Role.JUDGE](output, batch)
+    assert float(loss) == pytest.approx(0.8936695, abs=1e-6)
+    assert figures["accuracy"] == pytest.approx((0.5 * 1 + 0.5 * 0 + 1 * 0.5) / 2)
+    assert figures["score/mean"] == pytest.approx((0.5 * 0.5 + 0.5 * 0.5 + 1 * 2) / 2)
+    centred, _ = RewardModel(centring=0.1).losses()[Role.JUDGE](output, batch)
+    assert float(centred - loss) == pytest.approx(0.1 * (0.5 * 1 + 0.5 * 1 + 1 * 16) / 2)  # sums 1, 1, 4
