@@ -46,6 +46,7 @@ from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
 from assent.monitor.trackers import open_trackers
+from assent.recipes import completed
 from assent.records import Run, find_resume, open_folder
 from assent.rewards.base import Reward
 from assent.rewards.rules import function_reward
@@ -62,6 +63,7 @@ from assent.types import Role, Sampling, Stats
 
 def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
     """Do a run and return its records. Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C."""
+    settings = completed(settings)
     check(settings)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     folder = open_folder(settings)

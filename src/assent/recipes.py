@@ -46,9 +46,21 @@ def load_settings(
     _merge(config, given)
     for override in parsed:
         override.apply(config, algorithm)
-    settings = _to_object(config)
-    settings.method = method
+    settings = completed(dataclasses.replace(_to_object(config), method=method))
     check(settings)
+    return settings
+
+
+def completed(settings: Settings) -> Settings:
+    """Typed settings with the method's own where they give none, and what their plugins register."""
+    _load_plugins({"plugins": settings.plugins}, ())
+    algorithm = _algorithm_class(settings.method)
+    if settings.algorithm is None:
+        return dataclasses.replace(settings, algorithm=algorithm())
+    if not isinstance(settings.algorithm, algorithm):
+        raise SettingsError(
+            f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
+        )
     return settings
 
 
@@ -65,14 +77,13 @@ class Override:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        if not any(part.isdigit() for part in self.key.split(".")):
-            check_keys(nested(self.key, self.value), Settings, algorithm=algorithm)
+        check_keys(nested(self.key, self.value), Settings, algorithm=algorithm)
         try:
             if self.deletes:
                 OmegaConf.update(config, self.key, None)
             else:
                 OmegaConf.update(config, self.key, self.value, merge=True, force_add=False)
-        except (OmegaConfBaseException, IndexError) as error:
+        except (OmegaConfBaseException, IndexError, ValueError, TypeError) as error:  # the last three: of list places
             raise SettingsError(f"{self.text}: {_first_line(error)}") from error
 
 
@@ -234,12 +245,20 @@ def check_keys(given: Any, template: type, *, algorithm: type | None = None, pre
         if key not in known:
             raise SettingsError(f"there is no setting {path}{nearest(str(key), known)}")
         inner = algorithm if path == "algorithm" and algorithm is not None else known[key]
-        arguments = [a for a in typing.get_args(inner) if dataclasses.is_dataclass(a)]
-        if isinstance(value, list) and arguments:
-            for number, entry in enumerate(value):
-                check_keys(entry, typing.cast(type, arguments[0]), prefix=f"{path}.{number}.")
-        elif isinstance(inner, type):
-            check_keys(value, inner, prefix=f"{path}.")
+        for kind in (inner, *typing.get_args(inner)):  # itself, in a list, or where null is allowed too
+            if not dataclasses.is_dataclass(kind):
+                continue
+            for number, entry in _entries(value):
+                check_keys(entry, typing.cast(type, kind), prefix=f"{path}.{number}")
+
+
+def _entries(value: Any) -> list[tuple[str, Any]]:
+    """A list's entries (of an override, `rewards.0.kind=...`, as a mapping from numbers), or the value alone."""
+    if isinstance(value, list):
+        return [(f"{number}.", entry) for number, entry in enumerate(value)]
+    if isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):
+        return [(f"{number}.", entry) for number, entry in value.items()]
+    return [("", value)]
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:

@@ -7,6 +7,7 @@ Each part of the tree stands beside what it sets (`data/settings.py`, `learn/set
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +87,7 @@ def to_plain(settings: Any) -> Any:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError with every contradiction at once."""
-    problems = [
-        problem for finder in (_about_model, _about_data, _about_method, _about_numbers) for problem in finder(settings)
-    ]
+    problems = [problem for finder in FINDERS for problem in finder(settings)]
     if problems:
         raise SettingsError("the settings contradict themselves:\n" + "\n".join(f"  - {p}" for p in problems))
 
@@ -126,9 +125,9 @@ def _about_method(s: Settings) -> list[str]:
             problems.append(
                 f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
             )
-        if s.rollout.temperature <= 0:
+        if not s.rollout.temperature > 0:
             problems.append(
-                "rollout.temperature=0 samples the same answer always; training needs a temperature above 0"
+                f"rollout.temperature={s.rollout.temperature} must be above 0: at 0 every answer is the same"
             )
         cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
         if objective.uses_ratio and cut:
@@ -157,35 +156,88 @@ def _about_method(s: Settings) -> list[str]:
     return problems
 
 
+def _about_rewards(s: Settings) -> list[str]:
+    from assent.rewards.rules import function_reward
+
+    problems, names = [], []
+    for number, reward in enumerate(s.rewards):
+        if reward.kind == "judge":
+            names.append(reward.name or "judge")
+            if not reward.path:
+                problems.append(f"rewards.{number}: kind judge needs path, the folder of a reward model")
+            continue
+        try:
+            names.append(function_reward(reward).name)
+        except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+            problems.append(f"rewards.{number}: {error}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return problems + [f"two rewards are called {name!r}: give each a name of its own" for name in twice]
+
+
 def _about_numbers(s: Settings) -> list[str]:
     problems = []
     positive = {
         "train.batch_size": s.train.batch_size,
         "train.log_every": s.train.log_every,
+        "log.samples_every": s.log.samples_every,
+        "evaluate.limit": s.evaluate.limit,
         "rollout.prompts_per_step": s.rollout.prompts_per_step,
         "rollout.max_tokens": s.rollout.max_tokens,
         "rollout.slots": s.rollout.slots,
         "learn.micro_tokens": s.learn.micro_tokens,
         "learn.score_tokens": s.learn.score_tokens,
+        "learn.max_skipped": s.learn.max_skipped,
         "optimizer.learning_rate": s.optimizer.learning_rate,
+        "critic.optimizer.learning_rate": s.critic.optimizer.learning_rate,
     }
-    problems += [f"{key}={value} must be above 0" for key, value in positive.items() if not value > 0]
-    for key, value in (("train.steps", s.train.steps), ("threads", s.threads)):
-        if value is not None and value < 1:
-            problems.append(f"{key}={value} must be at least 1, or null")
-    if s.train.steps is None and not s.train.epochs > 0:
+    problems += [f"{key}={value} must be above 0" for key, value in positive.items() if not 0 < value < math.inf]
+    at_least_none = {
+        "seed": s.seed,
+        "save.keep": s.save.keep,
+        "log.sample_groups": s.log.sample_groups,
+        "rollout.min_tokens": s.rollout.min_tokens,
+        "rollout.top_k": s.rollout.top_k,
+        "rollout.max_failed": s.rollout.max_failed,
+        "rollout.max_redraw": s.rollout.max_redraw,
+    }
+    problems += [
+        f"{key}={value} must be 0 or more" for key, value in at_least_none.items() if not 0 <= value < math.inf
+    ]
+    often = {
+        f"{name}.{unit}": getattr(every, unit)
+        for name, every in (("save", s.save), ("evaluate", s.evaluate))
+        for unit in ("steps", "epochs", "seconds")
+    }
+    for key, value in {"train.steps": s.train.steps, "threads": s.threads, **often}.items():
+        if value is not None and not value > 0:
+            problems.append(f"{key}={value} must be above 0, or null")
+    if s.train.steps is None and not 0 < s.train.epochs < math.inf:
         problems.append(f"train.epochs={s.train.epochs} must be above 0")
     if s.rollout.max_lag < 0:
         problems.append(f"rollout.max_lag={s.rollout.max_lag} must be 0 (synchronous) or more")
     if not 0 <= s.rollout.top_p <= 1 or s.rollout.top_p == 0:
         problems.append(f"rollout.top_p={s.rollout.top_p} must be in (0, 1]")
     for name, optimizer in (("optimizer", s.optimizer), ("critic.optimizer", s.critic.optimizer)):
-        if optimizer.schedule not in ("constant", "linear", "cosine"):
-            problems.append(f"{name}.schedule={optimizer.schedule} is not one of constant, linear, cosine")
-        if not 0 <= optimizer.warmup < 1:
-            problems.append(f"{name}.warmup={optimizer.warmup} is a share of the run: 0 <= warmup < 1")
+        problems += [f"{name}.{problem}" for problem in _about_optimizer(optimizer)]
     if not 0 <= s.reference.ema <= 1:
         problems.append(f"reference.ema={s.reference.ema} must be between 0 and 1")
     if s.device not in ("auto", "cpu") and not s.device.startswith("cuda"):
         problems.append(f"device={s.device} is not one of auto, cpu, cuda")
     return problems
+
+
+def _about_optimizer(s: OptimizerSettings) -> list[str]:
+    problems = []
+    if s.schedule not in ("constant", "linear", "cosine"):
+        problems.append(f"schedule={s.schedule} is not one of constant, linear, cosine")
+    if not 0 <= s.warmup < 1:
+        problems.append(f"warmup={s.warmup} is a share of the run: 0 <= warmup < 1")
+    if not all(0 <= beta < 1 for beta in s.betas):
+        problems.append(f"betas={list(s.betas)} must both be in [0, 1)")
+    for key in ("eps", "weight_decay", "min_ratio", "max_gradient_norm"):
+        if not 0 <= getattr(s, key) < math.inf:
+            problems.append(f"{key}={getattr(s, key)} must be 0 or more")
+    return problems
+
+
+FINDERS = (_about_model, _about_data, _about_method, _about_rewards, _about_numbers)
