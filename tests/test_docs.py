@@ -1,0 +1,254 @@
+"""What the pages print is what the code does: quoted files are run, example rows are read, commands and paths exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from assent import cli, load_settings, run
+from assent.algorithms import ALGORITHMS
+from assent.data import formats
+from assent.data.demo import DemoFiles
+from assent.data.formats import DEMONSTRATION, PREFERENCE, QUESTION, sample
+from assent.data.settings import DataSettings
+from assent.models.families import FAMILIES
+from assent.rewards.rules import RULES
+from assent.runtime.settings import DistributedSettings
+from assent.settings import Settings, to_plain
+
+ROOT = Path(__file__).parents[1]
+DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+MINE = ("extending.md", "data.md", "settings.md", "checkpoints.md")
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+QUOTED = re.compile(r"`(examples/extending/[\w.]+)`\n\n```\w+\n(.*?)```", re.DOTALL)
+CODE_LINES = 40
+
+SMALL = {
+    "sft": ["train.steps=2", "train.batch_size=4"],
+    "rank": ["train.steps=2", "rollout.prompts_per_step=2", "rollout.max_tokens=8"],
+    "rloo": ["train.steps=2", "rollout.prompts_per_step=2", "rollout.max_tokens=8", "log.samples_every=1"],
+}
+
+
+def quoted() -> dict[str, str]:
+    return dict(QUOTED.findall(DOCS["extending.md"]))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a reader has it: examples and recipes from the repository, the demo's data under data/demo."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copytree(demo.sft.parent, tmp_path / "data" / "demo")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def clean_registries() -> Iterator[None]:
+    """What plugins register must not outlive the test."""
+    registries: list[dict[Any, Any]] = [ALGORITHMS, RULES, FAMILIES, formats._DIALECTS, sys.modules]
+    formats.dialects()
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        for key in set(registry) - set(content):
+            if registry is not sys.modules or key.startswith("my_"):
+                del registry[key]
+
+
+def test_extending_quotes_its_files_to_the_letter_and_nothing_else() -> None:
+    blocks = [text for language, text in BLOCK.findall(DOCS["extending.md"]) if language in ("python", "yaml")]
+    found = quoted()
+    assert blocks == list(found.values()), "every block must stand under the name of its file"
+    assert {Path(path).name for path in found} == {
+        path.name for path in (ROOT / "examples" / "extending").iterdir() if path.suffix in (".py", ".yaml")
+    }
+    for path, text in found.items():
+        assert text == (ROOT / path).read_text(encoding="utf-8"), f"{path} differs from what docs/extending.md prints"
+
+
+@pytest.mark.parametrize("path", [path for path in quoted() if path.endswith(".py")])
+def test_each_extension_takes_under_forty_lines_of_code(path: str) -> None:
+    lines = [line for line in quoted()[path].splitlines() if line.strip() and not line.strip().startswith(("#", '"""'))]
+    assert len(lines) < CODE_LINES
+
+
+def run_recipe(path: str, *more: str) -> Any:
+    method = yaml.safe_load(Path(path).read_text())["method"]
+    overrides = ["output=out", "name=run", "threads=1", "log.quiet=true", *SMALL[method], *more]
+    return run(load_settings(path, overrides))
+
+
+@pytest.mark.usefixtures("workplace", "clean_registries")
+def test_own_algorithm_trains_by_its_own_credit() -> None:
+    done = run_recipe("examples/extending/rank.yaml", "algorithm.power=1", "log.samples_every=1")
+    assert yaml.safe_load((done.folder / "settings.yaml").read_text())["algorithm"]["samples"] == 8
+    group = [s for s in done.samples if s["step"] == 1 and s["group"] == done.samples[0]["group"]]
+    rewards = [s["reward"] for s in group]
+    for one in group:
+        won = sum(one["reward"] > other for other in rewards) - sum(one["reward"] < other for other in rewards)
+        assert one["advantage"] == pytest.approx(won / (len(group) - 1), abs=1e-5)
+
+
+@pytest.mark.usefixtures("workplace", "clean_registries")
+def test_own_rewards_are_summed_by_weight() -> None:
+    done = run_recipe("examples/extending/rewards.yaml", "rewards.0.options.least=1", "rollout.max_failed=1")
+    scored = [s for s in done.samples if s["score"] is not None]
+    assert scored
+    for record in scored:
+        words = record["completion"].split()
+        assert record["parts"]["varied"] == pytest.approx(len(set(words)) / len(words))
+        assert record["parts"]["varied/words"] == len(words)
+        assert record["score"] == pytest.approx(record["parts"]["varied"] + 0.5 * record["parts"]["mentions_title"])
+    assert all(record["reason"].startswith("varied") for record in done.samples if record["score"] is None)
+
+
+@pytest.mark.usefixtures("workplace", "clean_registries")
+def test_own_data_and_dialect_are_read() -> None:
+    done = run_recipe("examples/extending/data.yaml")
+    report = json.loads((done.folder / "data.json").read_text())["sources"][0]
+    assert report["dialects"] == {"film/verdict": 4}
+    assert report["kept"] == 4
+    assert done.metrics[-1]["step"] == 2
+
+
+@pytest.mark.usefixtures("workplace", "clean_registries")
+def test_own_family_is_native_and_agrees_with_transformers() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from assent.models.decoder import Decoder
+    from assent.models.load import load_model
+
+    done = run_recipe("examples/extending/family.yaml")
+    ours = load_model(str(done.model))
+    assert isinstance(ours, Decoder)
+    theirs = AutoModelForCausalLM.from_pretrained(done.model)
+    assert type(theirs).__name__ == "Starcoder2ForCausalLM"
+    for model in (ours, theirs):
+        torch.manual_seed(1)  # larger weights than a fresh model's, biases included: the same in both
+        by_name = dict(ours.hf_tensors()) if model is ours else dict(theirs.named_parameters())
+        for name in sorted(by_name):
+            if name in dict(ours.hf_tensors()):
+                by_name[name].data.add_(0.2 * torch.randn(by_name[name].shape))
+    tokens = torch.arange(5, 25)
+    with torch.no_grad():
+        expected = theirs(tokens[None]).logits[0]
+        found = ours.head(ours(tokens, ours.packed([20])))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+RECIPES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))
+PIPELINES = ("example.yaml", "model_config.yaml", "distributed.yaml")
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in PIPELINES])
+@pytest.mark.usefixtures("workplace")
+def test_recipe_of_each_method_runs(name: str, demo: DemoFiles, judge: Path) -> None:
+    path = f"configs/{name}"
+    assert len(Path(path).read_text().splitlines()) < 30
+    given = yaml.safe_load(Path(path).read_text())
+    model = "{model_type: gpt2, n_embd: 32, n_layer: 1, n_head: 2, n_positions: 128}"
+    overrides = ["name=run", "threads=1", "log.quiet=true", "train.steps=1", "train.batch_size=4"]
+    overrides += ["model.path=null", f"model.config={model}", f"model.tokenizer={demo.tokenizer}"]
+    if "rewards" in given:
+        overrides += [f"rewards.0.path={judge}", "rollout.prompts_per_step=2", "rollout.max_tokens=12"]
+    if name == "dapo.yaml":
+        overrides += ["rewards.2.options.max_tokens=12", "rewards.2.options.cache_tokens=4"]
+    done = run(load_settings(path, overrides))
+    assert done.metrics[-1]["step"] == 1
+    assert {"loss/policy", "loss/judge"} & set(done.metrics[-1]), "the step must have trained something"
+
+
+SERVES = {"D": DEMONSTRATION, "P": PREFERENCE, "Q": QUESTION}
+ROW = re.compile(r"^\| `([\w/]+)` \| ([DPQ ]+) \| `(\{.*\})` \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "serves", "row"), ROW.findall(DOCS["data.md"]))
+def test_example_row_is_read_as_the_page_says(name: str, serves: str, row: str) -> None:
+    parsed = json.loads(row)
+    for letter, kind in SERVES.items():
+        if letter in serves.split():
+            read, dialect = sample(parsed, kind=kind, where="page")
+            assert dialect == name
+            assert read.prompt or read.messages or name == "text"
+            assert bool(read.pairs) == (PREFERENCE in formats.dialects()[name].gives)
+        else:
+            with pytest.raises(formats.DataError):
+                sample(parsed, kind=kind, where="page")
+
+
+def test_page_lists_every_dialect_and_every_section() -> None:
+    assert {name for name, _, _ in ROW.findall(DOCS["data.md"])} == set(formats.dialects())
+    cells = re.findall(r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0], re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert named == {field.name for field in dataclasses.fields(Settings)}
+    keys = {f"{section}.{key}" for section, keys in to_plain(DistributedSettings()).items() for key in keys}
+    assert set(re.findall(r"^\| `(\w+\.\w+)` \|", DOCS["settings.md"], re.MULTILINE)) == keys
+
+
+def test_settings_files_of_the_table_exist() -> None:
+    for path in re.findall(r"\| `([\w/]+\.py)` \|", DOCS["settings.md"]):
+        assert (ROOT / "src" / "assent" / path).exists(), path
+
+
+def test_yaml_of_the_data_page_is_settings() -> None:
+    (text,) = [text for language, text in BLOCK.findall(DOCS["data.md"]) if language == "yaml"]
+    DataSettings(**yaml.safe_load(text)["data"]).check()
+
+
+@pytest.mark.parametrize("page", MINE)
+def test_commands_and_files_that_pages_name_exist(page: str) -> None:
+    text = DOCS[page]
+    for command in re.findall(r"^    (?:\$ )?assent ([\w-]+)", text, re.MULTILINE):
+        assert command in cli.main.commands, command
+    for path in re.findall(r"(?:configs|examples|scripts)/[\w/]+\.(?:py|yaml)", text):
+        assert (ROOT / path).exists(), path
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / "docs" / link).exists(), link
+
+
+@pytest.mark.usefixtures("workplace")
+def test_python_of_the_checkpoints_page_loads_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    run(load_settings("configs/sft.yaml", ["train.steps=1", "train.batch_size=4", "threads=1", "log.quiet=true"]))
+    (code,) = [text for language, text in BLOCK.findall(DOCS["checkpoints.md"]) if language == "python"]
+    exec(compile(code, "docs/checkpoints.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("We saw The Paper Tower on Sunday . The acting")
+
+
+def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: DemoFiles) -> None:
+    from assent.batch import Batch
+    from assent.data.load import load_preferences
+    from assent.evaluate.judge import Judge
+    from assent.types import Row
+
+    command = [sys.executable, str(ROOT / "examples" / "score_with_reward_model.py"), str(judge)]
+    answers = ["--prompt", "The film", "--answer", " is superb .", "--answer", " is dull . I left ."]
+    out = subprocess.run(
+        [*command, *answers, "--pairs", str(demo.preferences)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+    loaded = Judge.load(str(judge))
+    data = load_preferences(DataSettings(train=str(demo.preferences), max_pairs_per_prompt=9), loaded.tokenizer, 0)
+    rows = [row for item in data.items for row in item]
+    scores = loaded.scores(Batch.of(rows, unit=2))
+    right = sum(chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True))
+    assert out[2] == f"{right} of {len(rows) // 2} pairs ordered as labelled: {right / (len(rows) // 2):.1%}"
+
+    tokenizer = loaded.tokenizer
+    for line, answer in zip(out, (" is superb .", " is dull . I left ."), strict=False):
+        tokens = tokenizer("The film")["input_ids"] + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id]
+        alone = loaded.scores(Batch.of([Row(tokens=tuple(tokens), trainable=(False,) * len(tokens))]))
+        assert float(line.split()[0]) == pytest.approx(alone[0], abs=1e-4)
