@@ -97,6 +97,8 @@ def parse_override(text: str) -> Override:
         if parsed.is_sweep_override():
             raise SettingsError(f"{text}: a sweep over several values is not a setting of one run; start one run each")
         value = None if parsed.is_delete() else parsed.value()
+        if not parsed.key_or_group:
+            raise HydraException("it has no key")
     except HydraException as error:
         raise SettingsError(f"{text!r} is not of the form key.sub=value: {_first_line(error)}") from error
     return Override(text=text, key=parsed.key_or_group, value=_plain(value), deletes=parsed.is_delete())
@@ -150,15 +152,15 @@ def load_tree(
     parsed = [parse_override(text) for text in overrides]
     for override in parsed:
         check_keys(nested(override.key, override.value), template)
-    config = OmegaConf.structured(template)
+    config: Any = OmegaConf.structured(template)
     text = ""
     try:
         for key, value in given.items():
             text = key
-            OmegaConf.update(config, key, value, merge=True)
+            config = OmegaConf.merge(config, {key: value})
         for override in parsed:
             text = override.text
-            OmegaConf.update(config, override.key, override.value, merge=True)
+            config = OmegaConf.merge(config, nested(override.key, override.value))
         return typing.cast(Tree, OmegaConf.to_object(config))
     except (OmegaConfBaseException, ValueError) as error:
         raise SettingsError(f"{text}: {_first_line(error)}") from error

@@ -23,6 +23,11 @@ class OptimizerSettings:
     max_gradient_norm: float = 1.0
     """Gradients are scaled down to this norm; 0 turns it off."""
 
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2:
+            raise ValueError(f"betas={list(self.betas)} must be two numbers")
+        self.betas = (self.betas[0], self.betas[1])  # a list, where it comes from a file
+
 
 @dataclass
 class LearnSettings:

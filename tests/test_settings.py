@@ -1,0 +1,122 @@
+"""What contradicts what, told all at once and before anything starts; and the tree as a file that loads back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
+from assent.recipes import completed, defaults, load_settings
+from assent.settings import Settings, SettingsError, check, resolved
+
+VALID: dict[str, Any] = {
+    "model": {"path": "some/model"},
+    "data": {"train": "some/data"},
+    "rewards": [{"kind": "length", "options": {"target": 5}}],
+}
+
+
+def problems_of(method: str, overrides: list[str]) -> str:
+    recipe = VALID if ALGORITHMS[method]().data == "prompts" else {k: v for k, v in VALID.items() if k != "rewards"}
+    with pytest.raises(SettingsError) as caught:
+        load_settings(recipe, overrides, method=method)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "told"),
+    [
+        ("sft", ["model.path=null"], "no model: set model.path, or model.config"),
+        ("sft", ["model.config={model_type: gpt2}"], "model.path=some/model and model.config are both set"),
+        ("sft", ["model.path=null", "model.config={model_type: gpt2}"], "needs model.tokenizer"),
+        ("sft", ["data.train=null"], "data.train is empty"),
+        ("sft", ["data.train=nowhere.jsonl"], "there is no nowhere.jsonl"),
+        ("sft", ["data.validation=./nowhere"], "there is no ./nowhere"),
+        ("sft", ["data.validation=x", "data.validation_percent=5"], "Keep one"),
+        ("sft", ["rewards=[{kind: length}]"], "sft learns from data and reads no rewards"),
+        ("ppo", ["rewards=[]"], "ppo needs a reward"),
+        ("ppo", ["rewards=[{kind: judge}]"], "rewards.0: kind judge needs path"),
+        (
+            "ppo",
+            ["rewards=[{kind: lenth}]"],
+            "rewards.0: There is no reward of kind 'lenth'; the nearest name is 'length'",
+        ),
+        ("ppo", ["rewards.0.options={tarket: 5}"], "'tarket', which its function does not take"),
+        ("ppo", ["rewards=[{kind: function, function: 'math:sqr'}]"], "rewards.0: 'math:sqr': math has no 'sqr'"),
+        ("ppo", ["rewards=[{kind: function, function: 'none.py:f'}]"], "rewards.0: 'none.py:f': there is no file"),
+        ("ppo", ["rewards=[{kind: judge, path: a}, {kind: judge, path: b}]"], "two rewards are called 'judge'"),
+        ("ppo", ["rollout.temperature=0"], "rollout.temperature=0.0 must be above 0"),
+        ("ppo", ["rollout.top_p=0.9"], "cut off part of the distribution that ppo's ratios are taken over"),
+        ("grpo", ["rollout.top_k=5"], "set top_p=1 top_k=0"),
+        ("rloo", ["rollout.min_tokens=3"], "set algorithm.recompute_old=true"),
+        ("best-of-k", ["rollout.min_tokens=9", "rollout.max_tokens=8"], "min_tokens=9 exceeds max_tokens=8"),
+        ("sft", ["reference.ema=0.1"], "asks for no reference"),
+        ("grpo", ["reference.ema=0.1"], "asks for no reference"),
+        ("ppo", ["reference.once=true"], "reference.once is for offline methods"),
+        ("dpo", ["reference.once=true", "reference.ema=0.1"], "keep one"),
+        ("sft", ["train.batch_size=0"], "train.batch_size=0 must be above 0"),
+        ("sft", ["save.steps=0"], "save.steps=0 must be above 0, or null"),
+        ("sft", ["evaluate.seconds=-1"], "evaluate.seconds=-1.0 must be above 0, or null"),
+        ("ppo", ["log.samples_every=0"], "log.samples_every=0 must be above 0"),
+        ("sft", ["seed=-1"], "seed=-1 must be 0 or more"),
+        ("sft", ["train.steps=0"], "train.steps=0 must be above 0, or null"),
+        ("sft", ["train.epochs=inf"], "train.epochs=inf"),
+        ("sft", ["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan must be above 0"),
+        ("ppo", ["critic.optimizer.schedule=cosin"], "critic.optimizer.schedule=cosin is not one of"),
+        ("sft", ["optimizer.betas=[0.9,1.5]"], "optimizer.betas=[0.9, 1.5]"),
+        ("ppo", ["rollout.max_lag=-1"], "rollout.max_lag=-1"),
+        ("sft", ["device=tpu"], "device=tpu is not one of"),
+    ],
+)
+def test_contradictions_are_refused_by_name(method: str, overrides: list[str], told: str) -> None:
+    assert told in problems_of(method, overrides)
+
+
+def test_cut_distributions_are_fine_where_no_ratio_is_taken() -> None:
+    settings = load_settings(VALID, ["rollout.top_p=0.9", "rollout.min_tokens=3"], method="best-of-k")
+    assert settings.rollout.top_p == 0.9
+    load_settings(VALID, ["rollout.min_tokens=3", "algorithm.recompute_old=true"], method="ppo")
+
+
+def test_all_contradictions_are_listed_at_once() -> None:
+    told = problems_of("ppo", ["model.path=null", "rollout.temperature=0", "train.batch_size=-2", "seed=-1"])
+    lines = told.splitlines()
+    assert lines[0] == "the settings contradict themselves:"
+    assert [line.split()[1].partition("=")[0] for line in lines[1:]] == [
+        "no",
+        "a",
+        "rollout.temperature",
+        "train.batch_size",
+        "seed",
+    ]
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_the_saved_tree_loads_back_equal(method: str, tmp_path: Path) -> None:
+    settings = load_settings(
+        VALID if ALGORITHMS[method]().data == "prompts" else dict(list(VALID.items())[:2]), method=method
+    )
+    changed = dataclasses.replace(settings, seed=7, name="a b", threads=2)
+    changed.optimizer.betas = (0.5, 0.75)
+    changed.rollout.stop = ["\n", "null", "1.0"]
+    (tmp_path / "settings.yaml").write_text(resolved(changed))
+    assert load_settings(tmp_path / "settings.yaml") == changed
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_defaults_are_those_of_the_method(method: str) -> None:
+    assert defaults(method).algorithm == ALGORITHMS[method]()
+
+
+def test_typed_settings_are_completed_by_their_method() -> None:
+    assert completed(Settings(method="ppo")).algorithm == PPO()
+    assert completed(Settings(method="dpo", algorithm=DPO(beta=0.3))).algorithm == DPO(beta=0.3)
+    with pytest.raises(SettingsError, match="method=sft takes a SFT as its algorithm, not PPO"):
+        completed(Settings(method="sft", algorithm=PPO()))
+    with pytest.raises(SettingsError, match="no method 'ppoo'; did you mean ppo"):
+        completed(Settings(method="ppoo"))
+    with pytest.raises(SettingsError, match="no model"):
+        check(completed(Settings(algorithm=SFT())))
