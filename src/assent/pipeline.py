@@ -94,20 +94,22 @@ def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None
     folder = Path(settings.output) / settings.name
     for _ in _stages(settings, folder, made=lambda run, role: f"<the {role} of {run.folder.name}>"):
         pass  # every stage's settings are read and checked before the first one starts
-    runs: dict[str, Run] = {}
-    for name, stage in _stages(settings, folder, made=lambda run, role: str(run.checkpoint(role))):
-        runs[name] = Run(folder / name)
-        if not settings.only or name in settings.only:
-            reporter.say(f"\n== {name} ({len(runs)} of {len(settings.stages)})")
-            runs[name] = run(stage, reporter=reporter)
+    names = list(settings.stages)
+    wanted = settings.only or names
+    for name, stage in _stages(settings, folder, made=lambda run, role: str(run.checkpoint(role)), wanted=wanted):
+        reporter.say(f"\n== {name} ({names.index(name) + 1} of {len(names)})")
+        run(stage, reporter=reporter)
+    runs = {name: Run(folder / name) for name in names if (folder / name).exists()}
     evaluation = None
     if settings.evaluation is not None and not settings.only:
         evaluation = _evaluate(settings, folder, runs, reporter)
     return PipelineRun(folder, runs, evaluation)
 
 
-def _stages(settings: PipelineSettings, folder: Path, *, made: Any) -> Iterator[tuple[str, Settings]]:
-    """Each stage's settings in turn; `made(run, role)` is where a finished stage's model lies."""
+def _stages(
+    settings: PipelineSettings, folder: Path, *, made: Any, wanted: Sequence[str] | None = None
+) -> Iterator[tuple[str, Settings]]:
+    """The wanted stages' settings in turn; `made(run, role)` is where a finished stage's model lies."""
     from assent.algorithms import ALGORITHMS
     from assent.records import Run
     from assent.types import Role
@@ -116,17 +118,23 @@ def _stages(settings: PipelineSettings, folder: Path, *, made: Any) -> Iterator[
     for name, stage in settings.stages.items():
         recipe = merged(settings.shared, stage)
         method = str(recipe.setdefault("method", name))
-        paths = {role: made(run, role) for role, run in producer.items()}
-        recipe = _wired(recipe, paths)
-        where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
-        try:
-            loaded = load_settings(recipe | where)
-        except SettingsError as error:
-            raise SettingsError(f"stage {name}: {error}") from error
-        yield name, loaded
+        if wanted is None or name in wanted:
+            yield (
+                name,
+                _loaded(settings, folder, name, _wired(recipe, {r: made(run, r) for r, run in producer.items()})),
+            )
         trained = ALGORITHMS[method]().losses() if method in ALGORITHMS else {}
         for role in trained:
             producer[Role(role)] = Run(folder / name)
+
+
+def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> Settings:
+    """The checked settings of one stage. Raises SettingsError that names it."""
+    where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
+    try:
+        return load_settings(recipe | where)
+    except SettingsError as error:
+        raise SettingsError(f"stage {name}: {error}") from error
 
 
 def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
