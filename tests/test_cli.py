@@ -1,0 +1,142 @@
+"""The command: light to start, exact about what is misspelt, and careful with what is there already."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from assent.cli import METHODS, main
+from assent.recipes import load_settings
+
+
+def assent(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def recipe(make_recipe: Any, tmp_path: Path) -> Path:
+    file = tmp_path / "sft.yaml"
+    file.write_text(yaml.safe_dump(make_recipe("sft", tmp_path / "runs", train={"steps": 2})))
+    return file
+
+
+def test_help_loads_nothing_heavy(environment: dict[str, str]) -> None:
+    script = (
+        "import sys; from assent.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'sklearn', 'omegaconf'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    for method, text in METHODS.items():
+        assert method in done.stdout
+        assert text.split(",")[0].rstrip(".") in done.stdout
+
+
+def test_the_methods_of_the_command_are_those_there_are() -> None:
+    from assent.algorithms import ALGORITHMS
+
+    assert [name for name in ALGORITHMS if not name.startswith("test")][: len(METHODS)] == list(METHODS)
+
+
+def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
+    done = assent("pp0", "x.yaml")
+    assert done.exit_code == 2
+    assert "there is no command 'pp0'; did you mean ppo?" in done.output
+    (tmp_path / "x.yaml").write_text("method: pp0\n")
+    done = assent("train", tmp_path / "x.yaml")
+    assert done.exit_code == 2
+    assert "error: there is no method 'pp0'; did you mean ppo?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sft", "absent.yaml"], "there is no recipe absent.yaml"),
+        (["sft", "train.stepps=3"], "no setting train.stepps; did you mean steps?"),
+        (["pipeline", "absent.yaml"], "does not exist"),
+        (["evaluate", "modle=x"], "no setting modle; did you mean model?"),
+        (["settings", "pp0"], "'pp0' is not one of"),
+        (["generate", "absent/model/folder"], "no prompts"),
+        (["generate", "./absent", "--prompt", "x"], "no folder ./absent"),
+    ],
+)
+def test_what_a_person_can_mend_is_one_line_and_status_2(words: list[str], told: str) -> None:
+    done = assent(*words)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "Traceback" not in done.output
+
+
+def test_settings_prints_a_recipe_that_loads(demo: Any, tmp_path: Path) -> None:
+    done = assent("settings", "ppo")
+    assert done.exit_code == 0
+    printed = yaml.safe_load(done.output)
+    assert printed["algorithm"]["minibatches"] == 4
+    (tmp_path / "ppo.yaml").write_text(done.output)
+    words = ["model.path=m", f"data.train={demo.prompts}", "rewards=[{kind: length, options: {target: 3}}]"]
+    assert load_settings(tmp_path / "ppo.yaml", words).method == "ppo"
+
+
+def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/run"
+    done = assent("sft", recipe, "optimizer.learning_rate=0.002")
+    assert done.exit_code == 0, done.output
+    metrics = (folder / "metrics.jsonl").read_text()
+    assert len(metrics.splitlines()) == 2
+    assert yaml.safe_load((folder / "settings.yaml").read_text())["optimizer"]["learning_rate"] == 0.002
+
+    again = assent("sft", recipe)
+    assert again.exit_code == 2
+    assert "holds a run already: set resume=latest, overwrite=true or another name" in again.output
+    for words, told in (
+        (["resume=latest", "name=null"], "resume=latest needs the run's name"),
+        (["resume=latest", "overwrite=true"], "resume and overwrite contradict each other"),
+        (["resume=epoch1epochstep9globalstep9"], "there is latest, or one of ['epoch1epochstep2globalstep2']"),
+        (["name=../run", "overwrite=true"], "must be a plain folder name"),
+        (["name=.", "overwrite=true"], "must be a plain folder name"),
+        (["train.stepps=1", "overwrite=true"], "did you mean steps?"),
+        (["train.batch_size=0", "overwrite=true"], "train.batch_size=0"),
+    ):
+        refused = assent("sft", recipe, *words)
+        assert refused.exit_code == 2, (words, refused.output)
+        assert told in refused.output
+    assert (folder / "metrics.jsonl").read_text() == metrics  # nothing of that touched the run
+
+    assert assent("sft", recipe, "resume=latest").exit_code == 0  # a finished run is left as it is
+    assert (folder / "metrics.jsonl").read_text() == metrics
+    longer = assent("sft", recipe, "resume=latest", "train.steps=3")
+    assert longer.exit_code == 0
+    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert assent("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_resume_latest_begins_where_there_is_nothing_yet(recipe: Path, tmp_path: Path) -> None:
+    done = assent("sft", recipe, "resume=latest")
+    assert done.exit_code == 0, done.output
+    assert len((tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_generate_answers_from_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
+    from assent import Run
+
+    assert assent("sft", recipe).exit_code == 0
+    model = Run(tmp_path / "runs/run").model
+    out = tmp_path / "answers.jsonl"
+    done = assent("generate", model, "--prompt", "We saw", "--samples", "2", "--max-tokens", "4", "--out", out)
+    assert done.exit_code == 0, done.output
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["We saw"] * 2
+    assert all(1 <= len(answer["tokens"]) == len(answer["logprobs"]) <= 4 for answer in answers)
+    shown = assent("generate", model, "--prompt", "We saw", "--temperature", "0", "--max-tokens", "3")
+    assert shown.output.startswith("We saw |")

@@ -1,0 +1,152 @@
+"""Whole runs from Python: typed settings in, a run with metrics, checkpoints and samples out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import GPT2
+
+from assent import Settings, SettingsError, load_settings, run
+from assent.algorithms import ALGORITHMS, GRPO
+from assent.data.settings import DataSettings
+from assent.loop.settings import TrainSettings
+from assent.models.settings import ModelSettings
+from assent.monitor.settings import LogSettings
+from assent.rewards.settings import RewardSettings
+from assent.rollout.settings import RolloutSettings
+
+QUIET = LogSettings(quiet=True, samples_every=1)
+
+
+def test_a_run_from_typed_settings_in_few_lines(demo: Any, tmp_path: Path) -> None:
+    settings = Settings(
+        method="grpo",
+        output=str(tmp_path),
+        model=ModelSettings(config=GPT2, tokenizer=str(demo.tokenizer)),
+        data=DataSettings(train=str(demo.prompts)),
+        algorithm=GRPO(samples=2),
+        rewards=[RewardSettings(kind="function", function="assent.data.demo:gold_reward")],
+        rollout=RolloutSettings(prompts_per_step=2, max_tokens=8),
+        train=TrainSettings(steps=2),
+        log=QUIET,
+    )
+    result = run(settings)
+    assert [record["step"] for record in result.metrics] == [1, 2]
+    assert result.metrics[0]["reward/gold_reward"] == pytest.approx(-1, abs=0.5)
+    assert (result.checkpoint("policy") / "model.safetensors").exists()
+    assert result.checkpoint() == result.model
+    assert {"prompt", "completion", "reward", "parts", "advantage", "versions"} <= set(result.samples[0])
+    assert settings.name is None  # the given settings are not changed
+
+
+def test_a_run_inside_a_running_event_loop(make_recipe: Any, tmp_path: Path) -> None:
+    """As in a notebook."""
+
+    async def cell() -> Any:
+        return run(load_settings(make_recipe("ppo", tmp_path, train={"steps": 1})))
+
+    assert len(asyncio.run(cell()).metrics) == 1
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_the_folder_of_a_run(method: str, make_recipe: Any, tmp_path: Path) -> None:
+    done = run(load_settings(make_recipe(method, tmp_path, train={"steps": 2})))
+    online = ALGORITHMS[method]().data == "prompts"
+    names = {path.name for path in done.folder.iterdir()}
+    assert names == {"settings.yaml", "data.json", "metrics.jsonl", "log.txt", "checkpoints"} | (
+        {"samples.jsonl"} if online else set()
+    )
+    roles = {"state", *map(str, ALGORITHMS[method]().losses())}
+    assert {path.name for path in (done.folder / "checkpoints").iterdir()} == roles
+    for role in roles:
+        (folder,) = (done.folder / "checkpoints" / role).iterdir()
+        assert folder.name == "epoch1epochstep2globalstep2"
+    for record in done.metrics:
+        assert {"step", "epoch", "time", "tokens", "tokens_per_second", "skipped", "time/step"} <= set(record)
+        assert all(value is not None for value in record.values())  # null stands for what is not finite
+    assert json.loads((done.folder / "data.json").read_text())
+    assert "step 2/2" in (done.folder / "log.txt").read_text()
+
+
+def test_checkpoints_load_in_transformers(make_recipe: Any, judge: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    from assent.batch import Batch
+    from assent.learn.scorer import Scorer
+    from assent.models.load import load_model
+    from assent.types import Role, Row
+
+    done = run(load_settings(make_recipe("ppo", tmp_path, train={"steps": 1})))
+    assert AutoModelForCausalLM.from_pretrained(done.checkpoint("policy")).config.n_embd == 32
+    assert AutoModelForSequenceClassification.from_pretrained(done.checkpoint("critic")).config.num_labels == 1
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    theirs = AutoModelForSequenceClassification.from_pretrained(judge)
+    tokens = tokenizer("The acting was fine .")["input_ids"]
+    with torch.no_grad():
+        expected = float(theirs(input_ids=torch.tensor([tokens])).logits)
+    row = Row(tokens=tuple(tokens), trainable=(False,) * len(tokens))
+    (output,) = Scorer(load_model(str(judge), head="scalar"), Role.JUDGE).outputs(Batch.of([row]))
+    assert output.scores is not None
+    assert float(output.scores) == pytest.approx(expected, abs=1e-4)
+
+
+def test_save_and_evaluate_by_epochs(make_recipe: Any, tmp_path: Path) -> None:
+    done = run(
+        load_settings(
+            make_recipe(
+                "sft",
+                tmp_path,
+                train={"steps": None, "epochs": 3, "batch_size": 8},
+                data={"validation_percent": 15},
+                save={"epochs": 1, "keep": 0},
+                evaluate={"epochs": 2},
+            )
+        )
+    )
+    assert [record["epoch"] for record in done.metrics] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]  # 20 rows are left, in steps of 8
+    evaluated = [record["step"] for record in done.metrics if "validation/loss" in record]
+    assert evaluated == [7, 9]
+    names = {path.name for path in (done.folder / "checkpoints/state").iterdir()}
+    assert names == {"epoch2epochstep1globalstep4", "epoch3epochstep1globalstep7", "epoch3epochstep3globalstep9"}
+
+
+def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"take .* tokens together, the model has room for 128"):
+        run(load_settings(make_recipe("ppo", tmp_path, rollout={"max_tokens": 128})))
+
+
+def test_going_back_to_an_older_checkpoint_keeps_what_is_made_from_there(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, save={"steps": 1, "keep": 3})
+    done = run(load_settings(recipe))
+    older = sorted(path.name for path in (done.folder / "checkpoints/state").iterdir())[0]
+    assert older.endswith("globalstep2")
+    resumed = run(load_settings(recipe, [f"resume={older}", "save.keep=1", "train.steps=3"]))
+    assert [record["step"] for record in resumed.metrics] == [1, 2, 3]
+    assert resumed.model.name.endswith("globalstep3")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, save={"steps": 1})
+    done = run(load_settings(recipe))
+    weights = done.checkpoint("policy") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    run(load_settings(recipe, ["resume=latest"]))
+    log = (done.folder / "log.txt").read_text()
+    assert f"warning: {weights.parent} is damaged: model.safetensors changed since it was saved" in log
+    assert "resumed epoch1epochstep3globalstep3: step 3 of 4" in log
+    assert done.checkpoint("policy") == weights.parent
