@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import GPT2
 
 from assent.data.demo import DemoFiles, DemoSize, make_demo
 
 Recipe = Callable[..., dict[str, Any]]
 
-GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
-REWARDS = Path(__file__).with_name("tiny_rewards.py")
+REWARDS = Path(__file__).with_name("tiny.py")
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import GPT2
+from tiny import GPT2
 
 from assent import Settings, SettingsError, load_settings, run
 from assent.algorithms import ALGORITHMS, GRPO

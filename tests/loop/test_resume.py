@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from assent import Run, load_settings, run
 
 STEPS = 4
-REWARDS = Path(__file__).parents[1] / "tiny_rewards.py"
+REWARDS = Path(__file__).parents[1] / "tiny.py"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sft": ("sft", {}),
     "reward": ("reward", {}),

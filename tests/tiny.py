@@ -1,6 +1,8 @@
-"""Rewards for runs of models that know nothing: they differ between any two answers."""
+"""A tiny model, and rewards for runs of models that know nothing: they differ between any two answers."""
 
 from __future__ import annotations
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
 
 
 def varied(tokens: tuple[int, ...]) -> float:

@@ -1,0 +1,62 @@
+"""A tiny model and a batch of uneven rows for the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import GPT2
+
+from assent.algorithms import PPO, SFT, Objective, RewardModel
+from assent.batch import Batch
+from assent.learn.learner import Learner
+from assent.learn.settings import LearnSettings, OptimizerSettings
+from assent.models.base import LanguageModel
+from assent.models.load import fresh_model
+from assent.types import Role, Row
+
+Make = Callable[..., Learner]
+OBJECTIVES: dict[Role, Objective] = {Role.POLICY: SFT(), Role.CRITIC: PPO(), Role.JUDGE: RewardModel()}
+
+
+def tiny(role: Role = Role.POLICY, *, seed: int = 0) -> LanguageModel:
+    head: Any = "lm" if role is Role.POLICY else "scalar"
+    return fresh_model(GPT2, head=head, seed=seed, vocab_size=50)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Ten rows of 3 to 16 tokens with every column that the three losses read, weighed."""
+    torch.manual_seed(0)
+    sizes = [3, 16, 5, 9, 4, 12, 7, 7, 15, 6]
+    rows = [
+        Row(
+            tokens=tuple(torch.randint(50, (size,)).tolist()),
+            trainable=(False, *(True,) * (size - 1)),
+            group=number // 2,
+            weight=1.0 + number // 4,
+        )
+        for number, size in enumerate(sizes)
+    ]
+    made = Batch.of(rows, unit=2)
+    noise = torch.randn(2, sum(sizes))
+    return SFT().weigh(made.with_columns(values=noise[0] / 10, returns=noise[1]))
+
+
+@pytest.fixture
+def make_learner() -> Make:
+    def make(role: Role = Role.POLICY, **more: Any) -> Learner:
+        optimizer = OptimizerSettings(**({"learning_rate": 0.01, "schedule": "constant"} | more.pop("optimizer", {})))
+        return Learner(
+            more.pop("model", None) or tiny(role),
+            role,
+            more.pop("loss", None) or OBJECTIVES[role].losses()[role],
+            optimizer=optimizer,
+            settings=LearnSettings(**more.pop("settings", {})),
+            total_steps=more.pop("total_steps", 10),
+            **more,
+        )
+
+    return make

@@ -1,0 +1,155 @@
+"""One optimizer step: the same whatever the micro-batches, clipped, skipped, halted, saved and restored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assent.batch import Batch
+from assent.learn.learner import Learner
+from assent.models.load import fresh_model
+from assent.types import Role
+
+Make = Callable[..., Learner]
+
+
+def copied(learner: Learner) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
+
+
+def moved(learner: Learner, before: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float((p.detach() - before[name]).abs().max()) for name, p in learner.model.named_parameters()}
+
+
+@pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC, Role.JUDGE])
+@pytest.mark.parametrize("micro_tokens", [1, 12, 30, 60])
+def test_weights_after_a_step_do_not_depend_on_micro_batches(
+    role: Role, micro_tokens: int, make_learner: Make, batch: Batch
+) -> None:
+    # eps of the size of the gradients: Adam's first step is g / (|g| + eps), a sign where g is rounding alone
+    optimizer = {"eps": 1e-3}
+    whole = make_learner(role, optimizer=optimizer)
+    parts = make_learner(role, optimizer=optimizer, settings={"micro_tokens": micro_tokens})
+    assert len(batch.micro(8192)) == 1 < len(batch.micro(micro_tokens))
+    before = copied(whole)
+    first, second = whole.step(batch, 0), parts.step(batch, 0)
+    for name, tensor in copied(whole).items():
+        torch.testing.assert_close(copied(parts)[name], tensor, atol=1e-6, rtol=0)
+    assert max(moved(whole, before).values()) > 1e-3
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert second[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:
+    """The first step of AdamW moves each weight by lr * g / (|g| + eps), after w *= 1 - lr * decay on matrices."""
+    learner = make_learner(optimizer={"weight_decay": 0.5, "eps": 1e-4, "max_gradient_norm": 0.0})
+    before = copied(learner)
+    loss, _ = learner._loss(batch)
+    gradients = dict(zip(before, torch.autograd.grad(loss, list(learner.model.parameters())), strict=True))
+    learner.step(batch, 0)
+    for name, parameter in learner.model.named_parameters():
+        g, decay = gradients[name], 0.5 if before[name].dim() >= 2 else 0.0
+        expected = before[name] * (1 - 0.01 * decay) - 0.01 * g / (g.abs() + 1e-4)
+        torch.testing.assert_close(parameter.detach(), expected, atol=1e-6, rtol=1e-5)
+    kinds = {name: before[name].dim() for name in before}
+    assert {1, 2} == set(kinds.values())
+    assert all(dim == 1 for name, dim in kinds.items() if "norm" in name or "bias" in name)
+
+
+def test_gradients_are_clipped_to_the_norm_and_told_unclipped(make_learner: Make, batch: Batch) -> None:
+    free = make_learner(optimizer={"max_gradient_norm": 0.0})
+    norm = free.step(batch, 0)["gradient_norm/policy"]
+    clipped = make_learner(optimizer={"max_gradient_norm": norm / 4})
+    seen: list[float] = []
+    step = clipped.optimizer.step
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        seen.append(
+            math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.model.parameters() if p.grad is not None))
+        )
+        return step(*args, **kwargs)
+
+    clipped.optimizer.step = look  # type: ignore[method-assign]
+    assert clipped.step(batch, 0)["gradient_norm/policy"] == pytest.approx(norm, rel=1e-5)
+    assert seen == [pytest.approx(norm / 4, rel=1e-4)]
+    assert all(p.grad is None for p in clipped.model.parameters())
+
+
+def test_the_rate_is_that_of_the_training_step(make_learner: Make, batch: Batch) -> None:
+    learner = make_learner(optimizer={"schedule": "linear"}, total_steps=4)
+    rates = [learner.step(batch, step)["learning_rate/policy"] for step in (0, 0, 1, 3)]  # two updates of step 0
+    assert rates == pytest.approx([0.01, 0.01, 0.0075, 0.0025])
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
+def test_what_is_not_finite_leaves_everything_alone(poison: float, make_learner: Make, batch: Batch) -> None:
+    """1e38: the loss is finite still, its gradient is not."""
+    learner = make_learner()
+    learner.step(batch, 0)
+    before, (moments, _) = copied(learner), learner.state()
+    moments = {name: tensor.clone() for name, tensor in moments.items()}
+    loss = learner.loss
+    learner.loss = lambda output, part: (
+        loss(output, part)[0] * poison * (1e3 if poison == 1e38 else 1),
+        loss(output, part)[1],
+    )
+    stats = learner.step(batch, 1)
+    assert (stats["skipped"], stats["halted"]) == (1.0, 0.0)
+    assert set(moved(learner, before).values()) == {0.0}
+    assert all(torch.equal(tensor, moments[name]) for name, tensor in learner.state()[0].items())
+    learner.loss = loss
+    assert learner.step(batch, 2)["skipped"] == 0.0  # nothing of it is left in the gradients
+    assert 0 < max(moved(learner, before).values()) < 0.1
+
+
+def test_a_halt_takes_no_step(make_learner: Make, batch: Batch) -> None:
+    reasons: list[float] = []
+
+    def halt(stats: dict[str, float]) -> str | None:
+        reasons.append(stats["loss/policy"])
+        return "too far"
+
+    learner = make_learner(halt=halt)
+    before = copied(learner)
+    stats = learner.step(batch, 0)
+    assert (stats["skipped"], stats["halted"]) == (0.0, 1.0)
+    assert reasons == [stats["loss/policy"]]
+    assert set(moved(learner, before).values()) == {0.0}
+
+
+@pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC])
+def test_restored_learners_go_on_bit_for_bit(role: Role, make_learner: Make, batch: Batch) -> None:
+    ours = make_learner(role)
+    for step in range(3):
+        ours.step(batch, step)
+    theirs = make_learner(role)
+    theirs.model.load_state_dict(ours.model.state_dict())
+    theirs.restore(*ours.state())
+    for step in range(3, 5):
+        assert ours.step(batch, step) == theirs.step(batch, step)
+    for name, tensor in copied(ours).items():
+        assert torch.equal(tensor, copied(theirs)[name])
+
+
+def test_another_models_state_is_refused(make_learner: Make, batch: Batch) -> None:
+    ours = make_learner()
+    ours.step(batch, 0)
+    config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    other = make_learner(model=fresh_model(config | {"intermediate_size": 16}, vocab_size=50))
+    with pytest.raises(ValueError, match="parameters this model lacks"):
+        other.restore(*ours.state())
+
+
+def test_evaluation_tells_the_loss_and_changes_nothing(make_learner: Make, batch: Batch) -> None:
+    learner = make_learner(settings={"score_tokens": 20})
+    before = copied(learner)
+    told = learner.evaluate(batch)
+    assert set(moved(learner, before).values()) == {0.0}
+    assert all(p.grad is None for p in learner.model.parameters())
+    assert told["loss/policy"] == pytest.approx(make_learner().step(batch, 0)["loss/policy"], abs=1e-5)

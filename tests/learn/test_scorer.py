@@ -1,0 +1,93 @@
+"""Columns of models that are only asked: aligned with their tokens, whatever runs beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import GPT2
+
+from assent.batch import Batch
+from assent.learn.scorer import Scorer, consecutive
+from assent.models.base import LanguageModel
+from assent.models.load import fresh_model
+from assent.types import Role, Row
+
+
+def tiny(head: str = "lm", *, seed: int = 0) -> LanguageModel:
+    return fresh_model(GPT2, head=head, seed=seed, vocab_size=50)  # type: ignore[arg-type]
+
+
+def row(*tokens: int, trained: int) -> Row:
+    """A row whose last `trained` tokens are trained."""
+    return Row(tokens=tokens, trainable=(*(False,) * (len(tokens) - trained), *(True,) * trained))
+
+
+ROWS = [row(7, 8, 4, 5, 2, trained=3), row(9, 6, 2, trained=2), row(3, 1, 4, 1, 5, 9, trained=4)]
+
+
+def logits(model: LanguageModel, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        hidden = model(torch.tensor(tokens), model.packed([len(tokens)]))
+        return model.head(hidden)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("budget", [1, 8, 1000])
+def test_entry_t_speaks_of_token_t_given_those_before(temperature: float, budget: int) -> None:
+    model = tiny()
+    scorer = Scorer(model, Role.REFERENCE, temperature=temperature, token_budget=budget)
+    column = scorer.annotate(Batch.of(ROWS)).reference
+    assert column is not None
+    expected: list[float] = []
+    for one in ROWS:
+        table = (logits(model, one.tokens) / temperature).log_softmax(-1)
+        for t, (token, trained) in enumerate(zip(one.tokens, one.trainable, strict=True)):
+            expected.append(float(table[t - 1, token]) if trained else 0.0)
+    torch.testing.assert_close(column, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_values_are_of_the_state_before_each_token_and_bootstraps_of_the_state_behind_the_last() -> None:
+    model = tiny("scalar")
+    batch = Scorer(model, Role.CRITIC).annotate(Batch.of(ROWS))
+    assert batch.values is not None
+    assert batch.bootstrap is not None
+    values: list[float] = []
+    ends: list[float] = []
+    for one in ROWS:
+        scores = logits(model, one.tokens)[:, 0]
+        values += [float(scores[t - 1]) if trained else 0.0 for t, trained in enumerate(one.trainable)]
+        ends.append(float(scores[-1]))
+    torch.testing.assert_close(batch.values, torch.tensor(values), atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch.bootstrap, torch.tensor(ends), atol=1e-5, rtol=0)
+
+
+def test_a_policy_fills_the_proximal_column_with_the_same_numbers_as_a_reference() -> None:
+    model, batch = tiny(), Batch.of(ROWS)
+    proximal, reference = (Scorer(model, role).annotate(batch) for role in (Role.POLICY, Role.REFERENCE))
+    assert proximal.proximal is not None
+    assert reference.reference is not None
+    assert torch.equal(proximal.proximal, reference.reference)
+    assert proximal.reference is None
+
+
+def test_blend_moves_by_its_share() -> None:
+    """r <- r + 0.25 (p - r), twice: 0.4375 of the way."""
+    reference, policy = tiny(seed=0), tiny(seed=1)
+    start = {name: parameter.detach().clone() for name, parameter in reference.named_parameters()}
+    target = dict(policy.named_parameters())
+    scorer = Scorer(reference, Role.REFERENCE)
+    for _ in range(2):
+        scorer.blend(target, 0.25)
+    for name, parameter in reference.named_parameters():
+        expected = start[name] + 0.4375 * (target[name].detach() - start[name])
+        torch.testing.assert_close(parameter.detach(), expected, atol=1e-6, rtol=1e-6)
+    scorer.blend(target, 1.0)
+    assert all(torch.equal(parameter, target[name]) for name, parameter in reference.named_parameters())
+
+
+def test_runs_of_neighbours_keep_the_order_and_the_budget() -> None:
+    batch = Batch.of(ROWS)  # 5, 3 and 6 tokens
+    assert [run.lengths.tolist() for run in consecutive(batch, 8)] == [[5, 3], [6]]
+    assert [run.lengths.tolist() for run in consecutive(batch, 9)] == [[5, 3], [6]]
+    assert [run.lengths.tolist() for run in consecutive(batch, 4)] == [[5], [3], [6]]
+    assert consecutive(batch, 14) == [batch]

@@ -1,0 +1,72 @@
+"""The in-process gang, and coroutines from plain code."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from assent.runtime.coroutines import finished
+from assent.runtime.local import LocalGang
+
+
+class Numbers:
+    """Stands for a batch: units that can be spread over ranks."""
+
+    def __init__(self, *numbers: int):
+        self.numbers = numbers
+
+    def shard(self, rank: int, world: int) -> Numbers:
+        return Numbers(*self.numbers[rank::world])
+
+
+class Adder:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, batch: Numbers, times: int) -> int:
+        if times < 0:
+            raise ArithmeticError("times must not be negative")
+        self.total += times * sum(batch.numbers)
+        return self.total
+
+
+def test_a_gang_of_one_answers_like_its_worker() -> None:
+    gang = LocalGang(Adder())
+    assert gang.world == 1
+    assert asyncio.run(gang.split("add", Numbers(1, 2, 3), 2)) == [12]
+    assert asyncio.run(gang.each("add", Numbers(1), 1)) == [13]
+    assert asyncio.run(gang.any("add", Numbers(), 1)) == 13
+
+
+def test_the_workers_own_exception_reaches_the_caller() -> None:
+    gang = LocalGang(Adder())
+    with pytest.raises(ArithmeticError, match="must not be negative"):
+        asyncio.run(gang.split("add", Numbers(1), -1))
+    with pytest.raises(AttributeError):
+        asyncio.run(gang.any("subtract"))
+
+
+async def where(fail: bool = False) -> threading.Thread:
+    await asyncio.sleep(0)
+    if fail:
+        raise ArithmeticError("no")
+    return threading.current_thread()
+
+
+def test_work_is_finished_here_or_beside_a_running_loop() -> None:
+    async def cell() -> threading.Thread:
+        return finished(where())
+
+    assert finished(where()) is threading.current_thread()
+    assert asyncio.run(cell()) is not threading.current_thread()
+
+
+def test_errors_come_out_of_both() -> None:
+    async def cell() -> threading.Thread:
+        return finished(where(fail=True))
+
+    for work in (lambda: finished(where(fail=True)), lambda: asyncio.run(cell())):
+        with pytest.raises(ArithmeticError):
+            work()
