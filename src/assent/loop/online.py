@@ -64,7 +64,10 @@ class OnlineSource:
             self._started.set()
 
     async def _oldest(self) -> Group:
+        assert self._feeder is not None
         while not self._running:
+            if self._feeder.done():
+                self._feeder.result()  # raises what ended it: nothing else would start another rollout
             self._started.clear()
             await self._started.wait()
         group = await self._running[0]
@@ -75,6 +78,7 @@ class OnlineSource:
     async def next(self) -> Delivery:
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
+            self._feeder.add_done_callback(lambda feeder: self._started.set())
         first = self.consumed
         kept: list[Group] = []
         seen: list[Group] = []

@@ -1,0 +1,178 @@
+"""The source of online batches: order, slots, failure and what a resumed run draws."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from assent.algorithms import GRPO
+from assent.data.cursor import Cursor
+from assent.loop.online import OnlineSource
+from assent.types import Completion, Finish, Group, Prompt, Response, Score
+
+PROMPTS = [Prompt(id=str(n), text="", tokens=(n,)) for n in range(10)]
+
+
+class Answers:
+    """Rollouts that last as many turns of the loop as `turns` says, and are worth what `rewards` says."""
+
+    def __init__(
+        self, turns: Callable[[int], int] = lambda index: 1, rewards: Callable[[int], Any] = lambda i: (0.0, 1.0)
+    ):
+        self.turns, self.rewards = turns, rewards
+        self.running: set[int] = set()
+        self.most = 0
+        self.begun: list[int] = []
+
+    async def rollout(self, index: int, prompt: Prompt) -> Group:
+        self.begun.append(index)
+        self.running.add(index)
+        self.most = max(self.most, len(self.running))
+        try:
+            for _ in range(self.turns(index)):
+                await asyncio.sleep(0)
+        finally:
+            self.running.discard(index)
+        completion = Completion(tokens=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0), text="", finish=Finish.EOS)
+        responses = [
+            Response(completion=completion, trainable=(True, True), score=Score(value=reward), reward=reward)
+            for reward in self.rewards(index)
+        ]
+        return Group(index=index, prompt=prompt, responses=tuple(responses))
+
+
+def source_of(answers: Answers, *, lag: int = 0, cursor: Any = None, **more: Any) -> OnlineSource:
+    cursor = cursor or Cursor(len(PROMPTS), shuffle=False)
+    algorithm = GRPO(samples=2, dynamic_sampling=True)
+    return OnlineSource(PROMPTS, cursor, answers, algorithm, prompts_per_step=3, max_lag=lag, **more)  # type: ignore[arg-type]
+
+
+def indices(delivery: Any) -> list[int]:
+    return [group.index for group in delivery.groups]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_groups_come_in_the_order_drawn_from_at_most_so_many_slots(lag: int) -> None:
+    answers = Answers(turns=lambda index: 20 - 7 * (index % 3))  # later ones are ready sooner
+
+    async def steps() -> list[tuple[list[int], int]]:
+        source = source_of(answers, lag=lag)
+        found = []
+        for _ in range(4):
+            delivery = await source.next()
+            found.append((indices(delivery), delivery.epoch))
+            await source.done(delivery)
+        await source.close()
+        return found
+
+    # ten prompts: the fourth step begins with the last one of the first epoch
+    assert asyncio.run(steps()) == [([0, 1, 2], 1), ([3, 4, 5], 1), ([6, 7, 8], 1), ([9, 10, 11], 1)]
+    assert answers.most <= 3 * (lag + 1)
+    assert answers.running == set()
+
+
+def test_nothing_starts_before_the_weights_of_its_step_are_published() -> None:
+    answers = Answers()
+
+    async def steps() -> None:
+        source = source_of(answers)
+        delivery = await source.next()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert answers.begun == [0, 1, 2]
+        await source.done(delivery)
+        await source.next()
+        assert answers.begun == [0, 1, 2, 3, 4, 5]
+        await source.close()
+
+    asyncio.run(steps())
+
+
+def test_groups_without_a_signal_are_replaced_up_to_the_limit() -> None:
+    answers = Answers(rewards=lambda index: (1.0, 1.0) if index in (1, 2, 3) or 5 < index < 20 else (0.0, 1.0))
+
+    async def steps() -> None:
+        source = source_of(answers, max_redraw=2.0)
+        first = await source.next()
+        assert indices(first) == [0, 4, 5]  # 1 to 3 were dropped and their slots drew again: six prompts in all
+        assert first.stats["groups/dropped"] == 3
+        assert source.state() == {"consumed": 6}
+        await source.done(first)
+        second = await source.next()
+        assert second.batch is None  # 6 to 11 say nothing, and the step gives up
+        assert second.stats["groups/dropped"] == 6
+        assert answers.running == set()  # and leaves nothing behind for the next one
+        assert source.state() == {"consumed": 12}
+        await source.done(second)
+        third = await source.next()
+        assert answers.begun == list(range(18))
+        assert source.slots._value == 0
+        await source.done(third)
+        await source.close()
+
+    asyncio.run(steps())
+
+
+def test_a_resumed_source_draws_what_was_not_consumed() -> None:
+    async def after(consumed: int) -> list[int]:
+        source = source_of(Answers())
+        source.restore({"consumed": consumed})
+        found = indices(await source.next())
+        await source.close()
+        return found
+
+    assert asyncio.run(after(7)) == [7, 8, 9]
+
+
+def test_a_rollout_that_fails_ends_the_step_with_its_error() -> None:
+    def turns(index: int) -> int:
+        if index == 1:
+            raise ArithmeticError("the engine broke")
+        return 10**9  # the others would go on for ever
+
+    answers = Answers(turns=lambda index: turns(index) if index else 1)
+
+    async def steps() -> None:
+        source = source_of(answers)
+        with pytest.raises(ArithmeticError, match="the engine broke"):
+            await source.next()
+        await source.close()
+
+    asyncio.run(steps())
+    assert answers.running == set()
+
+
+def test_a_feeder_that_fails_is_an_error_and_no_endless_wait() -> None:
+    class Broken(Cursor):
+        def item(self, draw: int) -> int:
+            if draw == 1:
+                raise ArithmeticError("no such draw")
+            return super().item(draw)
+
+    async def steps() -> None:
+        source = source_of(Answers(), cursor=Broken(len(PROMPTS)))
+        with pytest.raises(ArithmeticError, match="no such draw"):
+            async with asyncio.timeout(20):
+                await source.next()
+        await source.close()
+
+    asyncio.run(steps())
+
+
+def test_closing_cancels_what_runs() -> None:
+    answers = Answers(turns=lambda index: 10**9)
+
+    async def steps() -> None:
+        source = source_of(answers)
+        waiting = asyncio.create_task(source.next())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert answers.running == {0, 1, 2}
+        waiting.cancel()
+        await source.close()
+        assert answers.running == set()
+
+    asyncio.run(steps())
