@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,31 @@ def test_three_such_steps_in_a_row_end_the_run(
     with pytest.raises(NonFiniteError, match=r"3 steps in a row \(step 5\)"):
         run(settings_of(make_recipe, "sft", tmp_path, train={"steps": 8}))
     assert [m["skipped"] for m in Run(tmp_path / "run").metrics] == [1, 0, 1, 1, 1]
+
+
+def beyond_float32(tokens: tuple[int, ...]) -> float:
+    """Finite as Python's float, infinite in the learner's, once."""
+    calls.append(1)
+    return 1e39 if len(calls) == 4 else sum(tokens) % 7 / 7
+
+
+def test_what_a_skipped_step_would_be_remembered_by_is_forgotten(make_recipe: Any, tmp_path: Path) -> None:
+    calls.clear()
+    done = run(
+        settings_of(
+            make_recipe,
+            "ppo",
+            tmp_path,
+            algorithm={"normalise_values": True, "minibatches": 1, "kl_target": 1.0},
+            rewards=function("beyond_float32"),
+            save={"steps": 1, "keep": 0},
+        )
+    )
+    assert [m["skipped"] > 0 for m in done.metrics] == [False, True, False, False]
+    states = sorted((done.folder / "checkpoints/state").iterdir(), key=lambda p: int(p.name.rpartition("step")[2]))
+    memories = [json.loads((folder / "values.json").read_text())["memory"] for folder in states]
+    assert memories[0] == memories[1] != memories[2]
+    assert all(math.isfinite(value) for memory in memories for value in memory.values())
 
 
 def test_figures_over_updates() -> None:

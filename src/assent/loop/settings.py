@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass
@@ -42,5 +42,3 @@ class EvaluateSettings(EverySettings):
 
     limit: int = 256
     """At most this many validation items, the first ones."""
-    at_start: bool = field(default=False)
-    """Also before the first step."""

@@ -8,6 +8,7 @@ would otherwise depend on whether this step was evaluated.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -79,7 +80,11 @@ async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, se
         return None, {"empty": 1.0}
     batch, stats = await cast.annotate(delivery.batch), Stats()
     if isinstance(cast.objective, Algorithm):
+        before = dict(memory)
         batch, stats = cast.objective.credit(batch, memory)
+        if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
+            memory.clear()
+            memory.update(before)
     stats |= await update(cast, batch, step=step, seed=seed)
     await cast.follow()
     return batch, stats
