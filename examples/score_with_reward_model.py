@@ -36,6 +36,9 @@ def scores(model: Any, tokenizer: Any, texts: list[tuple[str, str]], *, batch: i
         + [tokenizer.eos_token_id]
         for prompt, answer in texts
     ]
+    room = model.config.max_position_embeddings
+    if (longest := max(map(len, rows), default=0)) > room:
+        raise ValueError(f"a text has {longest} tokens, the model has room for {room}: shorten it")
     found: list[float] = []
     for start in range(0, len(rows), batch):
         padded = tokenizer.pad({"input_ids": rows[start : start + batch]}, padding_side="right", return_tensors="pt")

@@ -228,24 +228,28 @@ def test_python_of_the_checkpoints_page_loads_a_policy(capsys: pytest.CaptureFix
     assert capsys.readouterr().out.startswith("We saw The Paper Tower on Sunday . The acting")
 
 
-def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: DemoFiles) -> None:
+def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: DemoFiles, tmp_path: Path) -> None:
     from assent.batch import Batch
     from assent.data.load import load_preferences
     from assent.evaluate.judge import Judge
     from assent.types import Row
 
+    rows = [json.loads(line) for line in demo.preferences.read_text().splitlines()]
+    short = [{key: text[:60] for key, text in row.items()} for row in rows]  # the tiny model has room for 128 tokens
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("\n".join(map(json.dumps, short)))
     command = [sys.executable, str(ROOT / "examples" / "score_with_reward_model.py"), str(judge)]
     answers = ["--prompt", "The film", "--answer", " is superb .", "--answer", " is dull . I left ."]
     out = subprocess.run(
-        [*command, *answers, "--pairs", str(demo.preferences)], capture_output=True, text=True, check=True
+        [*command, *answers, "--pairs", str(pairs)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
 
     loaded = Judge.load(str(judge))
-    data = load_preferences(DataSettings(train=str(demo.preferences), max_pairs_per_prompt=9), loaded.tokenizer, 0)
-    rows = [row for item in data.items for row in item]
-    scores = loaded.scores(Batch.of(rows, unit=2))
+    data = load_preferences(DataSettings(train=str(pairs), max_pairs_per_prompt=9), loaded.tokenizer, 0)
+    read = [row for item in data.items for row in item]
+    scores = loaded.scores(Batch.of(read, unit=2))
     right = sum(chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True))
-    assert out[2] == f"{right} of {len(rows) // 2} pairs ordered as labelled: {right / (len(rows) // 2):.1%}"
+    assert out[2] == f"{right} of {len(rows)} pairs ordered as labelled: {right / len(rows):.1%}"
 
     tokenizer = loaded.tokenizer
     for line, answer in zip(out, (" is superb .", " is dull . I left ."), strict=False):
