@@ -256,3 +256,19 @@ def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: Dem
         tokens = tokenizer("The film")["input_ids"] + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id]
         alone = loaded.scores(Batch.of([Row(tokens=tuple(tokens), trainable=(False,) * len(tokens))]))
         assert float(line.split()[0]) == pytest.approx(alone[0], abs=1e-4)
+
+
+README = ROOT / "README.md"
+
+
+@pytest.mark.skipif(not README.exists(), reason="there is no README.md")
+@pytest.mark.usefixtures("clean_registries")
+def test_python_of_the_readme_runs(workplace: Path) -> None:
+    """Its blocks find a tiny `recipe.yaml`, the recipes of configs/, the examples and data/demo."""
+    recipe = yaml.safe_load((workplace / "configs" / "sft.yaml").read_text())
+    recipe |= {"train": {"steps": 2, "batch_size": 4}, "threads": 1, "name": "readme"}
+    (workplace / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    names: dict[str, Any] = {}
+    for language, code in BLOCK.findall(README.read_text(encoding="utf-8")):
+        if language == "python":
+            exec(compile(code, "README.md", "exec"), names)
