@@ -11,8 +11,9 @@ from transformers import AutoConfig
 
 from assent.models import families
 from assent.models.config import RopeScaling
-from assent.models.families import FAMILIES, Family, layout, read_config, register_family, write_config
+from assent.models.families import FAMILIES, Family, read_config, register_family, write_config
 from assent.models.keys import Keys, UnknownKeyError, UnsupportedError
+from assent.models.layout import layout
 from assent.models.load import fresh_model, load_model, save_model
 
 Tiny = Callable[..., dict[str, Any]]

@@ -21,8 +21,9 @@ from torch.nn import functional as F
 from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import DecoderConfig, HeadKind, RopeScaling
 from assent.models.context import Context
-from assent.models.families import stored_tensors, write_config
+from assent.models.families import write_config
 from assent.models.files import write_safetensors
+from assent.models.layout import stored_tensors
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
 

@@ -1,7 +1,8 @@
 """Hugging Face's words for our decoder: config keys and tensor names of each dense family.
 
     config.json  <-> DecoderConfig        (read_config, write_config)
-    stored tensors <-> our parameters     (stored_tensors, fill)
+
+Which stored tensors make up which of our parameters is `layout.py`.
 
 A key that would change the arithmetic in a way the decoder does not compute is refused by name (`UnsupportedError`),
 and so is a key that nobody here knows: the caller then takes the model through transformers. Files are `load.py`.
@@ -9,13 +10,9 @@ and so is a key that nobody here knows: the caller then takes the model through 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from assent.models.config import DecoderConfig, HeadKind
 from assent.models.keys import Keys, UnsupportedError
@@ -80,78 +77,6 @@ def write_config(config: DecoderConfig, *, head: HeadKind) -> dict[str, Any]:
     if read_config(written) != config:
         raise ValueError(f"A {config.family} config.json cannot express {config}. Change it to what the family has.")
     return {"architectures": [family.causal_class if head == "lm" else family.classifier_class], **written}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One stored tensor and the rows of our parameter that it holds."""
-
-    ours: str
-    start: int
-    size: int | None
-    """None for the whole parameter."""
-    transposed: bool
-
-
-def layout(config: DecoderConfig, head: HeadKind, parameters: Iterable[str]) -> dict[str, Part]:
-    """Stored name -> part, for parameters named as in `Decoder.named_parameters()`."""
-    family = family_of(config.family)
-    names = {**family.names, "head": (family.lm_head if head == "lm" else family.scalar_head,)}
-    parts: dict[str, Part] = {}
-    for ours in parameters:
-        module, kind = ours.rsplit(".", 1)
-        index = next((piece for piece in module.split(".") if piece.isdigit()), "")
-        pattern = module.replace(f".{index}.", ".{}.", 1) if index else module
-        if pattern not in names:
-            raise ValueError(f"Family {family.model_type!r} has no stored name for {pattern!r}. Add it to its names.")
-        stored = names[pattern]
-        start = 0
-        for name, size in zip(stored, _sizes(config, pattern, len(stored)), strict=True):
-            transposed = kind == "weight" and pattern in family.transposed
-            parts[f"{name.format(index)}.{kind}"] = Part(ours=ours, start=start, size=size, transposed=transposed)
-            start += size or 0
-    return parts
-
-
-def _sizes(config: DecoderConfig, pattern: str, count: int) -> list[int | None]:
-    if count == 1:
-        return [None]
-    if pattern.endswith(".qkv"):
-        return [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
-    return [config.mlp_width] * count
-
-
-def stored_tensors(
-    config: DecoderConfig, head: HeadKind, parameters: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters under their stored names: what a checkpoint holds and what another engine is sent."""
-    for name, part in layout(config, head, parameters).items():
-        tensor = parameters[part.ours].detach()
-        tensor = tensor.narrow(0, part.start, part.size) if part.size is not None else tensor
-        yield name, (tensor.t() if part.transposed else tensor)
-
-
-@torch.no_grad()
-def fill(target: Tensor, part: Part, stored: Tensor, *, name: str) -> None:
-    """Copy one stored tensor into the rows of our parameter `target` that it holds."""
-    rows = target.narrow(0, part.start, part.size) if part.size is not None else target
-    source = stored.t() if part.transposed and stored.dim() == 2 else stored
-    if rows.shape != source.shape:
-        expected = tuple(reversed(rows.shape)) if part.transposed else tuple(rows.shape)
-        raise ValueError(
-            f"Tensor {name} has shape {tuple(stored.shape)}, but config.json says {expected}. "
-            "The weights and the config belong to different models."
-        )
-    rows.copy_(source)
-
-
-def stored_name(family: Family, name: str, known: Mapping[str, Part]) -> str | None:
-    """The layout's name for a tensor found in a file; None for buffers that hold no parameter."""
-    if name in known:
-        return name
-    if family.base_prefix + name in known:
-        return family.base_prefix + name
-    return None if re.search(family.ignored, name) else name
 
 
 # GPT-2: learned positions, LayerNorm, a plain MLP, biases everywhere; weights stored (in, out).

@@ -21,9 +21,10 @@ import torch
 from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import HeadKind
 from assent.models.decoder import Decoder
-from assent.models.families import family_of, fill, layout, read_config, stored_name
+from assent.models.families import family_of, read_config
 from assent.models.files import read_tensors, tensor_names, weight_files
 from assent.models.keys import UnknownKeyError, UnsupportedError
+from assent.models.layout import fill, layout, stored_name
 from assent.models.tokenizer import load_tokenizer, tokenizer_special
 
 __all__ = ["fresh_model", "load_model", "load_tokenizer", "local_folder", "save_model"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from assent.models.cache import Cache, Decode, Prefill
 from assent.models.decoder import Decoder
-from assent.models.families import fill, layout
+from assent.models.layout import fill, layout
 from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
 from assent.rollout.rows import Active, Request, Rows
 from assent.rollout.sampler import Draw, sample
