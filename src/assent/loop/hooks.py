@@ -33,19 +33,19 @@ class Due:
 
     def __init__(self, every: EverySettings, *, at_end: bool):
         self.every, self.at_end = every, at_end
-        self._epoch = 1
+        self._epochs = 0
         self._seconds = 0.0
 
     def start(self, progress: Progress) -> None:
         """Go on from here: a resumed run does not save at once."""
-        self._epoch, self._seconds = progress.epoch, progress.seconds
+        self._epochs, self._seconds = progress.epochs_done, progress.seconds
 
     def __call__(self, progress: Progress, *, last: bool) -> bool:
         every = self.every
         due = every.steps is not None and progress.step % every.steps == 0
         if every.epochs is not None:
-            due = due or (progress.epoch - 1) // every.epochs > (self._epoch - 1) // every.epochs
-            self._epoch = progress.epoch
+            due = due or progress.epochs_done // every.epochs > self._epochs // every.epochs
+            self._epochs = progress.epochs_done
         if every.seconds is not None and progress.seconds - self._seconds >= every.seconds:
             self._seconds, due = progress.seconds, True
         return due or (last and self.at_end)

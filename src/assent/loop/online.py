@@ -99,7 +99,9 @@ class OnlineSource:
         stats = rollout_figures(seen) | {"groups/dropped": float(dropped)}
         self._check_failures(seen, stats["reward/failed"])
         batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
-        return Delivery(batch=batch, epoch=first // self.cursor.length + 1, stats=stats, groups=tuple(kept))
+        length = self.cursor.length
+        epoch, ends = first // length + 1, self.consumed // length > first // length
+        return Delivery(batch=batch, epoch=epoch, ends_epoch=ends, stats=stats, groups=tuple(kept))
 
     def _check_failures(self, groups: Sequence[Group], share: float) -> None:
         if share <= self.max_failed:

@@ -17,6 +17,8 @@ class Delivery:
     """None if nothing drawn carried a signal: the step passes without an update and is counted."""
     epoch: int
     """1-based."""
+    ends_epoch: bool = False
+    """The data of `epoch` is used up with it."""
     stats: Stats = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     """Online methods: every group whose rows are in the batch."""
@@ -45,6 +47,7 @@ class Progress:
     """Training steps done."""
     epoch: int = 1
     epoch_step: int = 0
+    epochs_done: int = 0
     tokens: int = 0
     seconds: float = 0.0
     """Wall-clock seconds of training, earlier sittings of a resumed run included."""
@@ -60,6 +63,7 @@ class Progress:
             step=self.step + 1,
             epoch=delivery.epoch,
             epoch_step=self.epoch_step + 1 if same else 1,
+            epochs_done=delivery.epoch - (not delivery.ends_epoch),
             tokens=self.tokens + tokens,
             seconds=self.seconds + seconds,
             skipped=self.skipped + 1 if skipped else 0,
