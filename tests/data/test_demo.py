@@ -179,7 +179,7 @@ def test_label_noise_is_what_is_reported(demo: DemoFiles) -> None:
     pairs = rows(demo.preferences)
     agreeing = [gold(pair["prompt"], pair["chosen"]) > gold(pair["prompt"], pair["rejected"]) for pair in pairs]
     assert demo.label_agreement == pytest.approx(sum(agreeing) / 300)
-    assert 0.7 < demo.label_agreement < 0.9  # 10 % flips and the temperature keep it below 0.9
+    assert 0.75 < demo.label_agreement < 0.95  # 5 % flips and the temperature keep it below 0.95
 
 
 def test_the_tokenizer_returns_every_text(demo: DemoFiles) -> None:

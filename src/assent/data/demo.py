@@ -49,11 +49,11 @@ SHORTEST, LONGEST = 7, 45
 class DemoSize:
     """How much to write. Every prompt stands in one file only; one in three prompts of the pairs has several."""
 
-    sft: int = 8000
+    sft: int = 16000
     sft_validation: int = 400
-    pairs: int = 4000
+    pairs: int = 10000
     pairs_validation: int = 400
-    prompts: int = 2000
+    prompts: int = 4000
     prompts_test: int = 256
     vocabulary: int = 1280
 
@@ -119,11 +119,11 @@ def make_demo(folder: Path, *, seed: int = 0, size: DemoSize | None = None) -> D
 class Comments:
     """A stream of prompts, none twice, and of completions for them."""
 
-    temperature = 0.25
+    temperature = 0.15
     """Of the labels: P(a before b) = sigmoid((gold(a) - gold(b)) / temperature)."""
-    flips = 0.1
+    flips = 0.05
     """Share of labels that are then turned round, whatever the difference."""
-    spoiled = 0.15
+    spoiled = 0.1
     """Share of answers in pairs that are cut off, repeat themselves or are in disorder: a judge must have seen such."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -146,7 +146,7 @@ class Comments:
         the comment is mostly for, against or divided at random, so that gold is about 0 on average and widely spread.
         """
         rng = self.rng
-        chance = rng.choice((0.05, 0.5, 0.95)) if positive is None else positive
+        chance = rng.choice((0.04, 0.04, 0.5, 0.96, 0.96)) if positive is None else positive
         while True:
             used: set[str] = set()
             words: list[str] = []
