@@ -35,6 +35,11 @@ def plain_errors() -> Iterator[None]:
             raise
         click.echo(f"error: {error}", err=True)
         raise SystemExit(USAGE_ERROR) from error
+    except RuntimeError as error:
+        if "--traceback" in sys.argv or not type(error).__module__.startswith("assent."):
+            raise
+        click.echo(f"the run ended: {error}", err=True)
+        raise SystemExit(1) from error
 
 
 class Commands(click.Group):
