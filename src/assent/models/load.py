@@ -117,10 +117,10 @@ def save_model(
 
 
 def local_folder(path: str) -> Path:
-    """The folder itself, or that of a hub id, downloaded or cached."""
+    """The folder itself, that of a run's newest model, or that of a hub id, downloaded or cached."""
     folder = Path(path).expanduser()
     if folder.is_dir():
-        return folder
+        return _newest_of_run(folder) if (folder / "checkpoints").is_dir() else folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise FileNotFoundError(
             f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
@@ -135,6 +135,16 @@ def local_folder(path: str) -> Path:
             f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). "
             "Check the spelling; without a network, download it elsewhere and give its folder."
         ) from error
+
+
+def _newest_of_run(run: Path) -> Path:
+    """The policy (or judge) of a run's newest committed checkpoint."""
+    states = (run / "checkpoints" / "state").glob("epoch*globalstep*")
+    names = sorted((path.name for path in states), key=lambda name: int(name.rpartition("globalstep")[2]))
+    for role in ("policy", "judge"):
+        if names and (run / "checkpoints" / role / names[-1]).is_dir():
+            return run / "checkpoints" / role / names[-1]
+    raise FileNotFoundError(f"The run {run} has no checkpoint yet. Let it reach one, or give another model.")
 
 
 def _config(folder: Path) -> dict[str, Any]:
