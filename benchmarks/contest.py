@@ -1,0 +1,159 @@
+"""Two contenders taking turns on the same cores, and what they say of it.
+
+start ours, warm up -> start the peer, warm up -> [our segment, the peer's segment] x repeats -> both finish
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class ContenderError(RuntimeError):
+    """A contender ended, or went silent, before it had done its part."""
+
+
+@dataclass
+class Result:
+    """What one contender did on one line."""
+
+    first_step: float = 0.0
+    """Seconds from the process's start to the end of its first step: imports, loading and reading of data included."""
+    rates: list[float] = field(default_factory=list)
+    """Tokens a second of each measured segment."""
+    costs: list[float] = field(default_factory=list)
+    """CPU-seconds per 1,000 tokens of each: what other programs on the machine disturb least."""
+    step_tokens: list[float] = field(default_factory=list)
+    """Tokens of a step, on average, of each measured segment."""
+    peak_mib: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    tokens: list[list[int]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def cost(self) -> float:
+        return statistics.median(self.costs)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return statistics.fmean(self.step_tokens)
+
+
+class Contender:
+    """A process behind a gate (`gate.py`): every message is awaited with a deadline."""
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, deadline: float):
+        self.deadline, self.log = deadline, log
+        self.result = Result()
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._started = time.perf_counter()
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **environment},
+            )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"event"'):  # libraries may print while they are imported, before the gate is there
+                self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+    def _hear(self, event: str) -> dict[str, Any]:
+        try:
+            message = self._messages.get(timeout=self.deadline)
+        except queue.Empty:
+            raise ContenderError(f"no answer for {self.deadline:.0f} s; its output is in {self.log}") from None
+        if message is None or message["event"] != event:
+            raise ContenderError(f"it ended early; its output is in {self.log}")
+        return message
+
+    def warm_up(self) -> None:
+        """Hear of the first step, and of the first segment, which is not measured."""
+        self._hear("first_step")
+        self.result.first_step = time.perf_counter() - self._started
+        self._hear("segment")
+
+    def measure(self, steps: int) -> None:
+        """Let it run one segment, to the end."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise ContenderError(f"it ended early; its output is in {self.log}") from None
+        message = self._hear("segment")
+        self.result.rates.append(message["tokens"] / message["seconds"])
+        self.result.costs.append(1000 * message["cpu"] / message["tokens"])
+        self.result.step_tokens.append(message["tokens"] / steps)
+
+    def finish(self) -> Result:
+        message = self._hear("done")
+        self.result.peak_mib = message["peak_mib"]
+        self.result.figures, self.result.versions = message["figures"], message["versions"]
+        self.result.tokens = message.get("tokens", [])
+        self._process.wait(timeout=self.deadline)
+        return self.result
+
+    def stop(self) -> None:
+        """End it if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+Entry = Callable[[], Contender] | str
+"""How to start a contender, or why there is none."""
+
+
+def contest(entries: Sequence[Entry], *, steps: int, repeats: int, hurry: bool = False) -> list[Result | str]:
+    """Let contenders take turns: a result each, or why there is none. One that fails does not end the others.
+
+    `hurry` starts all at once, which saves time and spoils the seconds to the first step.
+    """
+    outcome: list[Result | str] = [entry if isinstance(entry, str) else "" for entry in entries]
+    running: dict[int, Contender] = {}
+
+    def attempt(number: int, act: Callable[[Contender], Result | None]) -> None:
+        try:
+            outcome[number] = act(running[number]) or ""
+        except ContenderError as error:
+            outcome[number] = str(error)
+            running.pop(number).stop()
+
+    try:
+        for number, entry in enumerate(entries):
+            if not isinstance(entry, str):
+                running[number] = entry()
+                if not hurry:
+                    attempt(number, Contender.warm_up)
+        for number in list(running) if hurry else ():
+            attempt(number, Contender.warm_up)
+        for _ in range(repeats):
+            for number in list(running):
+                attempt(number, lambda contender: contender.measure(steps))
+        for number in list(running):
+            attempt(number, Contender.finish)
+    finally:
+        for contender in running.values():
+            contender.stop()
+    return outcome
