@@ -24,6 +24,8 @@ from assent.models.context import Context
 from assent.models.families import write_config
 from assent.models.files import write_safetensors
 from assent.models.layout import stored_tensors
+from assent.models.lowrank import merged_parameters
+from assent.models.settings import LoraSettings
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
 
@@ -127,6 +129,7 @@ class Decoder(LanguageModel):
         self.config = config
         self.head_kind: HeadKind = head
         self.special = SpecialTokens()
+        self.lora: LoraSettings | None = None  # set by add_lora
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         learned = config.positions == "learned"
         self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
@@ -189,7 +192,7 @@ class Decoder(LanguageModel):
         return write_config(self.config, head=self.head_kind)
 
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return stored_tensors(self.config, self.head_kind, dict(self.named_parameters()))
+        return stored_tensors(self.config, self.head_kind, merged_parameters(self))
 
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         write_safetensors(folder, dict(self.hf_tensors()), max_shard_bytes=max_shard_bytes)

@@ -7,6 +7,18 @@ from typing import Any
 
 
 @dataclass
+class LoraSettings:
+    """Low-rank adapters that are trained in place of the weights of the policy or judge."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains the whole model."""
+    alpha: float = 16.0
+    """The adapters' share is scaled by alpha / rank."""
+    targets: list[str] = field(default_factory=list)
+    """Projections that get one, in Hugging Face's names (q_proj, v_proj; c_attn); empty takes all."""
+
+
+@dataclass
 class ModelSettings:
     """Where the trained model comes from: a checkpoint, or a configuration alone."""
 
@@ -16,3 +28,4 @@ class ModelSettings:
     """Hugging Face config keys of a fresh model, such as {model_type: gpt2, n_embd: 128, n_layer: 4, n_head: 4}."""
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer; null takes the checkpoint's."""
+    lora: LoraSettings = field(default_factory=LoraSettings)

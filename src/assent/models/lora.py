@@ -1,0 +1,207 @@
+"""LoRA on the native decoder, in peft's file format.
+
+    add_lora -> train -> save_lora -> adapter_config.json, adapter_model.safetensors -> load_lora, or peft
+
+Adapters go by Hugging Face's module names, as in peft. The layer itself is `lowrank.py`. Left out: adapters on
+embeddings and LM heads, ranks that differ between layers, biases, DoRA: such a file of peft is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assent.models.base import LanguageModel
+from assent.models.decoder import Decoder
+from assent.models.families import family_of
+from assent.models.files import read_tensors, weight_files
+from assent.models.layout import Part, layout
+from assent.models.lowrank import LoraLinear, adapted_layers
+from assent.models.settings import LoraSettings
+
+__all__ = ["add_lora", "load_lora", "lora_of", "merge_lora", "restore_lora", "save_lora"]
+
+FOLDER = "adapter"
+"""Where a checkpoint of ours keeps the adapters, beside the merged model."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+ONLY_PLAIN = (
+    *("use_dora", "use_rslora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "layers_to_transform"),
+    *("exclude_modules", "layer_replication", "trainable_token_indices", "target_parameters"),
+)
+"""Keys of peft's config that change the arithmetic in a way that is not computed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One stored projection: which rows of which of our layers it is."""
+
+    layer: str
+    start: int
+    size: int
+
+
+def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> Decoder:
+    """Give the model fresh adapters and freeze all else but a scalar head. They change nothing yet. In place."""
+    if not isinstance(model, Decoder):
+        raise ValueError(
+            f"LoRA is for the families that the native decoder computes, not for {type(model).__name__}. "
+            "Set model.lora.rank=0."
+        )
+    if lora_of(model) is not None:
+        raise ValueError("The model has adapters already. Merge them first (merge_lora).")
+    if settings.rank < 1:
+        raise ValueError(f"rank={settings.rank}: adapters have a rank of at least 1. Without LoRA, do not add any.")
+    targets = _targets(model)
+    known = sorted({_leaf(name) for name in targets})
+    chosen = sorted(set(settings.targets)) or known
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        raise ValueError(
+            f"model.lora.targets names {', '.join(unknown)}, which no projection of {model.config.family} is called. "
+            f"There are: {', '.join(known)}."
+        )
+    rows: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, target in targets.items():
+        if _leaf(name) in chosen:
+            rows.setdefault(target.layer, {})[_leaf(name)] = (target.start, target.size)
+    model.requires_grad_(False)
+    if model.head_kind == "scalar":
+        model.head.requires_grad_(True)
+    generator = torch.Generator(model.device).manual_seed(seed)
+    for layer, parts in rows.items():
+        base = model.get_submodule(layer)
+        assert isinstance(base, nn.Linear), (layer, type(base))
+        adapted = LoraLinear(base, parts, rank=settings.rank, alpha=settings.alpha)
+        adapted.initialise(generator)
+        model.set_submodule(layer, adapted)
+    model.lora = replace(settings, targets=chosen)
+    return model
+
+
+def lora_of(model: LanguageModel) -> LoraSettings | None:
+    """What adapters the model has, with the targets spelled out; None without any."""
+    return model.lora if isinstance(model, Decoder) else None
+
+
+def merge_lora(model: LanguageModel) -> None:
+    """Fold the adapters into the weights and drop them: a plain decoder that computes the same. In place."""
+    for layer, module in list(adapted_layers(model)):
+        model.set_submodule(layer, module.merged())
+    if isinstance(model, Decoder):
+        model.lora = None
+
+
+def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) -> None:
+    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the model beneath."""
+    from safetensors.torch import save_file
+
+    settings = lora_of(model)
+    if settings is None or not isinstance(model, Decoder):
+        raise ValueError("The model has no adapters to save. Add them with add_lora, or save it with save_model.")
+    scalar, family = model.head_kind == "scalar", family_of(model.config.family)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM",
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "target_modules": settings.targets,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": bool(family.transposed),
+        "modules_to_save": [family.scalar_head] if scalar else None,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in _stored(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+@torch.no_grad()
+def load_lora(model: LanguageModel, folder: Path) -> Decoder:
+    """Fill the adapters from a folder of `save_lora` or peft, bit for bit; a plain model gets them first. In place."""
+    if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
+        raise FileNotFoundError(
+            f"{folder} lacks {CONFIG} or {WEIGHTS}. Give a folder that save_lora or peft wrote; a run that was started "
+            "without model.lora is resumed without it."
+        )
+    settings = _read_settings(folder / CONFIG)
+    present = lora_of(model)
+    decoder = add_lora(model, settings) if present is None else model
+    assert isinstance(decoder, Decoder) and decoder.lora is not None
+    if present is not None and replace(settings, targets=sorted(settings.targets)) != present:
+        raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora as it was trained.")
+    wanted, found = _stored(decoder), dict(read_tensors([folder / WEIGHTS]))
+    if found.keys() != wanted.keys():
+        missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+        raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            shapes = f"{tuple(tensor.shape)}, the model's {tuple(wanted[name].shape)}"
+            raise ValueError(f"{name} of {folder} has shape {shapes}. It belongs to another model.")
+        wanted[name].copy_(tensor)
+    return decoder
+
+
+def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
+    """Fill the adapters from a run's checkpoint. Raises ValueError if the model beneath is not the one they grew on."""
+    decoder = load_lora(model, checkpoint / FOLDER)
+    merged = dict(decoder.hf_tensors())
+    for name, tensor in read_tensors(weight_files(checkpoint)):
+        # Equal bit for bit on one machine; another may round the product B A differently.
+        if not torch.allclose(merged[name], tensor.to(merged[name]), rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"{checkpoint} was trained on another model than the given one: {name} differs. "
+                "Give model.path the checkpoint that the run started from."
+            )
+    return decoder
+
+
+def _read_settings(path: Path) -> LoraSettings:
+    config: Mapping[str, Any] = json.loads(path.read_text())
+    refused = [key for key in ONLY_PLAIN if config.get(key)]
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or refused:
+        what = f"{config.get('peft_type')} with bias={config.get('bias')}, {', '.join(refused) or 'nothing else'}"
+        raise ValueError(f"{path} is {what}. Only plain LoRA without biases is read; merge others with peft.")
+    targets = config.get("target_modules")
+    if not isinstance(targets, list) or not targets:
+        raise ValueError(f"{path}: target_modules={targets!r} must be a list of module names.")
+    return LoraSettings(rank=int(config["r"]), alpha=float(config["lora_alpha"]), targets=targets)
+
+
+def _leaf(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _targets(model: Decoder) -> dict[str, Target]:
+    """Every projection but the head, by its stored module's name."""
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    layers = {name: module for name, module in linear if name != "head"}
+    parts = layout(model.config, model.head_kind, [f"{name}.weight" for name in layers])
+    return {name.removesuffix(".weight"): _target(part, layers) for name, part in parts.items()}
+
+
+def _target(part: Part, layers: Mapping[str, nn.Linear]) -> Target:
+    layer = part.ours.removesuffix(".weight")
+    return Target(layer, part.start, layers[layer].out_features if part.size is None else part.size)
+
+
+def _stored(model: Decoder) -> dict[str, Tensor]:
+    """The trained tensors themselves under peft's names."""
+    stored: dict[str, Tensor] = {}
+    for name, target in _targets(model).items():
+        layer = model.get_submodule(target.layer)
+        if isinstance(layer, LoraLinear) and _leaf(name) in layer.rows:
+            stored[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_a[_leaf(name)]
+            stored[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_b[_leaf(name)]
+    if model.head_kind == "scalar":
+        stored[f"{PREFIX}{family_of(model.config.family).scalar_head}.weight"] = model.head.weight
+    return stored
