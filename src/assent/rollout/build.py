@@ -7,6 +7,7 @@ from typing import Any
 
 from assent.models.base import LanguageModel
 from assent.models.decoder import Decoder
+from assent.models.lora import merge_lora
 from assent.rollout.engine import Engine
 from assent.rollout.native import NativeEngine
 from assent.rollout.static import StaticEngine
@@ -16,6 +17,7 @@ def build_engine(model: LanguageModel, tokenizer: Any, *, slots: int, copy: bool
     """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model."""
     if copy:
         model = copying.deepcopy(model).requires_grad_(False)
+        merge_lora(model)  # published weights are merged ones
     if isinstance(model, Decoder):
         return NativeEngine(model, tokenizer, slots=slots)
     return StaticEngine(model, tokenizer, slots=slots)

@@ -326,6 +326,8 @@ class NativeEngine:
                 request.future.cancel() if error is None else request.future.set_exception(error)
 
     def _copy(self, weights: Mapping[str, Tensor]) -> None:
+        if self.model.lora is not None:
+            raise ValueError("Published weights have adapters merged in, this model has some too: merge_lora(model).")
         own = dict(self.model.named_parameters())
         parts = layout(self.model.config, self.model.head_kind, own)
         if set(weights) != set(parts):
