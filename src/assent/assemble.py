@@ -20,7 +20,7 @@ from assent.batch import Batch
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import Judge
 from assent.learn.learner import Learner
-from assent.learn.scorer import Scorer
+from assent.learn.scorer import BaseScorer, Scorer
 from assent.loop.cast import Actor, Cast
 from assent.loop.checkpoint import Store, Writer
 from assent.loop.hooks import (
@@ -40,7 +40,8 @@ from assent.loop.progress import BatchSource, Hook, Moment, Progress
 from assent.loop.train import train
 from assent.models.base import LanguageModel
 from assent.models.config import HeadKind
-from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
+from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
+from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
 from assent.models.tokenizer import check_vocabulary
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
@@ -126,10 +127,7 @@ class Job:
         trained: dict[Role, LanguageModel] = {}
         for role in roles:
             head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
-            if self.resume is not None:
-                trained[role] = self.load(str(self.store.model(role, self.resume)), head=head)
-            else:
-                trained[role] = self.initial(role, head=head)
+            trained[role] = self.trained(role, head=head)
             check_vocabulary(self.tokenizer, trained[role])
         reference = None
         if Role.REFERENCE in self.objective.asks:
@@ -138,12 +136,24 @@ class Job:
                 reference = self.load(str(saved))
             elif self.settings.reference.path is not None:
                 reference = self.load(self.settings.reference.path)
+            elif lora_of(trained[Role.POLICY]) is not None:
+                reference = trained[Role.POLICY]  # asked with its adapters off
             else:
                 reference = self.initial(Role.POLICY)
             check_vocabulary(self.tokenizer, reference)
-            reference.requires_grad_(False)
+            if reference is not trained.get(Role.POLICY):
+                reference.requires_grad_(False)
         self.check_lengths(trained)
         return Models(trained.get(Role.POLICY), trained, reference)
+
+    def trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
+        """A role's model as training goes on from here. A critic never has adapters: its task is new to the model."""
+        saved = None if self.resume is None else self.store.model(role, self.resume)
+        lora = self.settings.model.lora
+        if lora.rank > 0 and role is not Role.CRITIC:
+            adapted = add_lora(self.initial(role, head=head), lora, seed=self.settings.seed)
+            return adapted if saved is None else restore_lora(adapted, saved)
+        return self.initial(role, head=head) if saved is None else self.load(str(saved), head=head)
 
     def initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
         """A role's model as the run starts."""
@@ -206,7 +216,8 @@ class Job:
         reference = None
         if self.models.reference is not None:
             budget = settings.learn.score_tokens
-            scorer = Scorer(self.models.reference, Role.REFERENCE, temperature=temperature, token_budget=budget)
+            kind = BaseScorer if self.models.reference is self.models.policy else Scorer
+            scorer = kind(self.models.reference, Role.REFERENCE, temperature=temperature, token_budget=budget)
             reference = Actor(LocalGang(scorer))
         return Cast(objective, trained, reference, settings.reference.ema)
 
@@ -351,7 +362,16 @@ class Job:
         return hooks
 
     def writer(self, model: LanguageModel) -> Writer:
-        return lambda folder: save_model(model, folder, tokenizer=self.tokenizer)
+        """Writes the whole model, adapters merged, and beside it the adapters alone."""
+
+        def write(folder: Path) -> None:
+            save_model(model, folder, tokenizer=self.tokenizer)
+            if lora_of(model) is not None:
+                path = self.settings.model.path
+                base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
+                save_lora(model, folder / FOLDER, base=base)
+
+        return write
 
     def validation(self, cast: Cast, rollouter: Rollouter | None) -> Callable[[], Awaitable[Stats]]:
         """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""

@@ -100,6 +100,16 @@ def _about_model(s: Settings) -> list[str]:
         problems.append(f"model.path={s.model.path} and model.config are both set: keep one")
     if s.model.path is None and s.model.tokenizer is None:
         problems.append("a fresh model needs model.tokenizer, the folder of one")
+    lora = s.model.lora
+    if lora.rank < 0:
+        problems.append(f"model.lora.rank={lora.rank} must be 0 (off) or more")
+    if not 0 < lora.alpha < math.inf:
+        problems.append(f"model.lora.alpha={lora.alpha} must be above 0")
+    if lora.rank > 0 and s.reference.ema:
+        problems.append(
+            f"reference.ema={s.reference.ema} moves a second model, but with model.lora.rank={lora.rank} the reference "
+            "is the model itself with its adapters off: keep one"
+        )
     return problems
 
 

@@ -11,6 +11,7 @@ from assent.algorithms.base import Output
 from assent.batch import Batch
 from assent.learn.readout import READOUTS
 from assent.models.base import LanguageModel
+from assent.models.lowrank import adapters_off
 from assent.types import Role
 
 COLUMNS: Mapping[Role, tuple[tuple[str, str], ...]] = {
@@ -51,6 +52,14 @@ class Scorer:
         """Move every parameter by `share` of the way towards `weights` (an exponential moving average)."""
         for name, parameter in self.model.named_parameters():
             parameter.lerp_(weights[name].to(parameter.dtype), share)
+
+
+class BaseScorer(Scorer):
+    """Asks a model with adapters for what it said before it got them: the reference of a LoRA run, at no memory."""
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        with adapters_off(self.model):
+            return super().outputs(batch)
 
 
 def consecutive(batch: Batch, token_budget: int) -> list[Batch]:
