@@ -9,7 +9,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench renew clean
+.PHONY: help setup demo test lint format results bench renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ lint: $(STAMP) ## Check style, format and types
 format: $(STAMP) ## Sort imports and format the code
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+results: $(STAMP) ## Re-make docs/results.md over three seeds; POLARITY=FOLDER adds the real sentences
+	@$(BIN)/python scripts/results.py $(if $(POLARITY),--polarity $(POLARITY)) $(ARGS)
 
 bench: $(STAMP) ## Measure tokens per second, beside TRL where it is installed
 	@$(BIN)/python benchmarks/baseline.py $(ARGS)
