@@ -46,7 +46,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         grad_chosen, grad_entropy = grads
         hidden, weight, bias, targets, entropy, *kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         use_entropy = bool(grad_entropy.any())
         for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
@@ -59,10 +59,11 @@ class _ChosenLogprobs(torch.autograd.Function):
                 grad -= grad_entropy[part, None] * p * (logp + entropy[part, None])
             grad = (grad / ctx.temperature).to(hidden.dtype)
             grad_hidden[part] = grad @ weight
-            grad_weight += grad.T @ hidden[part]
+            if grad_weight is not None:
+                grad_weight += grad.T @ hidden[part]
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-        return grad_hidden, grad_weight.to(weight.dtype), grad_bias, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), grad_bias, None, None
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
