@@ -120,9 +120,9 @@ def test_save_and_evaluate_by_epochs(make_recipe: Any, tmp_path: Path) -> None:
         3,
     ]  # 20 rows are left, in steps of 8
     evaluated = [record["step"] for record in done.metrics if "validation/loss" in record]
-    assert evaluated == [7, 9]
+    assert evaluated == [6, 9]
     names = {path.name for path in (done.folder / "checkpoints/state").iterdir()}
-    assert names == {"epoch2epochstep1globalstep4", "epoch3epochstep1globalstep7", "epoch3epochstep3globalstep9"}
+    assert names == {"epoch1epochstep3globalstep3", "epoch2epochstep3globalstep6", "epoch3epochstep3globalstep9"}
 
 
 def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: Path) -> None:
