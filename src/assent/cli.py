@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-# Before torch is imported: threads that wait for each other by spinning lose up to tenfold on a machine with other work.
+# Before torch is imported: threads that wait by spinning lose up to tenfold on a machine with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 METHODS = {
