@@ -75,7 +75,7 @@ class Reporter:
             TimeRemainingColumn,
         )
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
         left = (TextColumn("left"), TimeRemainingColumn())
         self._bar = Progress(*columns, *left, console=self.console, transient=True, refresh_per_second=4)
         self._bar.start()
