@@ -52,6 +52,7 @@ def train(plan: Plan, line: str, gate: Gate) -> None:
     optimizer = {"learning_rate": plan.rate(line), "betas": [0.9, 0.95], "schedule": "constant"}
     settings = {
         "name": line,
+        "overwrite": True,
         "output": plan.output,
         "device": "cpu",
         "threads": plan.threads,

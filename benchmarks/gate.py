@@ -35,8 +35,8 @@ class Gate:
         if self._done % self.steps == 0:
             seconds, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
             self._say("segment", seconds=seconds, cpu=cpu, tokens=self._tokens)
-            if self._done < self.total:
-                sys.stdin.readline()
+            if self._done < self.total and not sys.stdin.readline():
+                sys.exit("the benchmark ended before this contender's turn")
             self._restart()
 
     def finish(self, **figures: Any) -> None:
