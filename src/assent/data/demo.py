@@ -51,7 +51,7 @@ class DemoSize:
 
     sft: int = 16000
     sft_validation: int = 400
-    pairs: int = 16000
+    pairs: int = 12000
     pairs_validation: int = 400
     prompts: int = 4000
     prompts_test: int = 256
