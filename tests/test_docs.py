@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,16 @@ def test_own_family_is_native_and_agrees_with_transformers() -> None:
         found = ours.head(ours(tokens, ours.packed([20])))
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("workplace", "clean_registries")
+def test_own_hook_adds_its_figures() -> None:
+    hook = runpy.run_path("examples/extending/my_hook.py")["Best"]()
+    small = ["train.steps=4", "train.batch_size=4", "threads=1", "log.quiet=true", "evaluate.steps=2"]
+    done = run(load_settings("configs/sft.yaml", small), hooks=[hook])
+    losses = [record["validation/loss"] for record in done.metrics if "validation/loss" in record]
+    assert len(losses) == 2
+    assert [record.get("best/loss") for record in done.metrics] == [None, losses[0], None, min(losses)]
 
 
 RECIPES = sorted(path.name for path in (ROOT / "configs").glob("*.yaml"))

@@ -14,11 +14,13 @@ from tiny import GPT2
 from assent import Settings, SettingsError, load_settings, run
 from assent.algorithms import ALGORITHMS, GRPO
 from assent.data.settings import DataSettings
+from assent.loop.progress import Moment
 from assent.loop.settings import TrainSettings
 from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
 from assent.rewards.settings import RewardSettings
 from assent.rollout.settings import RolloutSettings
+from assent.types import Stats
 
 QUIET = LogSettings(quiet=True, samples_every=1)
 
@@ -71,6 +73,26 @@ def test_the_folder_of_a_run(method: str, make_recipe: Any, tmp_path: Path) -> N
         assert all(value is not None for value in record.values())  # null stands for what is not finite
     assert json.loads((done.folder / "data.json").read_text())
     assert "step 2/2" in (done.folder / "log.txt").read_text()
+
+
+def test_hooks_of_ones_own_see_every_step_with_its_validation_and_add_figures(make_recipe: Any, tmp_path: Path) -> None:
+    seen: list[Moment] = []
+
+    async def doubled(moment: Moment) -> Stats:
+        seen.append(moment)
+        return {"loss/doubled": 2 * moment.stats["loss/policy"]}
+
+    async def after(moment: Moment) -> Stats:
+        return {"loss/quadrupled": 2 * moment.stats["loss/doubled"]}
+
+    recipe = make_recipe("sft", tmp_path, data={"validation_percent": 20}, evaluate={"steps": 2})
+    done = run(load_settings(recipe), hooks=(hook for hook in (doubled, after)))
+    assert [moment.progress.step for moment in seen] == [1, 2, 3, 4]
+    assert ["validation/loss" in moment.stats for moment in seen] == [False, True, False, True]
+    assert [moment.last for moment in seen] == [False, False, False, True]
+    for record in done.metrics:
+        assert record["loss/doubled"] == 2 * record["loss/policy"]
+        assert record["loss/quadrupled"] == 4 * record["loss/policy"]
 
 
 def test_checkpoints_load_in_transformers(make_recipe: Any, judge: Path, tmp_path: Path) -> None:

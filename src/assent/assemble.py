@@ -6,7 +6,7 @@ settings -> tokenizer, data -> models -> learners, engine, rewards -> source, ho
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,9 @@ from assent.stopping import Stopped, stop_signals
 from assent.types import Role, Sampling, Stats
 
 
-def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
-    """Do a run and return its records. Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C."""
+def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable[Hook] = ()) -> Run:
+    """Do a run and return its records; `hooks` see every step, and figures that they return are recorded with it.
+    Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C."""
     settings = completed(settings)
     check(settings)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
@@ -80,7 +81,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None) -> Run:
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter)
     with stop_signals() as stop:
-        finished(job.train(stop))
+        finished(job.train(stop, hooks))
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)
 
@@ -285,7 +286,7 @@ class Job:
 
     # --- the run
 
-    async def train(self, stop: list[int]) -> Progress:
+    async def train(self, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
         settings = self.settings
         cast = self.cast()
         source, engine, rollouter = self.source()
@@ -299,7 +300,7 @@ class Job:
         if settings.reference.once and isinstance(source, OfflineSource):
             source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker:
-            hooks = self.hooks(cast, source, rollouter, memory, tracker, progress)
+            hooks = self.hooks(cast, source, rollouter, memory, tracker, progress, further=further)
             try:
                 progress = await train(
                     source,
@@ -337,6 +338,8 @@ class Job:
         memory: dict[str, float],
         tracker: Tracker,
         progress: Progress,
+        *,
+        further: Iterable[Hook],
     ) -> list[Hook]:
         settings = self.settings
         metrics = JsonLines(self.folder / records.METRICS)
@@ -348,6 +351,7 @@ class Job:
             due = Due(settings.evaluate, at_end=True)
             due.start(progress)
             hooks.append(Evaluate(due, self.validation(cast, rollouter)))
+        hooks.extend(further)
         hooks.append(RecordMetrics(metrics))
         if rollouter is not None:
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
