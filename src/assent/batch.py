@@ -150,16 +150,27 @@ class Batch:
         return [self.units(part) for part in order.tensor_split(parts)]
 
     def shard(self, rank: int, world: int) -> Batch:
-        """The units of one of `world` ranks: every world-th, so that lengths spread evenly."""
+        """The units of one of `world` ranks: every world-th, so that lengths spread evenly.
+
+        Ranks meet in collectives, so none may go without: one that is left over gets the first unit with no weight.
+        """
         if world == 1:
             return self
-        return self.units(torch.arange(len(self) // self.unit)[rank::world])
+        mine = torch.arange(len(self) // self.unit)[rank::world]
+        return self.units(mine) if len(mine) else self.units([0]).weightless()
+
+    def weightless(self) -> Batch:
+        """The same rows, counting for nothing in losses and figures."""
+        columns = {name: getattr(self, name) for name in ("weight", "token_share", "row_weight")}
+        return replace(self, **{name: None if x is None else torch.zeros_like(x) for name, x in columns.items()})
 
     @classmethod
-    def joined(cls, shards: Sequence[Batch]) -> Batch:
-        """Undo `shard`: the whole batch from the shards of all ranks, in rank order."""
+    def joined(cls, shards: Sequence[Batch], *, units: int | None = None) -> Batch:
+        """Undo `shard`: the whole batch from the shards of all ranks, in rank order. `units` is how many there were,
+        where ranks may have been left over."""
         if len(shards) == 1:
             return shards[0]
+        shards = shards[:units]
         columns: dict[str, Any] = {"unit": shards[0].unit}
         for name in (*TOKEN_COLUMNS, *ROW_COLUMNS):
             column = getattr(shards[0], name)

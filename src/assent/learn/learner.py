@@ -8,7 +8,7 @@ the weights in the batch already are shares of the whole step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from assent.algorithms.base import LossFn
 from assent.batch import Batch
 from assent.learn.optim import build_optimizer, schedule
+from assent.learn.ranks import Alone, Ranks
 from assent.learn.readout import READOUTS
 from assent.learn.scorer import Scorer
 from assent.learn.settings import LearnSettings, OptimizerSettings
@@ -27,7 +28,8 @@ Halt = Callable[[Stats], str | None]
 
 
 class Learner:
-    """Trains `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule."""
+    """Trains `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule; `ranks` are the others
+    that train the same model on other shards of each batch."""
 
     def __init__(
         self,
@@ -40,7 +42,9 @@ class Learner:
         total_steps: int,
         temperature: float = 1.0,
         halt: Halt = lambda stats: None,
+        ranks: Ranks | None = None,
     ):
+        self.ranks = ranks or Alone()
         self.model, self.role, self.loss, self.halt = model, role, loss, halt
         self.settings, self.optimizer_settings, self.total_steps = settings, optimizer, total_steps
         self.optimizer = build_optimizer(model, optimizer)
@@ -54,7 +58,9 @@ class Learner:
         rate = self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        stats = merge_stats([self._backward(part) for part in batch.micro(self.settings.micro_tokens)])
+        stats = self.ranks.merge(merge_stats([self._backward(part) for part in self._micro(batch)]))
+        if self.ranks.world > 1:
+            self.ranks.sum(self._gradients())
         norm = self._gradient_norm()
         stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate}
         stats |= {"skipped": 0.0, "halted": 0.0}
@@ -66,6 +72,19 @@ class Learner:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return stats
+
+    def _micro(self, batch: Batch) -> list[Batch]:
+        """As many micro-batches as every other rank has, since each forward pass may hold collectives."""
+        parts = batch.micro(self.settings.micro_tokens)
+        return parts + [parts[0].weightless()] * (self.ranks.most(len(parts)) - len(parts))
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """Of every trained parameter, on every rank alike: one that this rank's rows did not touch has zeros."""
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                yield parameter.grad
 
     def _backward(self, part: Batch) -> Stats:
         loss, stats = self._loss(part)
@@ -94,8 +113,11 @@ class Learner:
         return dict(self.model.named_parameters())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Optimizer moments by parameter name. The weights are the model's own checkpoint."""
+        """Optimizer moments by parameter name, alike on every rank, so the first alone tells. The weights are the
+        model's own checkpoint."""
         tensors: dict[str, Tensor] = {}
+        if self.ranks.rank:
+            return tensors, {}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{key}/{name}"] = value

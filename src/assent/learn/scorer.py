@@ -23,10 +23,19 @@ COLUMNS: Mapping[Role, tuple[tuple[str, str], ...]] = {
 
 
 class Scorer:
-    """Runs a model over batches of any size without gradients, `token_budget` tokens at a time."""
+    """Runs a model over batches of any size without gradients, `token_budget` tokens at a time. `leader` is the model
+    that it moves after, if any."""
 
-    def __init__(self, model: LanguageModel, role: Role, *, temperature: float = 1.0, token_budget: int = 16384):
-        self.model, self.role = model, role
+    def __init__(
+        self,
+        model: LanguageModel,
+        role: Role,
+        *,
+        temperature: float = 1.0,
+        token_budget: int = 16384,
+        leader: LanguageModel | None = None,
+    ):
+        self.model, self.role, self.leader = model, role, leader
         self.temperature, self.token_budget = temperature, token_budget
 
     def annotate(self, batch: Batch) -> Batch:
@@ -46,6 +55,11 @@ class Scorer:
         readout, device = READOUTS[self.role], self.model.device
         parts = consecutive(batch, self.token_budget)
         return [readout(self.model, part.to(device), self.temperature) for part in parts]
+
+    def follow(self, share: float) -> None:
+        """Move by `share` of the way towards the leader."""
+        assert self.leader is not None
+        self.blend(dict(self.leader.named_parameters()), share)
 
     @torch.no_grad()
     def blend(self, weights: Mapping[str, Tensor], share: float) -> None:

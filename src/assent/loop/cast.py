@@ -15,14 +15,15 @@ from assent.types import Role, Stats, merge_stats
 
 
 class Actor:
-    """One role's gang behind typed calls. A reference answers `annotate` and `blend`; learners answer all."""
+    """One role's gang behind typed calls. A reference answers `annotate` and `follow`; learners all the others."""
 
     def __init__(self, gang: Gang):
         self.gang = gang
 
     async def step(self, batch: Batch, step: int) -> Stats:
-        """One optimizer step on a weighed batch, spread over the ranks."""
-        return merge_stats(await self.gang.split("step", batch, step))
+        """One optimizer step on a weighed batch, spread over the ranks, which agree on its figures."""
+        stats: Stats = (await self.gang.split("step", batch, step))[0]
+        return stats
 
     async def evaluate(self, batch: Batch) -> Stats:
         """Figures of the loss on a weighed batch."""
@@ -30,17 +31,14 @@ class Actor:
 
     async def annotate(self, batch: Batch) -> Batch:
         """The batch with this role's columns, rows in the order given."""
-        return Batch.joined(await self.gang.split("annotate", batch))
+        return Batch.joined(await self.gang.split("annotate", batch), units=len(batch) // batch.unit)
 
-    async def weights(self) -> Mapping[str, Tensor]:
-        weights: Mapping[str, Tensor] = await self.gang.any("weights")
-        return weights
-
-    async def blend(self, weights: Mapping[str, Tensor], share: float) -> None:
-        await self.gang.each("blend", weights, share)
+    async def follow(self, share: float) -> None:
+        """Move a reference by `share` of the way towards the policy, which stands beside it on every rank."""
+        await self.gang.each("follow", share)
 
     async def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        state: tuple[dict[str, Tensor], dict[str, Any]] = await self.gang.any("state")
+        state: tuple[dict[str, Tensor], dict[str, Any]] = (await self.gang.each("state"))[0]
         return state
 
     async def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -71,4 +69,4 @@ class Cast:
     async def follow(self) -> None:
         """Let a moving reference follow the policy, after a step."""
         if self.reference is not None and self.reference_ema:
-            await self.reference.blend(await self.trained[Role.POLICY].weights(), self.reference_ema)
+            await self.reference.follow(self.reference_ema)

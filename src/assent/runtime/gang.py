@@ -1,30 +1,53 @@
-"""A gang is a set of ranks that run the same worker class. Whoever calls one never asks where it runs."""
+"""A gang is a set of ranks that run the same worker class. Whoever calls one never asks where it runs.
+
+    loop -> Gang.split("step", batch) -> scatter: one call a rank -> results in rank order
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
 class Shardable(Protocol):
-    """What can be spread over ranks."""
+    """What can be spread over ranks: `shard(rank, world)` gives every rank something, however little there is."""
 
     def shard(self, rank: int, world: int) -> Any: ...
 
 
-class Gang(Protocol):
-    """The caller promises that methods exist on the worker and that `split` arguments have at least one unit a rank.
-    The implementer promises results in rank order, and the worker's own exception if one raises."""
+class Gang(ABC):
+    """The caller promises that methods exist on the worker. The implementer promises results in rank order, and the
+    worker's own exception if one raises."""
 
     world: int
 
+    @abstractmethod
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call on every rank at once, each with arguments of its own."""
+
+    @abstractmethod
+    async def any(self, method: str, *arguments: Any) -> Any:
+        """Call on one rank, where all would answer the same."""
+
     async def each(self, method: str, *arguments: Any) -> list[Any]:
         """Call on every rank with the same arguments."""
-        ...
+        return await self.scatter(method, [arguments] * self.world)
 
     async def split(self, method: str, batch: Shardable, *arguments: Any) -> list[Any]:
         """Call on every rank with its shard of the batch."""
-        ...
+        shards = [batch.shard(rank, self.world) for rank in range(self.world)]
+        return await self.scatter(method, [(shard, *arguments) for shard in shards])
+
+
+class Part(Gang):
+    """One named part of every worker of a gang, as a gang of its own: workers answer `do(name, method, *arguments)`."""
+
+    def __init__(self, gang: Gang, name: str):
+        self.gang, self.name, self.world = gang, name, gang.world
+
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return await self.gang.scatter("do", [(self.name, method, *mine) for mine in arguments])
 
     async def any(self, method: str, *arguments: Any) -> Any:
-        """Call on one rank, where all would answer the same."""
-        ...
+        return await self.gang.any("do", self.name, method, *arguments)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from assent.runtime.gang import Shardable
+from assent.runtime.gang import Gang
 
 
-class LocalGang:
+class LocalGang(Gang):
     """One rank in this process. A process holds one rank: several in turn could not meet in a collective."""
 
     world = 1
@@ -15,11 +16,9 @@ class LocalGang:
     def __init__(self, worker: Any):
         self.worker = worker
 
-    async def each(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self.worker, method)(*arguments)]
-
-    async def split(self, method: str, batch: Shardable, *arguments: Any) -> list[Any]:
-        return [getattr(self.worker, method)(batch.shard(0, 1), *arguments)]
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        (mine,) = arguments
+        return [getattr(self.worker, method)(*mine)]
 
     async def any(self, method: str, *arguments: Any) -> Any:
         return getattr(self.worker, method)(*arguments)

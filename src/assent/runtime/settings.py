@@ -13,6 +13,34 @@ from typing import Any
 
 
 @dataclass
+class RuntimeSettings:
+    """Where the processes of a run are. `runtime=ray` is short for `runtime.kind=ray`."""
+
+    kind: str = "local"
+    """local: everything in this process; ray: training ranks and rollout workers in processes of their own."""
+    address: str | None = None
+    """ray: a running cluster (host:port, or auto); null starts one on this machine for the length of the run."""
+    num_training_workers: int = 1
+    """ray: data-parallel training ranks."""
+    resources_per_worker: dict[str, float] = field(default_factory=dict)
+    """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share of the CPUs."""
+    resources_per_rollout_worker: dict[str, float] = field(default_factory=dict)
+    """ray: likewise for a rollout worker."""
+    object_store_mb: int = 512
+    """ray: memory for what processes hand each other, where we start the cluster."""
+    dashboard: bool = False
+    """ray: Ray's own page, where we start the cluster."""
+    start_timeout: float = 300.0
+    """Seconds that workers may take to be placed and to be ready."""
+    collective_timeout: float = 120.0
+    """Seconds that training ranks wait for each other before the run is taken to be stuck."""
+    heartbeat_timeout: float = 20.0
+    """A worker that gives no sign for this many seconds counts as lost."""
+    max_failures: int = 3
+    """Lost workers that are replaced before the run ends with the reason; -1 never gives up."""
+
+
+@dataclass
 class ClusterSettings:
     """Where processes run, and what each may use."""
 
