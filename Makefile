@@ -9,10 +9,10 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format results bench renew clean
+.PHONY: help setup demo test lint format results bench bench-peers race renew clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv and install the pinned packages
 
@@ -34,8 +34,14 @@ format: $(STAMP) ## Sort imports and format the code
 results: $(STAMP) ## Re-make docs/results.md over three seeds; POLARITY=FOLDER adds the real sentences
 	@$(BIN)/python scripts/results.py $(if $(POLARITY),--polarity $(POLARITY)) $(ARGS)
 
-bench: $(STAMP) ## Measure tokens per second, beside TRL where it is installed
-	@$(BIN)/python benchmarks/baseline.py $(ARGS)
+bench: $(STAMP) ## Measure speed and memory beside the peers and the floor; ARGS="--quick" for a look
+	@$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-peers: $(STAMP) ## Create the peers' environments: TRL, its last version with PPO, vLLM
+	@PYTHON=$(PYTHON) benchmarks/setup_peers.sh $(ARGS)
+
+race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL's trainers
+	@$(BIN)/python benchmarks/race.py $(ARGS)
 
 renew: ## Rewrite requirements.txt with the newest versions that pyproject.toml allows
 	@echo "Resolving the newest versions in .venv-renew (a few minutes)"

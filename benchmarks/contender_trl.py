@@ -1,8 +1,9 @@
-"""TRL as a contender: `contender_trl.py PLAN LINE` runs SFT, reward, DPO, GRPO or transformers' generate.
+"""TRL as a contender: `contender_trl.py TASK` runs SFT, reward model, DPO, GRPO, RLOO or online DPO.
 
-Settings are TRL's best on a CPU: float32 (its default is bf16), no gradient checkpointing (on by default), fused AdamW,
-no worker processes, no saving, figures logged once a segment. Packing stays off: without flash attention it builds a
-full mask over long rows. The peers' environments hold no Assent; this file imports `gate` and `plan` alone.
+Settings are TRL's best on a CPU: no gradient checkpointing (its default has it), fused AdamW, no workers, no saving,
+figures logged once a segment; float32 throughout (its default is bf16), or its bf16 (autocast over float32 weights).
+Packing stays off: without flash attention it builds a full mask over long rows. The peers' environments hold no
+Assent; this file imports `gate` and `task` alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from gate import Gate
-from plan import Plan, read_rows, richness
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    GenerationConfig,
-    TrainerCallback,
-)
+from task import Task, read_rows, richness
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
 
 class Steps(TrainerCallback):
@@ -38,13 +33,13 @@ class Steps(TrainerCallback):
         self.gate.passed(self.tokens())
 
 
-def arguments(plan: Plan, line: str, gate: Gate) -> dict[str, Any]:
+def arguments(task: Task) -> dict[str, Any]:
     """What all of TRL's trainers are told."""
     return {
-        "output_dir": plan.output,
-        "max_steps": gate.total,
-        "per_device_train_batch_size": plan.rows,
-        "learning_rate": plan.rate(line),
+        "output_dir": task.output,
+        "max_steps": task.total_steps,
+        "per_device_train_batch_size": task.rows,
+        "learning_rate": task.learning_rate,
         "lr_scheduler_type": "constant",
         "optim": "adamw_torch_fused",
         "adam_beta1": 0.9,
@@ -52,44 +47,47 @@ def arguments(plan: Plan, line: str, gate: Gate) -> dict[str, Any]:
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": task.precision == "bf16",
         "gradient_checkpointing": False,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         "save_strategy": "no",
         "eval_strategy": "no",
-        "logging_steps": gate.steps,
+        "logging_steps": task.steps,
         "report_to": "none",
         "disable_tqdm": True,
         "seed": 0,
     }
 
 
-def offline(plan: Plan, line: str, gate: Gate) -> None:
-    """SFT, reward or DPO on the rows in the order of the file; `-sorted` groups rows of similar length instead."""
+def language_model(task: Task, name: str = "policy") -> Any:
+    return AutoModelForCausalLM.from_pretrained(task.path(name), dtype=torch.float32)
+
+
+def scalar_model(task: Task, name: str = "judge") -> Any:
+    return AutoModelForSequenceClassification.from_pretrained(task.path(name), num_labels=1, dtype=torch.float32)
+
+
+def offline(task: Task, gate: Gate) -> None:
+    """SFT, reward or DPO on the rows in the order of the file, or grouped by length."""
     from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-    method, _, batches = line.partition("-")
-    given = arguments(plan, line, gate)
-    given["train_sampling_strategy"] = "group_by_length" if batches == "sorted" else "sequential"
-    if method == "sft":
-        model = AutoModelForCausalLM.from_pretrained(plan.path("fresh"), dtype=torch.float32)
-        kind, config = SFTTrainer, SFTConfig(**given)
+    given = arguments(task)
+    given["train_sampling_strategy"] = "group_by_length" if task.sorted_rows else "sequential"
+    if task.method == "sft":
+        model, kind, config = language_model(task, "fresh"), SFTTrainer, SFTConfig(**given)
     else:
-        given["per_device_train_batch_size"] = plan.rows // 2
-        if method == "reward":
-            folder = plan.path("judge")
-            model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
-            kind, config = RewardTrainer, RewardConfig(**given)
+        given["per_device_train_batch_size"] = task.rows // 2
+        if task.method == "reward":
+            model, kind, config = scalar_model(task), RewardTrainer, RewardConfig(**given)
         else:
-            model = AutoModelForCausalLM.from_pretrained(plan.path("policy"), dtype=torch.float32)
-            kind, config = DPOTrainer, DPOConfig(**given)
+            model, kind, config = language_model(task), DPOTrainer, DPOConfig(**given)
     counts: deque[int] = deque()
     trainer = kind(
         model=model,
         args=config,
-        train_dataset=Dataset.from_list(read_rows(plan.path(f"{method}.jsonl"))),
-        processing_class=AutoTokenizer.from_pretrained(plan.path("policy")),
+        train_dataset=Dataset.from_list(read_rows(task.data)),
+        processing_class=AutoTokenizer.from_pretrained(task.path("policy")),
         callbacks=[Steps(gate, counts.popleft)],
     )
     collate = trainer.data_collator
@@ -105,11 +103,9 @@ def offline(plan: Plan, line: str, gate: Gate) -> None:
     gate.finish(figures={"loss": logged(trainer, "loss")[-1]}, versions=versions())
 
 
-def grpo(plan: Plan, line: str, gate: Gate) -> None:
-    from trl import GRPOConfig, GRPOTrainer
-
-    def reward(completions: Sequence[str], **columns: Any) -> list[float]:
-        return [richness(completion) for completion in completions]
+def groups(task: Task, gate: Gate) -> None:
+    """GRPO or RLOO, sampling with transformers' generate."""
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
     seen = [0]
 
@@ -118,20 +114,20 @@ def grpo(plan: Plan, line: str, gate: Gate) -> None:
         before, seen[0] = seen[0], int(trainer.state.num_input_tokens_seen)
         return seen[0] - before
 
-    config = GRPOConfig(
-        **arguments(plan, line, gate),
-        num_generations=plan.samples,
-        max_completion_length=plan.max_new_tokens,
-        steps_per_generation=1,
-        beta=plan.kl_in_loss,
-        shuffle_dataset=False,
-    )
-    trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(plan.path("policy"), dtype=torch.float32),
-        reward_funcs=reward,
-        args=config,
-        train_dataset=Dataset.from_list(read_rows(plan.path("grpo.jsonl"))),
-        processing_class=AutoTokenizer.from_pretrained(plan.path("policy")),
+    kind, config = (GRPOTrainer, GRPOConfig) if task.method == "grpo" else (RLOOTrainer, RLOOConfig)
+    trainer = kind(
+        model=language_model(task),
+        reward_funcs=lambda completions, **columns: [richness(completion) for completion in completions],
+        args=config(
+            **arguments(task),
+            num_generations=task.samples,
+            max_completion_length=task.max_new_tokens,
+            steps_per_generation=1,
+            beta=task.kl,
+            shuffle_dataset=False,
+        ),
+        train_dataset=Dataset.from_list(read_rows(task.data)),
+        processing_class=AutoTokenizer.from_pretrained(task.path("policy")),
         callbacks=[Steps(gate, tokens)],
     )
     trainer.train()
@@ -142,35 +138,38 @@ def grpo(plan: Plan, line: str, gate: Gate) -> None:
     gate.finish(figures=figures, versions=versions())
 
 
-@torch.inference_mode()
-def generate(plan: Plan, line: str, gate: Gate) -> None:
-    """transformers' `generate` on all prompts at once, padded on the left."""
-    model = AutoModelForCausalLM.from_pretrained(plan.path("policy"), dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(plan.path("policy"), padding_side="left")
-    asked = tokenizer(
-        [row["prompt"] for row in read_rows(plan.path("generation.jsonl"))], return_tensors="pt", padding=True
+def online_dpo(task: Task, gate: Gate) -> None:
+    """Online DPO, whose trainer samples two answers of each prompt and counts nothing: the reward function does."""
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(task.path("policy"), padding_side="left")
+    counts: deque[int] = deque()
+    lengths: list[float] = []
+    rewards: list[float] = []
+
+    def reward(
+        prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]], **columns: Any
+    ) -> list[float]:
+        answers = [sum(token != tokenizer.pad_token_id for token in ids) for ids in completion_ids]
+        counts.append(sum(answers) + sum(len(ids) for ids in tokenizer(list(prompts))["input_ids"]))
+        lengths.append(statistics.fmean(answers))
+        found = [richness(completion) for completion in completions]
+        rewards.append(statistics.fmean(found))
+        return found
+
+    given = arguments(task) | {"per_device_train_batch_size": task.rows // task.samples}
+    trainer = OnlineDPOTrainer(
+        model=language_model(task),
+        ref_model=language_model(task),
+        reward_funcs=reward,
+        args=OnlineDPOConfig(**given, max_new_tokens=task.max_new_tokens, temperature=1.0, top_p=1.0, top_k=0),
+        train_dataset=Dataset.from_list(read_rows(task.data)),
+        processing_class=tokenizer,
+        callbacks=[Steps(gate, counts.popleft)],
     )
-    greedy, end = line == "generation-greedy", tokenizer.eos_token_id
-    least = plan.max_new_tokens if greedy else 0
-    sampling = {} if greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    config = GenerationConfig(
-        max_new_tokens=plan.max_new_tokens,
-        min_new_tokens=least,
-        do_sample=not greedy,
-        eos_token_id=end,
-        pad_token_id=tokenizer.pad_token_id,
-        **sampling,
-    )
-    torch.manual_seed(0)
-    lengths: list[int] = []
-    for _ in range(gate.total):
-        answers = model.generate(**asked, generation_config=config)[:, asked["input_ids"].shape[1] :]
-        count = int((answers != tokenizer.pad_token_id).sum())  # the pad is a token that no answer contains
-        lengths.append(count)
-        gate.passed(count)
-    tokens = answers.tolist() if greedy else []
-    figures = {"length": statistics.fmean(lengths) / len(answers)}
-    gate.finish(figures=figures, tokens=tokens, versions=versions())
+    trainer.train()
+    figures = {"reward": statistics.fmean(rewards), "length": statistics.fmean(lengths)}
+    gate.finish(figures=figures, versions=versions())
 
 
 def logged(trainer: Any, name: str) -> list[float]:
@@ -183,11 +182,11 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    plan, line = Plan.read(sys.argv[1]), sys.argv[2]
-    os.chdir(plan.output)  # nothing of TRL's lands elsewhere
-    gate = Gate(steps=plan.steps(line), repeats=plan.repeats)
-    torch.set_num_threads(plan.threads)
-    (generate if line.startswith("generation") else grpo if line == "grpo" else offline)(plan, line, gate)
+    task = Task.read(sys.argv[1])
+    os.chdir(task.output)  # nothing of TRL's lands elsewhere
+    gate = Gate(steps=task.steps, repeats=task.repeats)
+    torch.set_num_threads(task.threads)
+    {"grpo": groups, "rloo": groups, "online-dpo": online_dpo}.get(task.method, offline)(task, gate)
 
 
 if __name__ == "__main__":

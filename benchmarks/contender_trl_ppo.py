@@ -1,4 +1,4 @@
-"""TRL's PPO as a contender: `contender_trl_ppo.py PLAN ppo`, for the last TRL that has one, in its own environment.
+"""TRL's PPO as a contender: `contender_trl_ppo.py TASK`, for the last TRL that has one, in its own environment.
 
 Left out of `contender_trl.py` because everything about it differs: where it is imported from, four models handed in,
 and a loop of its own that always samples to the full length and cuts afterwards.
@@ -11,11 +11,11 @@ import sys
 from typing import Any
 
 import torch
-from contender_trl import Steps, arguments, versions
+from contender_trl import Steps, arguments, language_model, scalar_model, versions
 from datasets import Dataset
 from gate import Gate
-from plan import Plan, read_rows
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from task import Task, read_rows
+from transformers import AutoTokenizer
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
@@ -37,38 +37,31 @@ class Asked:
 
 
 def main() -> None:
-    plan, line = Plan.read(sys.argv[1]), sys.argv[2]
-    os.chdir(plan.output)  # nothing of TRL's lands elsewhere
-    gate = Gate(steps=plan.steps(line), repeats=plan.repeats)
-    torch.set_num_threads(plan.threads)
-    tokenizer = AutoTokenizer.from_pretrained(plan.path("policy"), padding_side="left")
-    prompts = [{"input_ids": tokenizer(row["prompt"])["input_ids"]} for row in read_rows(plan.path("ppo.jsonl"))]
-    policy, reference = (
-        AutoModelForCausalLM.from_pretrained(plan.path("policy"), dtype=torch.float32) for _ in range(2)
-    )
-    judge, critic = (
-        AutoModelForSequenceClassification.from_pretrained(plan.path("judge"), num_labels=1, dtype=torch.float32)
-        for _ in range(2)
-    )
-    given = arguments(plan, line, gate)
+    task = Task.read(sys.argv[1])
+    os.chdir(task.output)  # nothing of TRL's lands elsewhere
+    gate = Gate(steps=task.steps, repeats=task.repeats)
+    torch.set_num_threads(task.threads)
+    tokenizer = AutoTokenizer.from_pretrained(task.path("policy"), padding_side="left")
+    prompts = [{"input_ids": tokenizer(row["prompt"])["input_ids"]} for row in read_rows(task.data)]
     config = PPOConfig(
-        **{key: value for key, value in given.items() if key != "max_steps"},
-        total_episodes=gate.total * plan.rows,
-        num_ppo_epochs=plan.ppo_epochs,
+        **{key: value for key, value in arguments(task).items() if key != "max_steps"},
+        total_episodes=gate.total * task.rows,
+        num_ppo_epochs=task.epochs,
         num_mini_batches=1,
-        response_length=plan.max_new_tokens,
+        response_length=task.max_new_tokens,
         stop_token="eos",
         temperature=1.0,
         num_sample_generations=0,
     )
+    judge = scalar_model(task)
     asked = Asked(judge)
     trainer = PPOTrainer(
         args=config,
         processing_class=tokenizer,
-        model=policy,
-        ref_model=reference,
+        model=language_model(task),
+        ref_model=language_model(task),
         reward_model=judge,
-        value_model=critic,
+        value_model=scalar_model(task),
         train_dataset=Dataset.from_list(prompts),
         callbacks=[Steps(gate, asked.taken)],
     )

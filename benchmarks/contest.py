@@ -1,6 +1,6 @@
-"""Two contenders taking turns on the same cores, and what they say of it.
+"""Contenders taking turns on the same cores, and what they say of it.
 
-start ours, warm up -> start the peer, warm up -> [our segment, the peer's segment] x repeats -> both finish
+start all, warm up -> [a segment of ours, of the first peer's, of the second's] x repeats -> all finish
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 
 class ContenderError(RuntimeError):
-    """A contender ended, or went silent, before it had done its part."""
+    """A contender refused, ended, or went silent, before it had done its part."""
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Result:
     """What one contender did on one line."""
 
     first_step: float = 0.0
-    """Seconds from the process's start to the end of its first step: imports, loading and reading of data included."""
+    """Seconds from the process's start to the end of its first step, others starting beside it."""
     rates: list[float] = field(default_factory=list)
     """Tokens a second of each measured segment."""
     costs: list[float] = field(default_factory=list)
@@ -51,6 +52,9 @@ class Result:
     def tokens_per_step(self) -> float:
         return statistics.fmean(self.step_tokens)
 
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 class Contender:
     """A process behind a gate (`gate.py`): every message is awaited with a deadline."""
@@ -58,6 +62,7 @@ class Contender:
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, deadline: float):
         self.deadline, self.log = deadline, log
         self.result = Result()
+        self.profile: dict[str, Any] | None = None
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._started = time.perf_counter()
         with log.open("w") as errors:
@@ -78,39 +83,45 @@ class Contender:
                 self._messages.put(json.loads(line))
         self._messages.put(None)
 
-    def _hear(self, event: str) -> dict[str, Any]:
+    def hear(self, event: str) -> dict[str, Any]:
         try:
             message = self._messages.get(timeout=self.deadline)
         except queue.Empty:
             raise ContenderError(f"no answer for {self.deadline:.0f} s; its output is in {self.log}") from None
+        if message is not None and message["event"] == "refused":
+            raise ContenderError(message["reason"])
         if message is None or message["event"] != event:
             raise ContenderError(f"it ended early; its output is in {self.log}")
         return message
 
-    def warm_up(self) -> None:
-        """Hear of the first step, and of the first segment, which is not measured."""
-        self._hear("first_step")
-        self.result.first_step = time.perf_counter() - self._started
-        self._hear("segment")
-
-    def measure(self, steps: int) -> None:
-        """Let it run one segment, to the end."""
+    def go(self) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ContenderError(f"it ended early; its output is in {self.log}") from None
-        message = self._hear("segment")
+
+    def warm_up(self) -> None:
+        """Hear of the first step, and of the first segment, which is not measured."""
+        self.hear("first_step")
+        self.result.first_step = time.perf_counter() - self._started
+        self.hear("segment")
+
+    def measure(self, steps: int) -> None:
+        """Let it run one segment, to the end."""
+        self.go()
+        message = self.hear("segment")
         self.result.rates.append(message["tokens"] / message["seconds"])
         self.result.costs.append(1000 * message["cpu"] / message["tokens"])
         self.result.step_tokens.append(message["tokens"] / steps)
 
     def finish(self) -> Result:
-        message = self._hear("done")
+        message = self.hear("done")
         self.result.peak_mib = message["peak_mib"]
         self.result.figures, self.result.versions = message["figures"], message["versions"]
         self.result.tokens = message.get("tokens", [])
+        self.profile = message.get("profile")
         self._process.wait(timeout=self.deadline)
         return self.result
 
@@ -125,10 +136,10 @@ Entry = Callable[[], Contender] | str
 """How to start a contender, or why there is none."""
 
 
-def contest(entries: Sequence[Entry], *, steps: int, repeats: int, hurry: bool = False) -> list[Result | str]:
+def contest(entries: Sequence[Entry], *, steps: Sequence[int], repeats: int) -> list[Result | str]:
     """Let contenders take turns: a result each, or why there is none. One that fails does not end the others.
 
-    `hurry` starts all at once, which saves time and spoils the seconds to the first step.
+    `steps`: of a segment of each. All start at once; only their warm-ups overlap.
     """
     outcome: list[Result | str] = [entry if isinstance(entry, str) else "" for entry in entries]
     running: dict[int, Contender] = {}
@@ -144,13 +155,11 @@ def contest(entries: Sequence[Entry], *, steps: int, repeats: int, hurry: bool =
         for number, entry in enumerate(entries):
             if not isinstance(entry, str):
                 running[number] = entry()
-                if not hurry:
-                    attempt(number, Contender.warm_up)
-        for number in list(running) if hurry else ():
+        for number in list(running):
             attempt(number, Contender.warm_up)
         for _ in range(repeats):
             for number in list(running):
-                attempt(number, lambda contender: contender.measure(steps))
+                attempt(number, partial(Contender.measure, steps=steps[number]))
         for number in list(running):
             attempt(number, Contender.finish)
     finally:

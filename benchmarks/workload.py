@@ -1,73 +1,123 @@
-"""Make what every contender starts from: demo data, tokenizer, and the weights of policy and judge.
+"""What every contender starts from: texts, tokenizer, and the weights of policy and judge.
 
-    plan -> data.jsonl files, fresh/ (random weights), policy/ (after a short SFT), judge/ (policy's trunk, fresh head)
+    demo grammar -> data/{short,eightfold,long,mixed,pairs,prompts}.jsonl, data/tokenizer
+    model keys -> <model>/fresh (random weights), policy (after a short SFT, so that answers end), judge (fresh head)
 
-Run by Assent's own environment. The files hold exactly the rows that a run draws, in the order in which it draws them.
+Made once by Assent's own environment and kept in `runs/bench-workload`.
 """
 
 from __future__ import annotations
 
+import math
+import random
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from plan import MODELS, READY, Plan, read_rows
+from task import MODELS, VOCABULARY, read_rows
 
-from assent import load_settings, run
-from assent.data.demo import DemoSize, make_demo
-from assent.data.write import write_rows
-from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
+WARM_START = {"tiny": 0, "4M": 80, "25M": 40}
+"""SFT steps of 32 rows before the online lines."""
+SIZES = {"sft": 3000, "pairs": 1600, "prompts": 1000}
+MANY = 160
+"""Long texts of each kind."""
 
 
 def main() -> None:
-    plan = Plan.read(sys.argv[1])
-    make_data(plan)
-    tokenizer = load_tokenizer(str(plan.path("tokenizer")))
-    fresh = fresh_model(MODELS[plan.model], seed=0, vocab_size=len(tokenizer))
-    save_model(fresh, plan.path("fresh"), tokenizer=tokenizer)
-    settings = {
-        "name": "warm-start",
-        "output": plan.folder,
-        "threads": plan.threads,
-        "model": {"path": str(plan.path("fresh"))},
-        "data": {"train": str(plan.path("warm_start.jsonl"))},
-        "optimizer": {"learning_rate": plan.learning_rate, "warmup": 0.1},
-        "train": {"steps": plan.warm_start_steps, "batch_size": plan.rows},
-    }
-    policy = run(load_settings(settings, method="sft")).checkpoint("policy")
-    plan.path("policy").symlink_to(policy.resolve())
-    judge = load_model(str(policy), head="scalar", seed=0)
-    save_model(judge, plan.path("judge"), tokenizer=tokenizer)
-    plan.path(READY).write_text(plan.sizes())
+    folder, threads, models = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    if not (folder / "data" / "ready").exists():
+        make_data(folder / "data")
+    for model in models:
+        if not (folder / model / "ready").exists():
+            make_weights(folder, model, threads)
 
 
-def make_data(plan: Plan) -> None:
-    """One file a line of the benchmark, none longer than what is drawn from it."""
-    sft, pairs = plan.total_steps("sft") * plan.rows, max(plan.total_steps(x) for x in ("reward", "dpo")) * plan.rows
-    prompts = max(plan.total_steps("grpo") * plan.rows // plan.samples, plan.total_steps("ppo") * plan.rows)
-    size = DemoSize(
-        sft=max(sft, plan.warm_start_steps * plan.rows),
-        sft_validation=1,
-        pairs=pairs * 2,
-        pairs_validation=1,
-        prompts=prompts,
-        prompts_test=plan.prompts,
-        vocabulary=plan.vocabulary,
-    )
-    demo = make_demo(plan.path("demo"), seed=0, size=size)
-    demo.tokenizer.rename(plan.path("tokenizer"))
-    demonstrations = read_rows(demo.sft)
-    write_rows(plan.path("warm_start.jsonl"), demonstrations)
-    write_rows(plan.path("sft.jsonl"), demonstrations[:sft])
-    preferences = list(one_a_prompt(read_rows(demo.preferences)))
-    for line in ("reward", "dpo"):
-        write_rows(plan.path(f"{line}.jsonl"), preferences[: plan.total_steps(line) * plan.rows // 2])
-    asked = read_rows(demo.prompts)
-    write_rows(plan.path("grpo.jsonl"), asked[: plan.total_steps("grpo") * plan.rows // plan.samples])
-    write_rows(plan.path("ppo.jsonl"), asked[: plan.total_steps("ppo") * plan.rows])
-    write_rows(plan.path("generation.jsonl"), read_rows(demo.prompts_test))
+def made(folder: Path, models: Iterable[str]) -> bool:
+    """Whether everything is there."""
+    return all((folder / part / "ready").exists() for part in ("data", *models))
 
 
-def one_a_prompt(pairs: Iterable[dict[str, str]]) -> Iterable[dict[str, str]]:
+def make_weights(folder: Path, model: str, threads: int) -> None:
+    from assent import load_settings, run
+    from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
+
+    target = folder / model
+    shutil.rmtree(target, ignore_errors=True)
+    tokenizer = load_tokenizer(str(folder / "data" / "tokenizer"))
+    fresh = fresh_model(MODELS[model], seed=0, vocab_size=len(tokenizer))
+    save_model(fresh, target / "fresh", tokenizer=tokenizer)
+    if WARM_START[model]:
+        settings = {
+            "name": "warm-start",
+            "output": str(target),
+            "threads": threads,
+            "model": {"path": str(target / "fresh")},
+            "data": {"train": str(folder / "data" / "short.jsonl")},
+            "optimizer": {"learning_rate": 1e-3, "warmup": 0.1},
+            "train": {"steps": WARM_START[model], "batch_size": 32},
+        }
+        trained = run(load_settings(settings, method="sft")).checkpoint("policy")
+        save_model(load_model(str(trained)), target / "policy", tokenizer=tokenizer)
+        shutil.rmtree(target / "warm-start")
+    else:
+        save_model(fresh, target / "policy", tokenizer=tokenizer)
+    judge = load_model(str(target / "policy"), head="scalar", seed=0)
+    save_model(judge, target / "judge", tokenizer=tokenizer)
+    (target / "ready").touch()
+
+
+def make_data(folder: Path) -> None:
+    from assent.data.demo import DemoSize, make_demo
+    from assent.data.write import write_rows
+    from assent.models.load import load_tokenizer
+
+    shutil.rmtree(folder, ignore_errors=True)
+    size = DemoSize(**SIZES, sft_validation=1, pairs_validation=1, prompts_test=1, vocabulary=VOCABULARY)
+    demo = make_demo(folder / "demo", seed=0, size=size)
+    demo.tokenizer.rename(folder / "tokenizer")
+    short = read_rows(demo.sft)
+    texts = Texts(short, load_tokenizer(str(folder / "tokenizer")))
+    rng = random.Random(0)
+    write_rows(folder / "short.jsonl", short)
+    write_rows(folder / "eightfold.jsonl", (joined(short[start : start + 8]) for start in range(0, 8 * MANY, 8)))
+    write_rows(folder / "long.jsonl", (texts.of(rng.randint(512, 1020)) for _ in range(MANY)))
+    spread = (round(math.exp(rng.uniform(math.log(16), math.log(1020)))) for _ in range(MANY))
+    write_rows(folder / "mixed.jsonl", map(texts.of, spread))
+    write_rows(folder / "pairs.jsonl", one_a_prompt(read_rows(demo.preferences)))
+    write_rows(folder / "prompts.jsonl", read_rows(demo.prompts))
+    (folder / "ready").touch()
+
+
+def joined(rows: list[dict[str, str]]) -> dict[str, str]:
+    """One long demonstration: the first one's prompt, and everything else as its answer."""
+    rest = "".join(f" {row['prompt']}{row['completion']}" for row in rows[1:])
+    return {"prompt": rows[0]["prompt"], "completion": rows[0]["completion"] + rest}
+
+
+class Texts:
+    """Demonstrations of a wanted length, made of short ones in turn."""
+
+    def __init__(self, rows: list[dict[str, str]], tokenizer: Any):
+        self.rows, self.tokenizer, self.next = rows, tokenizer, 0
+
+    def of(self, tokens: int) -> dict[str, str]:
+        """A row of about so many tokens, prompt and end token included."""
+        parts: list[dict[str, str]] = []
+        length = 1
+        while length < tokens:
+            row = self.rows[self.next % len(self.rows)]
+            self.next += 1
+            parts.append(row)
+            length += len(self.tokenizer(row["prompt"] + row["completion"])["input_ids"])
+        whole = joined(parts)
+        room = tokens - 1 - len(self.tokenizer(whole["prompt"])["input_ids"])
+        kept = self.tokenizer(whole["completion"])["input_ids"][: max(room, 2)]
+        return whole | {"completion": self.tokenizer.decode(kept)}
+
+
+def one_a_prompt(pairs: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
     """The first pair of each prompt: a batch is counted in prompts by one system and in pairs by the other."""
     seen = set()
     for pair in pairs:

@@ -1,0 +1,103 @@
+"""Where the time of a segment goes: self CPU time by kind of work, and the operators that take most of it.
+
+Matrix products, attention, norms and activations, sampling, the optimizer; what is left of the segment's CPU time is
+Python and everything that no operator accounts for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "matrix products": (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::mv",
+        "linear",
+        "onednn",
+        "mkldnn",
+    ),
+    "attention": ("scaled_dot_product", "flash_attention"),
+    "optimizer": ("adam", "_foreach_", "_fused_", "Optimizer.step", "clip_grad", "linalg_vector_norm"),
+    "sampling": ("cumsum", "multinomial", "exponential_", "topk", "sort", "searchsorted", "argmax", "isin"),
+    "softmax and log-probs": ("softmax", "logsumexp", "nll_loss", "log_sigmoid", "gather", "scatter"),
+    "norms": ("layer_norm", "rms_norm", "rsqrt", "aten::mean", "aten::pow"),
+    "activations and other arithmetic": (
+        *(
+            "gelu",
+            "silu",
+            "tanh",
+            "sigmoid",
+            "aten::mul",
+            "aten::add",
+            "aten::sub",
+            "aten::div",
+            "aten::neg",
+            "aten::exp",
+        ),
+        *("aten::sum", "aten::where", "aten::clamp", "aten::sqrt", "aten::max", "aten::min", "aten::log"),
+    ),
+    "copies and indexing": (
+        *("copy_", "index", "aten::cat", "embedding", "aten::fill_", "aten::zero_", "contiguous", "aten::stack"),
+        *("empty", "resize", "clone", "_to_copy", "item", "local_scalar", "narrow", "split", "select", "slice"),
+    ),
+}
+"""Kind of work -> parts of operators' names; the first kind that fits takes the operator."""
+OTHER = "Python and other"
+
+
+def kind_of(operator: str) -> str:
+    return next((kind for kind, parts in KINDS.items() if any(part in operator for part in parts)), OTHER)
+
+
+def grouped(operators: dict[str, float], total: float) -> dict[str, float]:
+    """Seconds by kind, the largest first; `total` is what the segment took in all."""
+    found: dict[str, float] = {}
+    for name, seconds in operators.items():
+        found[kind_of(name)] = found.get(kind_of(name), 0.0) + seconds
+    found[OTHER] = found.get(OTHER, 0.0) + max(0.0, total - sum(operators.values()))
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+class Tracer:
+    """Traces the first segment after the warm-up, where there is one to trace: `steps` of a segment, 0 for none."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+        self.result: dict[str, Any] | None = None
+        self._profiler: Any = None
+        self._began = 0.0
+
+    def passed(self, done: int) -> None:
+        """Called at the end of each step, before the gate may block, with the number of steps done."""
+        if self.steps and done == self.steps:
+            from torch.profiler import ProfilerActivity, profile
+
+            self._profiler = profile(activities=[ProfilerActivity.CPU])
+            self._profiler.__enter__()
+            self._began = time.thread_time()
+        elif self.steps and done == 2 * self.steps:
+            total = time.thread_time() - self._began
+            self._profiler.__exit__(None, None, None)
+            averages = self._profiler.key_averages()
+            operators = {one.key: one.self_cpu_time_total / 1e6 for one in averages}
+            top = sorted(averages, key=lambda one: -one.self_cpu_time_total)[:20]
+            self.result = {
+                "seconds": total,
+                "kinds": grouped(operators, total),
+                "operators": [[one.key, one.self_cpu_time_total / 1e6, one.count] for one in top],
+            }
+
+
+def text_of(name: str, found: dict[str, Any]) -> str:
+    """A profile as a small page of text."""
+    total = found["seconds"]
+    lines = [f"{name}: {total:.2f} s of CPU time in one traced segment"]
+    lines += [f"  {seconds / total:6.1%}  {seconds:7.3f} s  {kind}" for kind, seconds in found["kinds"].items()]
+    lines.append("  the operators that take most:")
+    for operator, seconds, calls in found["operators"]:
+        lines.append(f"  {seconds / total:6.1%}  {seconds:7.3f} s  {calls:7d} x  {kind_of(operator)}: {operator}")
+    return "\n".join(lines)

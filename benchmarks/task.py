@@ -1,0 +1,115 @@
+"""What one contender is to do: a frozen value that every process of a benchmark reads, in whatever environment it runs.
+
+Standard library only: the peers' environments import this file too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 1024},
+    "4M": {"model_type": "gpt2", "n_embd": 224, "n_layer": 6, "n_head": 7, "n_positions": 1024},
+    "25M": {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1376,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    },
+}
+"""Hugging Face config keys of fresh models; the vocabulary is the demo tokenizer's."""
+
+VOCABULARY = 768
+"""Of the demo tokenizer: with it a short text has about 46 tokens."""
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One line of the table for one model and precision, the same for every contender."""
+
+    method: str
+    """sft, reward, dpo, grpo, rloo, online-dpo, ppo or generate."""
+    model: str
+    precision: str
+    threads: int
+    weights: str
+    """Folder of fresh/, policy/ and judge/."""
+    data: str
+    """JSON Lines file with the rows of the whole run, in the order in which they are used."""
+    output: str
+    """What contenders write themselves."""
+    steps: int
+    """Steps of one segment; of generation, passes over the prompts."""
+    repeats: int
+    """Measured segments; one more goes before them as a warm-up."""
+    rows: int
+    """Rows of a step: demonstrations, both answers of half as many pairs, completions."""
+    samples: int = 1
+    """Completions of one prompt."""
+    epochs: int = 1
+    """Of PPO, over each batch."""
+    max_new_tokens: int = 48
+    learning_rate: float = 1e-3
+    kl: float = 0.04
+    """KL coefficient of the methods that have one."""
+    sorted_rows: bool = False
+    """The peer groups rows of similar length, which spares it padding and gives it other batches."""
+    greedy: bool = False
+    shortest: int = 64
+    longest: int = 64
+    """Of generation: new tokens of each sequence, drawn evenly between the two; end tokens do not end it."""
+    profile: bool = False
+    """Trace the first measured segment."""
+
+    @property
+    def total_steps(self) -> int:
+        """The warm-up segment and the measured ones."""
+        return self.steps * (self.repeats + 1)
+
+    @property
+    def needed(self) -> int:
+        """Lines of the data file that a run uses."""
+        per_step = {"sft": 1, "ppo": 1, "reward": 2, "dpo": 2}.get(self.method, self.samples)
+        return self.rows // per_step * (1 if self.method == "generate" else self.total_steps)
+
+    @property
+    def dtype(self) -> str:
+        return PRECISIONS[self.precision]
+
+    def lengths(self) -> list[int]:
+        """New tokens of each sequence of generation."""
+        rng = random.Random(0)
+        return [rng.randint(self.shortest, self.longest) for _ in range(self.rows)]
+
+    def path(self, name: str) -> Path:
+        """A folder of weights."""
+        return Path(self.weights) / name
+
+    def write(self, path: Path) -> Path:
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        return path
+
+    @classmethod
+    def read(cls, path: str | Path) -> Task:
+        return cls(**json.loads(Path(path).read_text()))
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def richness(completion: str) -> float:
+    """The reward of the online lines: distinct words over 20, and a trace of noise so that no two answers tie."""
+    return len(set(completion.split())) / 20 + zlib.crc32(completion.encode()) / 2**32 / 100
