@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from workload import made
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no contender behind
     options = read_options()
     setting = Setting(
         folder=ROOT / "runs" / f"bench-{time.strftime('%Y%m%d-%H%M%S')}",
@@ -85,7 +87,7 @@ def read_options() -> argparse.Namespace:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} {value}: give 1 or more")
-    quick = [*(name for name, line in LINES.items() if line.quick), *ASIDE]
+    quick = [*(name for name, line in LINES.items() if line.quick), "start-help"]
     given = options.profile or options.lines
     try:
         options.lines = chosen(split(given)) if given else quick if options.quick else names

@@ -117,6 +117,8 @@ class Contender:
         self.result.step_tokens.append(message["tokens"] / steps)
 
     def finish(self) -> Result:
+        """Let it do whatever a run does at its end, and hear its figures."""
+        self.go()
         message = self.hear("done")
         self.result.peak_mib = message["peak_mib"]
         self.result.figures, self.result.versions = message["figures"], message["versions"]

@@ -38,8 +38,7 @@ class Gate:
             seconds, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             self.say("segment", seconds=seconds, cpu=cpu, tokens=self._tokens)
-            if self.done < self.total:
-                self.wait()
+            self.wait()  # after the last one too: what a run does at its end must not disturb another's segment
             self._restart()
 
     def wait(self) -> None:

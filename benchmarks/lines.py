@@ -124,7 +124,7 @@ LINES = {
         generation("gen-64-varied", "64 x 4-128 tokens, sampled", rows=64, shortest=4, longest=128, quick=True),
         generation("gen-256-fixed", "256 x 64 tokens, greedy", rows=256, greedy=True, usual=()),
         generation("gen-256-varied", "256 x 4-128 tokens, sampled", rows=256, shortest=4, longest=128, usual=(SMALL,)),
-        generation("gen-k", "8 prompts, 32 samples each of 4-128", rows=256, samples=32, shortest=4, longest=128),
+        generation("gen-k", "4 prompts, 16 samples each of 4-128", rows=64, samples=16, shortest=4, longest=128),
         replace(
             SFT,
             name="growth-batch",

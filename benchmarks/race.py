@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sides", default="ours,trl")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no side behind
     folder = ROOT / "runs" / f"race-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
     setting = Setting(folder, folder, options.threads, 0, False, "kept", "PASSIVE", True)

@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 from task import read_rows
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GPT2Config,
@@ -61,8 +62,8 @@ class Race:
         with self.lines.open("a") as file:
             file.write(json.dumps(content) + "\n")
 
-    def policy(self) -> Any:
-        """1.5 epochs of 64 rows."""
+    def imitate(self) -> None:
+        """SFT: 1.5 epochs of 64 rows."""
         special = {"bos_token_id": None, "eos_token_id": self.tokenizer.eos_token_id}
         size = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": len(self.tokenizer)}
         dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -77,7 +78,6 @@ class Race:
         trainer.train()
         trainer.save_model(str(self.output / "policy"))
         self.say(stage="sft")
-        return trainer.model
 
     def judge(self) -> Any:
         """One epoch of 16 pairs."""
@@ -96,9 +96,10 @@ class Race:
         self.say(stage="reward")
         return trainer.model.eval()
 
-    def improve(self, policy: Any, judge: Any) -> None:
+    def improve(self, judge: Any) -> None:
         """GRPO until whoever watches has seen enough."""
         end = self.tokenizer.eos_token
+        policy = AutoModelForCausalLM.from_pretrained(self.output / "policy", dtype=torch.float32)
 
         def judged(
             prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]], **columns: Any
@@ -135,8 +136,8 @@ def main() -> None:
     output.mkdir(parents=True)
     torch.set_num_threads(int(sys.argv[4]))
     race = Race(data, output, lines, int(sys.argv[5]))
-    policy = race.policy()
-    race.improve(policy, race.judge())
+    race.imitate()
+    race.improve(race.judge())
 
 
 if __name__ == "__main__":

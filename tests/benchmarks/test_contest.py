@@ -20,6 +20,8 @@ for number in range(gate.total):
         diary.write({name!r} + str(number) + " ")
     {act}
     gate.passed(10 + number)
+with open({diary!r}, "a") as diary:
+    diary.write({name!r} + "end ")
 gate.finish(figures={{"loss": 1.5}}, versions={{}})
 """
 
@@ -37,7 +39,7 @@ def test_segments_take_turns(tmp_path: Path) -> None:
     a, b = run(entry(tmp_path, "a"), entry(tmp_path, "b"))
     diary = (tmp_path / "diary").read_text().split()
     assert sorted(diary[:4]) == ["a0", "a1", "b0", "b1"], "warm-ups overlap"
-    assert diary[4:] == "a2 a3 b2 b3 a4 a5 b4 b5".split()
+    assert diary[4:] == "a2 a3 b2 b3 a4 a5 b4 b5 aend bend".split(), "nobody's end overlaps another's segment"
     assert isinstance(a, Result)
     assert isinstance(b, Result)
     assert a.step_tokens == [12.5, 14.5], "without the warm-up's; 12 and 13, then 14 and 15 in two steps"

@@ -1,0 +1,56 @@
+"""When a side of the race has arrived, and how its files are followed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from race import Course, Tail, table, watched
+
+
+def test_the_mark_is_passed_by_the_mean_of_the_last_256_answers() -> None:
+    course = Course()
+    golds = [0.9, 0.2, 0.6, 0.6, 0.9]
+    passed = [course.saw(float(second), gold, answers=64, mark=0.6) for second, gold in enumerate(golds)]
+    # Means of four steps: 0.575 after the fourth, 0.575 after the fifth.
+    assert passed == [False] * 5
+    assert course.saw(5.0, 0.3, answers=64, mark=0.6), "0.6, 0.6, 0.9 and 0.3 are 0.6 on average"
+    assert course.ends == {"gold": 5.0}
+
+
+def test_larger_steps_need_fewer() -> None:
+    course = Course()
+    assert not course.saw(1.0, 0.9, answers=128, mark=0.6)
+    assert course.saw(2.0, 0.4, answers=128, mark=0.6)
+
+
+def test_a_tail_waits_for_whole_lines(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "lines.jsonl")
+    assert list(tail.new()) == []
+    tail.path.write_text('{"gold": 1}\n{"go')
+    assert list(tail.new()) == [{"gold": 1}]
+    with tail.path.open("a") as file:
+        file.write('ld": 2}\n')
+    assert list(tail.new()) == [{"gold": 2}]
+    assert list(tail.new()) == []
+
+
+def test_a_side_that_ends_early_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('done')"]
+    course = watched(command, {}, tmp_path / "log", lambda course, seconds: False, 30.0)
+    assert course.failure == f"it ended (status 0) before the mark; its output is in {tmp_path / 'log'}"
+
+
+def test_a_side_is_stopped_when_it_arrives(tmp_path: Path) -> None:
+    def look(course: Course, seconds: float) -> bool:
+        return course.saw(seconds, 1.0, answers=256, mark=0.6)
+
+    course = watched([sys.executable, "-c", "import time; time.sleep(60)"], {}, tmp_path / "log", look, 30.0)
+    assert course.failure == ""
+    assert course.ends["gold"] < 30
+
+
+def test_the_table_compares_the_times_to_the_mark() -> None:
+    courses = {"ours": Course({"gold": 100.0}, [(100.0, 0.61)]), "trl": Course({"gold": 350.0}, [(350.0, 0.6)])}
+    shown = table(courses, 0.6, 2)
+    assert list(shown.columns[3].cells) == ["100", "350", "3.50"]
