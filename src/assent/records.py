@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assent.loop.checkpoint import Store
+from assent.loop.checkpoint import Store, make_folder
 from assent.monitor.sinks import read_jsonl
 from assent.settings import Settings, SettingsError
 
@@ -70,7 +70,7 @@ def open_folder(settings: Settings) -> Path:
             raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
         shutil.rmtree(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise SettingsError(f"the run's folder {folder} cannot be made: {error}") from error
     return folder

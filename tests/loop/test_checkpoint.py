@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
-from collections.abc import Callable
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +22,12 @@ from assent.loop import checkpoint
 from assent.loop.checkpoint import CheckpointError, Store
 
 NAMES = [f"epoch1epochstep{step}globalstep{step}" for step in range(1, 13)]
+FSYNC = os.fsync
 
 
 @pytest.fixture(autouse=True)
 def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flushing is slow, and what it is for (a loss of power) cannot be tested here."""
+    """Flushing is slow, and nothing but a loss of power needs it: the tests of that put it back."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -125,6 +131,205 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint_or_the_new_one(tmp_p
     assert outcomes == sorted(outcomes)  # the rename of the state commits, once
 
 
+# --- the process is killed
+
+KILLED = 9
+
+
+def in_a_child(act: Callable[[], object]) -> int:
+    """Do it in a process of its own and return its exit code: the negative signal if one ended it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(folder: Path, at: int, act: Callable[[], object]) -> None:
+    """Do it, and end this process, with nothing tidied up, just before it touches the disk for the `at`-th time."""
+    count = 0
+
+    def touch(event: str, arguments: tuple[Any, ...] = ()) -> None:
+        nonlocal count
+        on_disk = event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "fsync", "save_file")
+        written = event == "open" and isinstance(arguments[1], str) and arguments[1].strip("rbt") != ""
+        if on_disk or (written and str(arguments[0]).startswith(str(folder))):
+            count += 1
+            if count == at:
+                os._exit(KILLED)
+
+    os.fsync = lambda handle: touch("fsync")  # type: ignore[assignment]  # of a process that ends with this function
+    original = checkpoint.save_file
+    checkpoint.save_file = lambda *a, **k: (touch("save_file"), original(*a, **k))  # type: ignore[assignment]
+    sys.addaudithook(touch)
+    act()
+
+
+def test_a_process_killed_before_any_write_flush_or_rename_leaves_one_of_the_two_checkpoints(tmp_path: Path) -> None:
+    """Real files and a real end: no handler, no context manager, no buffer gets its turn."""
+    outcomes = []
+    for at in range(1, 200):
+        store = Store(tmp_path / f"at{at}")
+        save(store, 1)
+        code = in_a_child(partial(killed_at, tmp_path, at, partial(save, store, 2)))
+        assert code in (0, KILLED)
+        found, problems = store.latest()
+        assert problems == []
+        assert content(store, found) == {float(NAMES.index(found) + 1)}
+        if code == 0:
+            assert found == NAMES[1]
+            break
+        outcomes.append(found)
+        store.sweep()
+        assert {path.name for path in store.folder.glob("*/*")} == set(store.names())
+        assert content(store, save(store, 2)) == {2.0}
+        shutil.rmtree(store.folder)
+    assert len(outcomes) > 30
+    assert set(outcomes) == set(NAMES[:2])
+    assert outcomes == sorted(outcomes)
+
+
+def test_a_process_killed_within_a_write_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    """The kernel ends it where a file would outgrow the limit, so that every file of a save is cut off somewhere."""
+
+    def limited(size: int, store: Store) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python would have an OSError of it
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        save(store, 2)
+
+    store = Store(tmp_path / "whole")
+    save(store, 1)
+    sizes = sorted({path.stat().st_size for path in store.folder.rglob("*") if path.is_file()})
+    cuts = {cut for size in sizes for cut in (0, size // 2, size - 1)}
+    for size in [*sorted(cuts), sizes[-1]]:
+        store = Store(tmp_path / f"cut{size}")
+        save(store, 1)
+        code = in_a_child(partial(limited, size, store))
+        whole = size == sizes[-1]
+        assert code == (0 if whole else -signal.SIGXFSZ), size
+        found, problems = store.latest()
+        assert (found, problems) == (NAMES[whole], [])
+        assert content(store, found) == {whole + 1.0}
+
+
+# --- the power is lost
+
+
+class Disk:
+    """What a folder's disk holds for certain: the entries of folders and the content of files that were flushed.
+
+    A loss of power may keep more than that. It keeps names before contents, if anything, so that two outcomes are
+    checked: `kept()` with flushed entries only, and `kept(eager=True)` with every entry, where a file that was not
+    flushed is empty.
+    """
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch):
+        self.root, self.entries, self.contents = root, dict[int, dict[str, int]](), dict[int, bytes]()
+        for path in (root, *root.rglob("*")):
+            self._remember(path)
+        self.outcomes: list[tuple[dict[str, bytes], dict[str, bytes]]] = []
+        original = os.rename
+
+        def rename(*arguments: Any) -> None:
+            original(*arguments)
+            self.outcomes.append((self.kept(), self.kept(eager=True)))
+
+        patch.setattr(os, "fsync", self.fsync)
+        patch.setattr(os, "rename", rename)
+
+    def _remember(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        self._flushed(handle)
+        os.close(handle)
+
+    def _flushed(self, handle: int) -> None:
+        known = os.fstat(handle)
+        if stat.S_ISDIR(known.st_mode):
+            self.entries[known.st_ino] = {name: os.stat(name, dir_fd=handle).st_ino for name in os.listdir(handle)}
+        else:
+            self.contents[known.st_ino] = os.pread(handle, known.st_size, 0)
+
+    def fsync(self, handle: int) -> None:
+        self.outcomes.append((self.kept(), self.kept(eager=True)))
+        FSYNC(handle)
+        self._flushed(handle)
+        self.outcomes.append((self.kept(), self.kept(eager=True)))
+
+    def kept(self, *, eager: bool = False) -> dict[str, bytes]:
+        """Path -> content of what a loss of power now would leave."""
+        if eager:
+            files = [path for path in self.root.rglob("*") if path.is_file()]
+            return {str(f.relative_to(self.root)): self.contents.get(f.stat().st_ino, b"") for f in files}
+        return dict(self._walk(self.root.stat().st_ino, ""))
+
+    def _walk(self, folder: int, prefix: str) -> Iterator[tuple[str, bytes]]:
+        for name, inode in self.entries.get(folder, {}).items():
+            if inode in self.contents:
+                yield prefix + name, self.contents[inode]
+            else:
+                yield from self._walk(inode, f"{prefix}{name}/")
+
+
+def restored(kept: Mapping[str, bytes], folder: Path) -> Store:
+    """A store in `folder` of what was kept."""
+    folder.mkdir()
+    for name, whole in kept.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(whole)
+    return Store(folder / "run/checkpoints")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_loss_of_power_at_any_moment_of_a_save_leaves_one_of_the_two_checkpoints(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are flushed before the rename, the new name after it; `first`: so are the folders that the first save of a
+    run makes, of the roles, of the store and of the run."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    store = Store(root / "run/checkpoints")
+    if not first:
+        save(store, 1)
+    disk = Disk(root, monkeypatch)
+    save(store, 1 if first else 2)
+    disk.outcomes.append((disk.kept(), disk.kept(eager=True)))
+    monkeypatch.undo()
+    assert len(disk.outcomes) > 40
+    newest, expected = [], NAMES[0 if first else 1]
+    for number, both in enumerate(disk.outcomes):
+        for mode, kept in zip(("lazy", "eager"), both, strict=True):
+            after = restored(kept, tmp_path / f"{mode}{number}")
+            if first and not after.names():
+                newest.append((mode, ""))
+                continue
+            found, problems = after.latest()
+            assert problems == []
+            assert content(after, found) == {float(NAMES.index(found) + 1)}
+            newest.append((mode, found))
+    for mode in ("lazy", "eager"):
+        found_in_turn = [found for which, found in newest if which == mode]
+        assert found_in_turn == sorted(found_in_turn)
+        assert found_in_turn[-1] == expected  # once `write` has returned, nothing takes the checkpoint away
+        assert found_in_turn[0] != expected
+
+
+def test_the_folder_of_a_run_is_flushed_into_its_parents(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assent import load_settings
+    from assent.records import open_folder
+
+    disk = Disk(tmp_path, monkeypatch)
+    folder = open_folder(load_settings(make_recipe("sft", tmp_path / "deep/runs")))
+    handle = folder.stat().st_ino
+    assert disk.entries[folder.parent.stat().st_ino] == {"run": handle}
+    assert disk.entries[tmp_path.stat().st_ino] == {"deep": (tmp_path / "deep").stat().st_ino}
+
+
 def test_an_interrupted_removal_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
     def prepare(store: Store) -> None:
         for step in (1, 2, 3):
@@ -182,6 +387,34 @@ def test_any_damage_is_found_and_named_and_the_older_checkpoint_taken(tmp_path: 
             assert f"{role}/{name}" in problems[0], (file, what, problems)
             assert named in problems[0] or named == "manifest.json", (file, what, problems)
             file.write_bytes(whole)
+    assert store.latest() == (name, [])
+
+
+def test_a_file_that_was_added_is_found_and_named(tmp_path: Path) -> None:
+    """Another index or tokenizer file could change what is loaded. What is hidden is the file system's own."""
+    store = Store(tmp_path)
+    save(store, 1)
+    name = save(store, 2)
+    for added in ("policy/{}/model.safetensors.index.json", "critic/{}/tokenizer/extra.txt", "state/{}/x.json"):
+        path = tmp_path / added.format(name)
+        path.write_text("{}")
+        found, (problem,) = store.latest()
+        assert found == NAMES[0]
+        assert f"{path.relative_to(tmp_path).parts[0]}/{name} holds files that it was not saved with" in problem
+        assert path.name in problem
+        path.unlink()
+    (tmp_path / "policy" / name / "link").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="link"):
+        store.verify(name)
+    (tmp_path / "policy" / name / "link").unlink()
+    for number in range(5):
+        (tmp_path / "policy" / name / f"more{number}").touch()
+    with pytest.raises(CheckpointError, match=r"more0, more1, more2 and 2 more\. Move them elsewhere"):
+        store.verify(name)
+    for number in range(5):
+        (tmp_path / "policy" / name / f"more{number}").unlink()
+    (tmp_path / "policy" / name / ".cache").mkdir()
+    (tmp_path / "policy" / name / ".cache/note").touch()
     assert store.latest() == (name, [])
 
 

@@ -72,7 +72,7 @@ class Store:
         raise CheckpointError(f"no whole checkpoint in {self.folder}{detail}")
 
     def verify(self, name: str) -> None:
-        """Raise CheckpointError unless every file of the checkpoint is what was written."""
+        """Raise CheckpointError unless every file of the checkpoint is what was written, and no other is there."""
         folder = self.folder / STATE / name
         _verify(folder)
         for role, seal in self._values(folder)["roles"].items():
@@ -132,9 +132,10 @@ def _publish(target: Path, write: Writer) -> str:
     """Write, flush, seal, rename. Returns the digest of the manifest."""
     writing = target.parent / f".writing-{target.name}"
     shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
+    make_folder(target.parent)
+    writing.mkdir()
     write(writing)
-    files = {str(p.relative_to(writing)): _digest(p) for p in sorted(writing.rglob("*")) if p.is_file()}
+    files = {name: _digest(writing / name) for name in _names(writing)}
     manifest = writing / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=1))
     for path in [*writing.rglob("*"), writing]:
@@ -147,6 +148,20 @@ def _publish(target: Path, write: Writer) -> str:
     return seal
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, their entries flushed: without its entry, what is flushed inside is lost."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _flush(made.parent)
+
+
+def _names(folder: Path) -> list[str]:
+    """Every file in the folder and those below it, by its path from there."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
 def _verify(folder: Path) -> str:
     manifest = folder / MANIFEST
     try:
@@ -156,7 +171,16 @@ def _verify(folder: Path) -> str:
         raise CheckpointError(f"{folder} is incomplete: {error}") from error
     if damaged:
         raise CheckpointError(f"{folder} is damaged: {', '.join(damaged[:3])} changed since it was saved")
+    # Hidden ones are the file system's own business, and nothing here reads them.
+    added = [name for name in _names(folder) if name not in files and name != MANIFEST and not _hidden(name)]
+    if added:
+        listed = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
+        raise CheckpointError(f"{folder} holds files that it was not saved with: {listed}. Move them elsewhere")
     return _digest(manifest)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in Path(name).parts)
 
 
 def _digest(path: Path) -> str:
