@@ -149,7 +149,8 @@ def run(wanted: list[Row], aside: list[str], setting: Setting, console: Console)
 def note(setting: Setting, peaks: dict[str, Any], *, seconds: float, load: float) -> str:
     """The paragraph under the table."""
     best = "; ".join(
-        f"best {precision} matrix product {peak['flops'] / 1e9:,.0f} GFLOP/s, read {peak['bandwidth'] / 1e9:,.0f} GB/s"
+        f"best {precision} matrix product {peak['flops'] / 1e9:,.0f} GFLOP/s (laid out for oneDNN "
+        f"{peak['packed'] / 1e9:,.0f}), read {peak['bandwidth'] / 1e9:,.0f} GB/s"
         for precision, peak in peaks.items()
     )
     return (

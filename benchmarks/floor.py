@@ -103,9 +103,15 @@ class Peak:
     """The best that this machine did in this run, at one precision and number of threads."""
 
     flops: float
-    """FLOP/s of the best matrix product."""
+    """FLOP/s of the best matrix product as torch does it by itself: the floor's."""
     bandwidth: float
     """Bytes/s of the best read of as much memory as weights take."""
+    packed: float = 0.0
+    """FLOP/s of the best product by oneDNN with a weight laid out beforehand: for the note, not for the floor."""
+
+    def better(self, other: Peak) -> Peak:
+        """The best of both, figure by figure."""
+        return Peak(*(max(getattr(self, name), getattr(other, name)) for name in ("flops", "bandwidth", "packed")))
 
     def seconds(self, flops: float, read: float = 0.0) -> float:
         """The least time for so many FLOPs and bytes, if they overlap perfectly."""

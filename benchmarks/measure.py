@@ -197,8 +197,8 @@ class Machine:
 
     def _hear(self, precision: str, contender: Contender) -> None:
         said = contender.hear("peak")
-        before = self.best.get(precision, Peak(0.0, 0.0))
-        self.best[precision] = Peak(max(before.flops, said["flops"]), max(before.bandwidth, said["bandwidth"]))
+        found = Peak(said["flops"], said["bandwidth"], said["packed"])
+        self.best[precision] = found.better(self.best.get(precision, found))
 
     def close(self) -> None:
         for contender in self._running.values():

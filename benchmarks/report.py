@@ -141,15 +141,16 @@ def show(result: dict[str, Any], console: Console) -> None:
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Records of several runs in the order of their first appearance; the best peaks of all, the last run's note."""
     records: dict[tuple[str, ...], dict[str, Any]] = {}
-    peaks: dict[str, dict[str, float]] = {}
+    peaks: dict[str, Peak] = {}
     for result in results:
         for record in result["records"]:
             key = (record["line"], record["model"], record["precision"], str(record["threads"]))
             records[key] = record
         for precision, peak in result["peaks"].items():
-            best = peaks.setdefault(precision, dict(peak))
-            peaks[precision] = {name: max(best[name], value) for name, value in peak.items()}
-    return {"note": results[-1]["note"], "peaks": peaks, "records": list(records.values())}
+            found = Peak(**peak)
+            peaks[precision] = found.better(peaks.get(precision, found))
+    told = {precision: vars(peak) for precision, peak in peaks.items()}
+    return {"note": results[-1]["note"], "peaks": told, "records": list(records.values())}
 
 
 def publish(result: dict[str, Any]) -> Iterable[Path]:
