@@ -101,3 +101,13 @@ def text_of(name: str, found: dict[str, Any]) -> str:
     for operator, seconds, calls in found["operators"]:
         lines.append(f"  {seconds / total:6.1%}  {seconds:7.3f} s  {calls:7d} x  {kind_of(operator)}: {operator}")
     return "\n".join(lines)
+
+
+def table_of(profiles: dict[str, dict[str, Any]]) -> str:
+    """Shares of several profiles, a line each, as Markdown."""
+    kinds = [*KINDS, OTHER]
+    lines = ["| line | " + " | ".join(kinds) + " |", "|---|" + "---:|" * len(kinds)]
+    for name, found in profiles.items():
+        shares = [f"{found['kinds'].get(kind, 0.0) / found['seconds']:.0%}" for kind in kinds]
+        lines.append(f"| {name} | " + " | ".join(shares) + " |")
+    return "\n".join([*lines, ""])

@@ -21,11 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from anatomy import text_of
+from anatomy import table_of, text_of
 from contest import ContenderError
 from lines import ASIDE, LINES, SMALL, Row, chosen, rows
 from measure import HERE, ROOT, Machine, Setting, measure, profile
-from report import publish, show
+from report import PAGE, PROFILE_BEGIN, PROFILE_END, publish, put, show
 from rich.console import Console
 from start import measure_start
 from task import MODELS, PRECISIONS
@@ -53,7 +53,10 @@ def main() -> None:
     models = {row.model for row in wanted} | ({"tiny"} if "start-step" in aside else set())
     prepare(sorted(models), setting, console)
     if options.profile:
-        explain(wanted, setting, console)
+        profiles = explain(wanted, setting, console)
+        if options.publish:
+            put(PROFILE_BEGIN, table_of(profiles), PROFILE_END)
+            console.print(f"written: {PAGE}", markup=False)
         return
     result = run(wanted, aside, setting, console)
     show(result, console)
@@ -78,8 +81,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few lines and half the steps: about a minute")
     parser.add_argument("--full", action="store_true", help="every line in every model and precision")
     parser.add_argument("--alone", action="store_true", help="without the peers")
-    parser.add_argument("--profile", metavar="LINE", help="where the time of this line goes, in place of the table")
-    parser.add_argument("--publish", action="store_true", help="write the table and a chart into docs/")
+    parser.add_argument("--profile", metavar="LINES", help="where the time of these lines goes, in place of the table")
+    parser.add_argument("--publish", action="store_true", help="write what was found into docs/")
     parser.add_argument("--malloc", choices=("kept", "default"), default="kept", help="glibc's memory, for all sides")
     parser.add_argument("--wait", choices=("PASSIVE", "ACTIVE"), default="PASSIVE", help="OpenMP's, for all sides")
     options = parser.parse_args()
@@ -168,17 +171,18 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def explain(wanted: list[Row], setting: Setting, console: Console) -> None:
+def explain(wanted: list[Row], setting: Setting, console: Console) -> dict[str, Any]:
     """Profiles instead of the table."""
+    profiles: dict[str, Any] = {}
     for row in wanted:
         try:
-            found = profile(row, setting)
+            profiles[row.key] = profile(row, setting)
         except ContenderError as error:
             console.print(f"{row.key}: {error}", markup=False)
             continue
-        console.print(text_of(row.key, found), markup=False)
-        path = setting.folder / f"profile-{row.key.replace(' ', '-')}.json"
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        console.print(text_of(row.key, profiles[row.key]), markup=False)
+    (setting.folder / "profiles.json").write_text(json.dumps(profiles, indent=1) + "\n")
+    return profiles
 
 
 if __name__ == "__main__":

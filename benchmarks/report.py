@@ -20,6 +20,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- table: written by benchmarks/report.py -->", "<!-- end of table -->"
+PROFILE_BEGIN, PROFILE_END = "<!-- profiles: written by benchmarks/bench.py --profile -->", "<!-- end of profiles -->"
 LEFT = {"line", "peer"}
 CLOSE = 5e-4
 """Relative difference of losses up to which both sides are taken to have done the same."""
@@ -160,10 +161,17 @@ def publish(result: dict[str, Any]) -> Iterable[Path]:
     kept = ROOT / "benchmarks" / "results" / f"{time.strftime('%Y-%m-%d')}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(result, indent=1) + "\n")
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{markdown(result)}\n{END}{tail}", encoding="utf-8")
+    put(BEGIN, markdown(result), END)
     return kept, PAGE, draw(result, ROOT / "docs" / "benchmarks.png")
+
+
+def put(begin: str, text: str, end: str) -> None:
+    """Write what stands between two marks of the page. Raises ValueError where it has lost them."""
+    head, found, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{PAGE} has no {begin} ... {end}: put both back where the text belongs")
+    PAGE.write_text(f"{head}{begin}\n\n{text}\n{end}{tail}", encoding="utf-8")
 
 
 def main() -> None:

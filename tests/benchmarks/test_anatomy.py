@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from anatomy import OTHER, Tracer, grouped, kind_of, text_of
+from anatomy import OTHER, Tracer, grouped, kind_of, table_of, text_of
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,11 @@ def test_a_tracer_takes_the_segment_after_the_warm_up() -> None:
     idle = Tracer(0)
     idle.passed(1)
     assert idle.result is None
+
+
+def test_the_table_for_the_docs() -> None:
+    found = {"seconds": 4.0, "kinds": {"matrix products": 3.0, OTHER: 1.0}}
+    header, rule, row, _ = table_of({"sft 4M fp32": found}).split("\n")
+    assert row.startswith("| sft 4M fp32 | 75% | 0% |")
+    assert row.endswith("| 25% |")
+    assert header.count("|") == rule.count("|") == row.count("|")

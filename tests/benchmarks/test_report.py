@@ -94,5 +94,8 @@ def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| SFT | 4M | fp32 | 2 | tok/s | 600 | 200 | 3.00 |" in text
+    page.write_text("marks lost")
+    with pytest.raises(ValueError, match="put both back"):
+        report.publish(made)
     assert json.loads(kept.read_text()) == made
     assert chart.read_bytes().startswith(b"\x89PNG")
