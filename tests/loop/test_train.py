@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,20 +129,22 @@ def test_old_samples_are_told_from_new_ones(make_recipe: Any, tmp_path: Path) ->
 # --- what is not finite
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, role: str, steps: set[int]) -> None:
-    """Make the loss of `role` infinite in these steps (0-based)."""
-    original = Learner.step
+def poisoned(monkeypatch: pytest.MonkeyPatch, role: str, steps: set[int], *, update: int | None = None) -> None:
+    """Make the loss of `role` infinite in these steps (0-based), or in one update of each."""
+    original, counts = Learner.prepare, dict[int, int]()
 
-    def step(self: Learner, batch: Any, step: int) -> Any:
+    def prepare(self: Learner, batch: Any, step: int) -> Any:
         loss = self.loss
         if self.role == role and step in steps:
-            self.loss = lambda output, part: ((found := loss(output, part))[0] * 1e38 * 1e38, found[1])
+            counts[step] = counts.get(step, -1) + 1
+            if update in (None, counts[step]):
+                self.loss = lambda output, part: ((found := loss(output, part))[0] * 1e38 * 1e38, found[1])
         try:
             return original(self, batch, step)
         finally:
             self.loss = loss
 
-    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(Learner, "prepare", prepare)
 
 
 def test_a_step_that_is_not_finite_is_skipped(
@@ -165,9 +168,54 @@ def test_three_such_steps_in_a_row_end_the_run(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, "policy", {0, 2, 3, 4})
-    with pytest.raises(NonFiniteError, match=r"3 steps in a row \(step 5\)"):
+    with pytest.raises(NonFiniteError, match=r"in 3 steps in a row \(up to step 5\)"):
         run(settings_of(make_recipe, "sft", tmp_path, train={"steps": 8}))
     assert [m["skipped"] for m in Run(tmp_path / "run").metrics] == [1, 0, 1, 1, 1]
+
+
+def changes(done: Run) -> dict[str, list[bool]]:
+    """By role: whether each step but the first changed the weights; under `state`: the moments."""
+    found = {}
+    for role in ("policy", "critic", "state"):
+        folders = sorted(
+            (done.folder / "checkpoints" / role).iterdir(), key=lambda p: int(p.name.rpartition("step")[2])
+        )
+        file = "tensors.safetensors" if role == "state" else "model.safetensors"
+        tensors = [load_file(folder / file) for folder in folders]
+        for one in tensors:
+            one.pop("rng", None)
+        found[role] = [any(not torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(tensors)]
+    return found
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_an_update_that_is_not_finite_in_one_model_is_made_in_none(
+    role: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, role, {1})
+    recipe = {"algorithm": {"minibatches": 1}, "save": {"steps": 1, "keep": 0}}
+    done = run(settings_of(make_recipe, "ppo", tmp_path, **recipe))
+    assert [(m["skipped"], m["updates"]) for m in done.metrics] == [(0, 1), (1, 0), (0, 1), (0, 1)]
+    assert changes(done) == {role: [False, True, True] for role in ("policy", "critic", "state")}
+
+
+@pytest.mark.parametrize("role", ["policy", "critic"])
+def test_the_other_minibatches_of_the_step_are_made_in_both(
+    role: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned(monkeypatch, role, {1, 2, 3}, update=1)
+    recipe = {"algorithm": {"minibatches": 3}, "save": {"steps": 1, "keep": 0}}
+    with pytest.raises(NonFiniteError, match=r"No such update was made on any model, so the weights are sound"):
+        run(settings_of(make_recipe, "ppo", tmp_path, **recipe))
+    done = Run(tmp_path / "run")
+    assert [(m["skipped"], m["updates"]) for m in done.metrics] == [(0, 3), (1, 2), (1, 2), (1, 2)]
+    assert changes(done) == {role: [True, True, True] for role in ("policy", "critic", "state")}
+    last = [weights(done.checkpoint(role)) for role in ("policy", "critic")]
+    assert all(bool(tensor.isfinite().all()) for tensors in last for tensor in tensors.values())
+    states = sorted((done.folder / "checkpoints/state").iterdir(), key=lambda p: int(p.name.rpartition("step")[2]))
+    for state, steps in zip(states, (3, 5, 7, 9), strict=True):  # the optimizers have made the same number of steps
+        counts = {float(v) for k, v in load_file(state / "tensors.safetensors").items() if "/step/" in k}
+        assert counts == {steps}
 
 
 def beyond_float32(tokens: tuple[int, ...]) -> float:

@@ -51,9 +51,15 @@ class Learner:
         self.scorer = Scorer(model, role, temperature=temperature, token_budget=settings.score_tokens)
 
     def step(self, batch: Batch, step: int) -> Stats:
-        """One optimizer step on a weighed batch, as part of training step `step` (0-based).
+        """One optimizer step on a weighed batch, or none: `prepare`, and `apply` where nothing speaks against it."""
+        stats = self.prepare(batch, step)
+        self.apply(not (stats["skipped"] or stats["halted"]))
+        return stats
 
-        A non-finite loss or gradient, or the method's `halt`, leaves the weights alone: `skipped` or `halted` is 1.
+    def prepare(self, batch: Batch, step: int) -> Stats:
+        """Gradients of a weighed batch, as part of training step `step` (0-based); `apply` must follow.
+
+        `skipped` is 1 if the loss or a gradient is not finite, `halted` if the method's `halt` has a reason to stop.
         """
         rate = self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
         for group in self.optimizer.param_groups:
@@ -68,10 +74,13 @@ class Learner:
             stats["skipped"] = 1.0
         elif self.halt(stats) is not None:
             stats["halted"] = 1.0
-        else:
+        return stats
+
+    def apply(self, take: bool) -> None:
+        """Take the prepared step, or leave weights and moments as they are."""
+        if take:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return stats
 
     def _micro(self, batch: Batch) -> list[Batch]:
         """As many micro-batches as every other rank has, since each forward pass may hold collectives."""

@@ -20,10 +20,14 @@ class Actor:
     def __init__(self, gang: Gang):
         self.gang = gang
 
-    async def step(self, batch: Batch, step: int) -> Stats:
-        """One optimizer step on a weighed batch, spread over the ranks, which agree on its figures."""
-        stats: Stats = (await self.gang.split("step", batch, step))[0]
+    async def prepare(self, batch: Batch, step: int) -> Stats:
+        """Gradients of a weighed batch, spread over the ranks, which agree on its figures; `apply` must follow."""
+        stats: Stats = (await self.gang.split("prepare", batch, step))[0]
         return stats
+
+    async def apply(self, take: bool) -> None:
+        """Take the prepared optimizer step, or drop it."""
+        await self.gang.each("apply", take)
 
     async def evaluate(self, batch: Batch) -> Stats:
         """Figures of the loss on a weighed batch."""

@@ -52,7 +52,7 @@ class Progress:
     seconds: float = 0.0
     """Wall-clock seconds of training, earlier sittings of a resumed run included."""
     skipped: int = 0
-    """Steps in a row that were skipped because a loss or gradient was not finite."""
+    """Steps in a row with an update that was not made because a loss or gradient was not finite."""
 
     def after(self, delivery: Delivery, *, seconds: float, skipped: bool) -> Progress:
         """The counters once a delivery was learned from."""

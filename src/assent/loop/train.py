@@ -24,7 +24,7 @@ Publish = Callable[[int], Awaitable[None]]
 
 
 class NonFiniteError(RuntimeError):
-    """Losses or gradients were not finite for several steps in a row."""
+    """Losses or gradients were not finite in several steps in a row."""
 
 
 async def train(
@@ -43,7 +43,8 @@ async def train(
     """Train from `progress` on, until `until` says so. `publish(version)` makes the weights known to the sampler.
 
     Once `stop` is true the run ends behind the step under way, early: hooks are told apart `last` and `stopping`.
-    Raises NonFiniteError after `max_skipped` skipped steps in a row; whatever a stage raises ends the run.
+    Raises NonFiniteError after `max_skipped` steps in a row with an update that was not finite; whatever a stage raises
+    ends the run.
     """
     while not until(progress):
         started = time.perf_counter()
@@ -66,8 +67,9 @@ async def train(
         await source.done(delivery)
         if progress.skipped >= max_skipped:
             raise NonFiniteError(
-                f"the loss or gradient was not finite for {progress.skipped} steps in a row (step {progress.step}). "
-                "The weights are those before the first of them. Lower the learning rate, or look at the data rows"
+                f"a loss or gradient was not finite in {progress.skipped} steps in a row (up to step {progress.step}). "
+                "No such update was made on any model, so the weights are sound. Lower the learning rate, or look at "
+                "the data and rewards of these steps"
             )
         if stopping:
             break
@@ -109,13 +111,16 @@ async def update(cast: Cast, batch: Batch, *, step: int, seed: int) -> Stats:
 
 
 async def _one_update(cast: Cast, mini: Batch, step: int) -> Stats:
+    """One optimizer step of every trained model, or of none: a critic must not move on without its policy."""
     stats: Stats = {}
+    prepared = []
     for role in sorted(cast.trained, key=lambda role: role is not Role.POLICY):
-        mine = await cast.trained[role].step(mini, step)
-        skipped = max(stats.get("skipped", 0.0), mine["skipped"])
-        stats |= mine | {"skipped": skipped}
-        if mine["halted"]:
+        prepared.append(cast.trained[role])
+        stats |= await cast.trained[role].prepare(mini, step)
+        if stats["skipped"] or stats["halted"]:
             break
+    for actor in prepared:
+        await actor.apply(not (stats["skipped"] or stats["halted"]))
     return stats
 
 
