@@ -64,6 +64,43 @@ def test_the_clip_takes_the_gradient_of_going_further_and_never_that_of_coming_b
     close(gradient, [0.0, 0.0, 1.5, -1.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ratio_that_overflows_gives_what_the_clip_gives(dtype: torch.dtype) -> None:
+    """exp(800) is beyond both types. A = 0: nothing. A > 0: -1.3 A. A < 0 is endless, unless the dual clip ends it."""
+    for change, finite in ((800.0, False), (80.0, True)):
+        for dual in (None, 3.0):
+            log_ratio = torch.full((4,), change, dtype=dtype, requires_grad=True)
+            advantages = torch.tensor([0.0, -0.0, 2.0, -2.0], dtype=dtype)
+            loss = clipped_policy(log_ratio, advantages, low=0.2, high=0.3, dual=dual)
+            loss.sum().backward()
+            assert log_ratio.grad is not None
+            close(loss.detach()[:3], [0.0, 0.0, -2.6])
+            close(log_ratio.grad[:3], [0.0, 0.0, 0.0])
+            if dual is not None:
+                assert (float(loss[3].detach()), float(log_ratio.grad[3])) == (6.0, 0.0)
+            else:
+                assert bool(loss[3].isfinite()) == finite
+                assert float(loss[3].detach()) > 1e34
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 5), st.floats(-3, 3)), min_size=1, max_size=8),
+    st.floats(0, 1),
+    st.floats(0, 3),
+    st.none() | st.floats(1, 4),
+)
+def test_clipped_policy_is_its_formula(
+    pairs: list[tuple[float, float]], low: float, high: float, dual: float | None
+) -> None:
+    change, advantages = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+    expected = []
+    for x, a in pairs:
+        rho = math.exp(x)
+        loss = max(-a * rho, -a * min(max(rho, 1 - low), 1 + high))
+        expected.append(min(loss, -dual * a) if dual is not None and a < 0 else loss)
+    close(clipped_policy(change, advantages, low=low, high=high, dual=dual), expected, 1e-9)
+
+
 def test_at_the_start_the_gradient_is_minus_the_advantage() -> None:
     _, gradient = policy([1.0, 1.0], [2.0, -3.0])
     close(gradient, [-2.0, 3.0])
