@@ -138,6 +138,13 @@ def test_ratios_are_taken_against_proximal_where_there_is_one() -> None:
         ([replace(ROWS[1], logprobs=(0.0,))], 1, "row 0: logprobs has 1 entries for 3 tokens"),
         ([replace(ROWS[1], versions=(0,) * 4)], 1, "row 0: versions has 4 entries for 3 tokens"),
         ([ROWS[0], replace(ROWS[1], reference=(0.0,))], 1, "row 1: reference has 1 entries for 3 tokens"),
+        (
+            [ROWS[0], replace(ROWS[1], logprobs=(0.0,) * 3)],
+            1,
+            "row 1 has logprobs and row 0 has none: give them to every",
+        ),
+        ([replace(ROWS[0], versions=(0,) * 5), ROWS[1]], 1, "row 0 has versions and row 1 has none"),
+        ([ROWS[0], ROWS[0], replace(ROWS[0], reference=(0.0,) * 5)], 1, "row 2 has reference and row 0 has none"),
         ([Row(tokens=(1, 2), trainable=(True, True))], 1, "row 0: its first token is trained.*BOS"),
     ],
 )

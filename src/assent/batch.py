@@ -75,6 +75,7 @@ class Batch:
             raise ValueError(f"{len(rows)} rows cannot be kept in units of {unit}")
         for number, row in enumerate(rows):
             _check(number, row)
+            _check_alike(number, row, rows[0])
         lengths = torch.tensor([len(row.tokens) for row in rows])
         has_reference = all(row.reference is not None for row in rows)
         has_behaviour = all(row.logprobs is not None for row in rows)
@@ -162,7 +163,7 @@ class Batch:
     def weightless(self) -> Batch:
         """The same rows, counting for nothing in losses and figures."""
         columns = {name: getattr(self, name) for name in ("weight", "token_share", "row_weight")}
-        return replace(self, **{name: None if x is None else torch.zeros_like(x) for name, x in columns.items()})
+        return self.with_columns(**{name: None if x is None else torch.zeros_like(x) for name, x in columns.items()})
 
     @classmethod
     def joined(cls, shards: Sequence[Batch], *, units: int | None = None) -> Batch:
@@ -219,3 +220,11 @@ def _check(number: int, row: Row) -> None:
             raise ValueError(f"row {number}: {name} has {len(column)} entries for {size} tokens")
     if row.trainable[0]:
         raise ValueError(f"row {number}: its first token is trained, but nothing precedes it; put a BOS in front")
+
+
+def _check_alike(number: int, row: Row, first: Row) -> None:
+    for name in ("logprobs", "versions", "reference"):
+        mine, others = getattr(row, name) is not None, getattr(first, name) is not None
+        if mine != others:
+            has, lacks = (number, 0) if mine else (0, number)
+            raise ValueError(f"row {has} has {name} and row {lacks} has none: give them to every row or to none")
