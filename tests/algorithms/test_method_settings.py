@@ -35,7 +35,11 @@ def test_defaults_are_the_published_ones() -> None:
     [
         (lambda: PPO(aggregation="mean"), "aggregation='mean' is not one of token, sequence, constant"),
         (lambda: PPO(ratio="word"), "ratio='word' is not one of token, sequence, geometric"),
-        (lambda: PPO(kl_estimator="k4"), "kl_estimator='k4' is not one of k1, k2, k3"),
+        (lambda: PPO(kl_estimator="k4"), "kl_estimator='k4' is not one of k2, k3"),
+        (
+            lambda: GRPO(kl_in_loss=0.1, kl_estimator="k1"),
+            "k1 has no effect in a loss: its gradient is zero on average",
+        ),
         (lambda: PPO(samples=0), "samples=0 must be at least 1"),
         (lambda: PPO(clip_low=1.5), r"clip_low=1.5 must be between 0.0 and 1.0"),
         (lambda: PPO(clip_high=-0.1), "clip_high=-0.1 must be at least 0"),

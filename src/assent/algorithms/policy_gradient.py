@@ -42,7 +42,7 @@ class PolicyGradient(Algorithm):
     kl_in_loss: float = 0.0
     """Coefficient of a KL term in the loss."""
     kl_estimator: str = "k3"
-    """Estimator of that term: k1, k2 or k3."""
+    """Estimator of that term: k3, or k2, whose gradient is that of the KL itself."""
     entropy_bonus: float = 0.0
     epochs: int = 1
     """Passes over each batch."""
@@ -58,7 +58,12 @@ class PolicyGradient(Algorithm):
     def __post_init__(self) -> None:
         check_choice("aggregation", self.aggregation, tuple(Aggregation))
         check_choice("ratio", self.ratio, ("token", "sequence", "geometric"))
-        check_choice("kl_estimator", self.kl_estimator, tuple(ESTIMATORS))
+        if self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator=k1 has no effect in a loss: its gradient is zero on average. k1 belongs in a "
+                "reward (kl_coefficient); set kl_estimator to k2, whose gradient is that of the KL itself, or to k3"
+            )
+        check_choice("kl_estimator", self.kl_estimator, ("k2", "k3"))
         check_range("samples", self.samples, 1)
         check_range("clip_low", self.clip_low, 0.0, 1.0)
         check_range("clip_high", self.clip_high, 0.0)
