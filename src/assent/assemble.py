@@ -1,13 +1,12 @@
 """From settings to a run: the only file that names concrete classes and joins them.
 
-settings -> tokenizer, data -> models -> learners, engine, rewards -> source, hooks -> train -> Run
+settings -> tokenizer, data -> crew (training ranks, engine), rewards -> source, hooks -> train -> Run
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ import torch
 from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
+from assent.crew import Crew, Crews
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import Judge
-from assent.learn.learner import Learner
-from assent.learn.scorer import BaseScorer, Scorer
 from assent.loop.cast import Actor, Cast
-from assent.loop.checkpoint import Store, Writer
+from assent.loop.checkpoint import Store
 from assent.loop.hooks import (
     Due,
     Evaluate,
@@ -38,11 +36,7 @@ from assent.loop.offline import OfflineSource, with_reference
 from assent.loop.online import OnlineSource
 from assent.loop.progress import BatchSource, Hook, Moment, Progress
 from assent.loop.train import train
-from assent.models.base import LanguageModel
-from assent.models.config import HeadKind
-from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
-from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
-from assent.models.tokenizer import check_vocabulary
+from assent.models.load import load_tokenizer
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
@@ -53,12 +47,13 @@ from assent.rewards.base import Reward
 from assent.rewards.rules import function_reward
 from assent.rewards.settings import RewardSettings
 from assent.rewards.weighted import WeightedReward
-from assent.rollout.engine import Engine
 from assent.rollout.rollouter import Rollouter
 from assent.runtime.coroutines import finished
-from assent.runtime.local import LocalGang
-from assent.settings import Settings, SettingsError, check, resolved
+from assent.runtime.gang import Gang, Part
+from assent.runtime.worker import WorkerLost
+from assent.settings import Settings, check, resolved
 from assent.stopping import Stopped, stop_signals
+from assent.trainer import Plan, device_of
 from assent.types import Role, Sampling, Stats
 
 
@@ -80,19 +75,17 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter)
-    with stop_signals() as stop:
-        finished(job.train(stop, hooks))
+    with stop_signals() as stop, Crews(settings, reporter.say) as crews:
+        while True:
+            try:
+                finished(job.train(crews, stop, hooks))
+                break
+            except WorkerLost as lost:  # a rank: its state is gone, so all go back to what was committed last
+                crews.failures(lost)
+                job.resume = store.latest()[0] if store.names() else None
+                reporter.say(f"lost {lost}; going on from {job.resume or 'the start'}")
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)
-
-
-@dataclass
-class Models:
-    """Every model of a run, by what it is for."""
-
-    policy: LanguageModel | None
-    trained: dict[Role, LanguageModel]
-    reference: LanguageModel | None
 
 
 class Job:
@@ -101,14 +94,11 @@ class Job:
     def __init__(self, settings: Settings, folder: Path, store: Store, resume: str | None, reporter: Reporter):
         self.settings, self.folder, self.store, self.resume, self.reporter = settings, folder, store, resume, reporter
         self.objective: Objective = settings.algorithm
-        cuda = settings.device.startswith("cuda") or (settings.device == "auto" and torch.cuda.is_available())
-        self.device = ("cuda" if settings.device == "auto" else settings.device) if cuda else "cpu"
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         self.data = self.load_data()
-        self.models = self.load_models()
         self.total_steps = self.count_steps()
 
-    # --- data and models
+    # --- data
 
     def load_data(self) -> Dataset[Any]:
         """The data set; its report is printed and saved before anything costly starts."""
@@ -122,128 +112,47 @@ class Job:
         (self.folder / records.DATA).write_text(json.dumps(data.report.json(), indent=1))
         return data
 
-    def load_models(self) -> Models:
-        """The trained models (from the checkpoint when resuming) and the reference."""
-        roles = list(self.objective.losses())
-        trained: dict[Role, LanguageModel] = {}
-        for role in roles:
-            head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
-            trained[role] = self.trained(role, head=head)
-            check_vocabulary(self.tokenizer, trained[role])
-        reference = None
-        if Role.REFERENCE in self.objective.asks:
-            saved = self.store.folder / Role.REFERENCE / (self.resume or "")
-            if self.resume is not None and self.settings.reference.ema and saved.is_dir():
-                reference = self.load(str(saved))
-            elif self.settings.reference.path is not None:
-                reference = self.load(self.settings.reference.path)
-            elif lora_of(trained[Role.POLICY]) is not None:
-                reference = trained[Role.POLICY]  # asked with its adapters off
-            else:
-                reference = self.initial(Role.POLICY)
-            check_vocabulary(self.tokenizer, reference)
-            if reference is not trained.get(Role.POLICY):
-                reference.requires_grad_(False)
-        self.check_lengths(trained)
-        return Models(trained.get(Role.POLICY), trained, reference)
-
-    def trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
-        """A role's model as training goes on from here. A critic never has adapters: its task is new to the model."""
-        saved = None if self.resume is None else self.store.model(role, self.resume)
-        lora = self.settings.model.lora
-        if lora.rank > 0 and role is not Role.CRITIC:
-            adapted = add_lora(self.initial(role, head=head), lora, seed=self.settings.seed)
-            return adapted if saved is None else restore_lora(adapted, saved)
-        return self.initial(role, head=head) if saved is None else self.load(str(saved), head=head)
-
-    def initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
-        """A role's model as the run starts."""
-        settings = self.settings
-        path = settings.model.path
-        if role is Role.CRITIC:
-            judges = [r.path for r in settings.rewards if r.kind == "judge" and r.path]
-            path = settings.critic.path or next(iter(judges), None) or path
-        if path is not None:
-            return self.load(path, head=head)
-        size = len(self.tokenizer)
-        return fresh_model(
-            settings.model.config,
-            head=head,
-            seed=settings.seed,
-            vocab_size=size,
-            device=self.device,
-        )
-
-    def load(self, path: str, *, head: HeadKind = "lm") -> LanguageModel:
-        return load_model(path, head=head, device=self.device, seed=self.settings.seed)
-
-    def check_lengths(self, trained: Mapping[Role, LanguageModel]) -> None:
-        """Refuse rows that would not fit a model's context."""
-        room = min(model.max_positions for model in trained.values())
+    def plan(self) -> Plan:
+        """What training ranks must know."""
+        items = [*self.data.items, *self.data.validation]
         if self.objective.data == "prompts":
-            longest = max(len(prompt.tokens) for prompt in [*self.data.items, *self.data.validation])
-            needed, what = longest + self.settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens"
+            longest = max(len(prompt.tokens) for prompt in items) + self.settings.rollout.max_tokens
+            longest_is = "the longest prompt and rollout.max_tokens"
         else:
-            rows = [row for item in [*self.data.items, *self.data.validation] for row in item]
-            needed, what = max(len(row.tokens) for row in rows), "the longest row"
-        if needed > room:
-            raise SettingsError(
-                f"{what} take {needed} tokens together, the model has room for {room}: lower data.max_tokens, "
-                "data.max_prompt_tokens or rollout.max_tokens"
-            )
+            longest = max(len(row.tokens) for item in items for row in item)
+            longest_is = "the longest row"
+        return Plan(self.store.folder.resolve(), self.resume, self.total_steps, longest, longest_is)
 
     def described_model(self) -> str:
-        role = next(iter(self.models.trained))
+        role = next(iter(self.objective.losses()))
         return f"{role} in {self.store.model(role)}"
 
     # --- learners, rollout, rewards
 
-    def cast(self) -> Cast:
-        settings, objective = self.settings, self.objective
-        temperature = settings.rollout.temperature if objective.data == "prompts" else 1.0
-        trained = {}
-        for role, loss in objective.losses().items():
-            learner = Learner(
-                self.models.trained[role],
-                role,
-                loss,
-                optimizer=settings.critic.optimizer if role is Role.CRITIC else settings.optimizer,
-                settings=settings.learn,
-                total_steps=self.total_steps,
-                temperature=temperature,
-                halt=objective.halt if role is Role.POLICY else lambda stats: None,
-            )
-            trained[role] = Actor(LocalGang(learner))
-        reference = None
-        if self.models.reference is not None:
-            budget = settings.learn.score_tokens
-            kind = BaseScorer if self.models.reference is self.models.policy else Scorer
-            scorer = kind(self.models.reference, Role.REFERENCE, temperature=temperature, token_budget=budget)
-            reference = Actor(LocalGang(scorer))
-        return Cast(objective, trained, reference, settings.reference.ema)
+    def cast(self, gang: Gang) -> Cast:
+        objective = self.objective
+        trained = {role: Actor(Part(gang, role)) for role in objective.losses()}
+        reference = Actor(Part(gang, Role.REFERENCE)) if Role.REFERENCE in objective.asks else None
+        return Cast(objective, trained, reference, self.settings.reference.ema)
 
-    def engine(self) -> Engine:
-        """The sampler: on the policy's own parameters, or on a copy where samples may lag behind it."""
-        from assent.rollout.build import build_engine
-
-        policy = self.models.policy
-        assert policy is not None
-        lag = self.settings.rollout.max_lag
-        return build_engine(policy, self.tokenizer, slots=self.settings.rollout.slots, copy=lag > 0)
-
-    def reward(self, engine: Engine) -> Reward:
+    def reward(self, crew: Crew) -> Reward:
         """The run's reward: the weighted sum of the listed ones (of one, itself, as a part under its name)."""
         parts: list[tuple[Reward, float, str]] = []
         for settings in self.settings.rewards:
             if settings.kind == "judge":
-                parts.append((self.judge(settings, engine), settings.weight, settings.name or "judge"))
+                parts.append((self.judge(settings, crew), settings.weight, settings.name or "judge"))
             else:
                 reward = function_reward(settings)
                 parts.append((reward, settings.weight, reward.name))
         return WeightedReward(parts)
 
-    def judge(self, settings: RewardSettings, engine: Engine) -> Reward:
-        judge = Judge.load(settings.path, device=self.device, token_budget=self.settings.learn.score_tokens)
+    def judge(self, settings: RewardSettings, crew: Crew) -> Reward:
+        device = device_of(self.settings)
+        judge = Judge.load(settings.path, device=device, token_budget=self.settings.learn.score_tokens)
+        engine = crew.engine
+        assert engine is not None
+        if crew.apart:  # others decode meanwhile: what is there is scored
+            return judge.reward(self.tokenizer, pause=0.005)
         return judge.reward(self.tokenizer, busy=lambda: engine.busy)
 
     def sampling(self) -> Sampling:
@@ -251,18 +160,14 @@ class Job:
         names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
         return Sampling(**{name: getattr(rollout, name) for name in names}, stop=tuple(rollout.stop))
 
-    def source(self) -> tuple[BatchSource, Engine | None, Rollouter | None]:
+    def source(self, crew: Crew) -> tuple[BatchSource, Rollouter | None]:
         settings, cursor = self.settings, self.data.cursor(self.settings.seed)
         if not isinstance(self.objective, Algorithm):
             batch_size = settings.train.batch_size
-            return (
-                OfflineSource(self.data.items, cursor, batch_size=batch_size, unit=self.objective.unit),
-                None,
-                None,
-            )
-        engine = self.engine()
+            return OfflineSource(self.data.items, cursor, batch_size=batch_size, unit=self.objective.unit), None
+        assert crew.engine is not None
         plan = self.objective.plan(self.sampling())
-        rollouter = Rollouter(engine, self.reward(engine), settings.shaping, plan, seed=settings.seed)
+        rollouter = Rollouter(crew.engine, self.reward(crew), settings.shaping, plan, seed=settings.seed)
         source = OnlineSource(
             self.data.items,
             cursor,
@@ -273,7 +178,7 @@ class Job:
             max_redraw=settings.rollout.max_redraw,
             max_failed=settings.rollout.max_failed,
         )
-        return source, engine, rollouter
+        return source, rollouter
 
     def count_steps(self) -> int:
         train = self.settings.train
@@ -286,26 +191,34 @@ class Job:
 
     # --- the run
 
-    async def train(self, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
+    async def train(self, crews: Crews, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
+        """Open a crew and train, from `resume` on. Raises WorkerLost where a rank is gone."""
+        crew = await crews.open(self.plan())
+        try:
+            return await self._train(crew, stop, further)
+        finally:
+            crew.close()
+
+    async def _train(self, crew: Crew, stop: list[int], further: Iterable[Hook]) -> Progress:
         settings = self.settings
-        cast = self.cast()
-        source, engine, rollouter = self.source()
+        cast = self.cast(crew.gang)
+        source, rollouter = self.source(crew)
         memory: dict[str, float] = {}
         progress = Progress()
         if self.resume is not None:
             progress = await restore(self.store, self.resume, cast, source, memory)
             self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}")
-            if engine is not None:
-                await self.publish(engine, progress.step)
+        if self.resume is not None or crew.apart:
+            await crew.publish(progress.step)
         if settings.reference.once and isinstance(source, OfflineSource):
             source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker:
-            hooks = self.hooks(cast, source, rollouter, memory, tracker, progress, further=further)
+            hooks = self.hooks(crew, cast, source, rollouter, memory, tracker, progress, further=further)
             try:
                 progress = await train(
                     source,
                     cast,
-                    partial(self.publish, engine),
+                    crew.publish,
                     hooks,
                     until=lambda p: p.step >= self.total_steps,
                     stop=lambda: bool(stop),
@@ -316,22 +229,13 @@ class Job:
                 )
             finally:
                 await source.close()
-                if engine is not None:
-                    engine.close()
         if stop and progress.step < self.total_steps:
             raise Stopped(stop[0], progress.step)
         return progress
 
-    async def publish(self, engine: Engine | None, version: int) -> None:
-        """Tell the sampler of new weights: nothing moves where it shares them."""
-        if engine is None:
-            return
-        assert self.models.policy is not None
-        lag = self.settings.rollout.max_lag
-        engine.load(dict(self.models.policy.hf_tensors()) if lag else None, version)
-
     def hooks(
         self,
+        crew: Crew,
         cast: Cast,
         source: BatchSource,
         rollouter: Rollouter | None,
@@ -359,23 +263,12 @@ class Job:
         hooks.append(partial(self.speak, tracker, Health()))
         due = Due(settings.save, at_end=True)
         due.start(progress)
-        writers: dict[str, Writer] = {role: self.writer(model) for role, model in self.models.trained.items()}
-        if settings.reference.ema and self.models.reference is not None:
-            writers[Role.REFERENCE] = self.writer(self.models.reference)
+        roles: list[str] = list(cast.trained)
+        if settings.reference.ema and cast.reference is not None:
+            roles.append(Role.REFERENCE)
+        writers = {role: partial(crew.writer, role) for role in roles}
         hooks.append(SaveCheckpoint(self.store, due, cast, source, memory, writers=writers, keep=settings.save.keep))
         return hooks
-
-    def writer(self, model: LanguageModel) -> Writer:
-        """Writes the whole model, adapters merged, and beside it the adapters alone."""
-
-        def write(folder: Path) -> None:
-            save_model(model, folder, tokenizer=self.tokenizer)
-            if lora_of(model) is not None:
-                path = self.settings.model.path
-                base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
-                save_lora(model, folder / FOLDER, base=base)
-
-        return write
 
     def validation(self, cast: Cast, rollouter: Rollouter | None) -> Callable[[], Awaitable[Stats]]:
         """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""

@@ -33,6 +33,7 @@ def load_settings(
     """
     given = _read(recipe)
     parsed = [parse_override(text) for text in overrides]
+    given, parsed = _spelled_out(given), [_spelled_out_override(override) for override in parsed]
     named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `assent {named}`")
@@ -128,6 +129,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"{path} holds a {type(content).__name__}, but a recipe is a mapping of keys")
     return {str(key): value for key, value in content.items()}
+
+
+def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
+    """`runtime: ray` is short for `runtime: {kind: ray}`."""
+    runtime = given.get("runtime")
+    return {**given, "runtime": {"kind": runtime}} if isinstance(runtime, str) else given
+
+
+def _spelled_out_override(override: Override) -> Override:
+    if override.key == "runtime" and isinstance(override.value, str):
+        return dataclasses.replace(override, key="runtime.kind")
+    return override
 
 
 def _read(recipe: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
 from assent.rewards.settings import RewardSettings, ShapingSettings
 from assent.rollout.settings import RolloutSettings
+from assent.runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from assent.algorithms.base import Objective
@@ -65,6 +66,7 @@ class Settings:
     save: SaveSettings = field(default_factory=SaveSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
 
 def resolved(settings: Settings) -> str:
@@ -87,7 +89,7 @@ def to_plain(settings: Any) -> Any:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError with every contradiction at once."""
-    problems = [problem for finder in FINDERS for problem in finder(settings)]
+    problems = [problem for finder in FINDERS for problem in finder(settings)] + settings.rollout.problems()
     if problems:
         raise SettingsError("the settings contradict themselves:\n" + "\n".join(f"  - {p}" for p in problems))
 
@@ -105,6 +107,13 @@ def _about_model(s: Settings) -> list[str]:
         problems.append(f"model.lora.rank={lora.rank} must be 0 (off) or more")
     if not 0 < lora.alpha < math.inf:
         problems.append(f"model.lora.alpha={lora.alpha} must be above 0")
+    if lora.rank > 0:
+        from assent.models.lora import check_lora
+
+        try:
+            check_lora(s.model)
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
     if lora.rank > 0 and s.reference.ema:
         problems.append(
             f"reference.ema={s.reference.ema} moves a second model, but with model.lora.rank={lora.rank} the reference "
@@ -250,4 +259,13 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
     return problems
 
 
-FINDERS = (_about_model, _about_data, _about_method, _about_rewards, _about_numbers)
+def _about_runtime(s: Settings) -> list[str]:
+    problems = s.runtime.problems()
+    if s.rollout.workers < 1:
+        problems.append(f"rollout.workers={s.rollout.workers} must be 1 or more")
+    if s.runtime.kind == "local" and s.rollout.workers > 1:
+        problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
+    return problems
+
+
+FINDERS = (_about_model, _about_data, _about_method, _about_rewards, _about_numbers, _about_runtime)

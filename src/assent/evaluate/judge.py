@@ -41,7 +41,9 @@ class Judge:
             found += output.scores.tolist()
         return found
 
-    def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False) -> JudgeReward:
+    def reward(
+        self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0
+    ) -> JudgeReward:
         """As a reward of answers that `tokenizer` made; with another vocabulary the judge reads the texts anew.
 
         An answer that lacks the end token gets it: the judge was trained on whole texts.
@@ -50,6 +52,7 @@ class Judge:
         return JudgeReward(
             self._of_sequences,
             busy=busy,
+            pause=pause,
             encode=None if same else self._encode,
             append_eos=self.tokenizer.eos_token_id,
         )

@@ -72,7 +72,7 @@ class Together:
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             dist.all_reduce(flat)
-            for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            for tensor, summed in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(summed.view_as(tensor))
 
     def merge(self, stats: Stats) -> Stats:
@@ -82,7 +82,7 @@ class Together:
         mine[: len(words)] = words
         all_words = torch.empty(self.world * longest, dtype=torch.uint8, device=self.device)
         dist.all_gather_into_tensor(all_words, mine.to(self.device))
-        texts = (bytes(part.tolist()) for part in all_words.cpu().split(longest))
+        texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest))
         return merge_stats(json.loads(text) for text in texts)
 
     def most(self, count: int) -> int:

@@ -52,6 +52,10 @@ class Store:
 
         _publish(self.folder / STATE / name, write_state)
 
+    def staging(self, role: str) -> Path:
+        """Where a role's files may lie until they are written; `sweep` removes what is left there."""
+        return self.folder / role / ".writing-ahead"
+
     def names(self) -> list[str]:
         """Committed checkpoints, oldest first."""
         found = [p.name for p in (self.folder / STATE).glob("*") if _NAME.fullmatch(p.name)]

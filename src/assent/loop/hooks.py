@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -138,6 +139,10 @@ async def validation_loss(cast: Cast, batch: Batch) -> Stats:
     return merge_stats(figures)
 
 
+Prepare = Callable[[Path], Awaitable[Writer]]
+"""Gets a role's model ready to be written; the folder is one that it may use meanwhile."""
+
+
 class SaveCheckpoint:
     """Commits a checkpoint when due and when the run ends: models by role, then all that the run remembers."""
 
@@ -149,7 +154,7 @@ class SaveCheckpoint:
         source: BatchSource,
         memory: Mapping[str, float],
         *,
-        writers: Mapping[str, Writer],
+        writers: Mapping[str, Prepare],
         keep: int,
     ):
         self.store, self.due, self.cast, self.source = store, due, cast, source
@@ -174,7 +179,8 @@ class SaveCheckpoint:
             "memory": dict(self.memory),
             "actors": actors,
         }
-        self.store.write(progress.name, self.writers, tensors, values)
+        writers = {role: await prepare(self.store.staging(role)) for role, prepare in self.writers.items()}
+        self.store.write(progress.name, writers, tensors, values)
         self.store.prune(self.keep)
 
 

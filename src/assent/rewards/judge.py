@@ -30,7 +30,8 @@ class JudgeReward:
     """Scores prompt and completion together, read out at the last token.
 
     batch: sequences worth scoring at once. While fewer wait and `busy()` says that more may come (the engine still
-    decodes), scoring waits; then everything pending is scored, in the order of asking, so that equal runs batch alike.
+    decodes), scoring waits, `pause` seconds at a time; then everything pending is scored, in the order of asking, so
+    that equal runs batch alike.
     encode: the judge's own tokens of a prompt and a completion, where its tokenizer is not the policy's.
     append_eos: the token that ended the texts the judge was trained on. A completion cut by length or by a stop string,
     and whatever `encode` made, gets it: a judge asked about texts unlike its own is markedly worse.
@@ -42,12 +43,13 @@ class JudgeReward:
         *,
         batch: int = 64,
         busy: Callable[[], bool] = lambda: False,
+        pause: float = 0.0,
         encode: Callable[[Prompt, Completion], Tokens] | None = None,
         append_eos: int | None = None,
     ):
         if batch < 1:
             raise ValueError(f"batch={batch}: the judge scores at least one sequence at once. Give 1 or more.")
-        self.score_batch, self.batch, self.busy = score_batch, batch, busy
+        self.score_batch, self.batch, self.busy, self.pause = score_batch, batch, busy, pause
         self.encode, self.append_eos = encode, append_eos
         self._pending: list[_Request] = []
         self._flush: asyncio.Task[None] | None = None
@@ -84,7 +86,7 @@ class JudgeReward:
         while self._pending:
             idle = 0
             while idle < GRACE and sum(len(request.sequences) for request in self._pending) < self.batch:
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause)
                 idle = 0 if self.busy() else idle + 1
             requests = list(self._pending)
             if not requests:  # all were cancelled meanwhile

@@ -1,6 +1,6 @@
 """A gang is a set of ranks that run the same worker class. Whoever calls one never asks where it runs.
 
-    loop -> Gang.split("step", batch) -> scatter: one call a rank -> results in rank order
+loop -> Gang.split("step", batch) -> scatter: one call a rank -> results in rank order
 """
 
 from __future__ import annotations

@@ -39,6 +39,33 @@ class RuntimeSettings:
     max_failures: int = 3
     """Lost workers that are replaced before the run ends with the reason; -1 never gives up."""
 
+    def problems(self) -> list[str]:
+        """What is no value, or has no effect."""
+        found = []
+        if self.kind not in ("local", "ray"):
+            found.append(f"runtime.kind={self.kind} is not one of local, ray")
+        if self.num_training_workers < 1:
+            found.append(f"runtime.num_training_workers={self.num_training_workers} must be 1 or more")
+        if self.max_failures < -1:
+            found.append(f"runtime.max_failures={self.max_failures} must be 0 or more, or -1 for no limit")
+        for key in ("start_timeout", "collective_timeout", "heartbeat_timeout"):
+            if not getattr(self, key) > 0:
+                found.append(f"runtime.{key}={getattr(self, key)} must be above 0 seconds")
+        for key in ("resources_per_worker", "resources_per_rollout_worker"):
+            bad = {name: amount for name, amount in getattr(self, key).items() if not amount >= 0}
+            found += [f"runtime.{key}.{name}={amount} must be 0 or more" for name, amount in bad.items()]
+        if self.object_store_mb < 80:
+            found.append(f"runtime.object_store_mb={self.object_store_mb} is below Ray's least, 80")
+        if self.kind == "local":
+            found += [f"runtime.{key} needs runtime=ray" for key in self._of_ray()]
+        return found
+
+    def _of_ray(self) -> list[str]:
+        """What was set that only ray follows."""
+        plain = RuntimeSettings()
+        keys = ("address", "num_training_workers", "resources_per_worker", "resources_per_rollout_worker", "dashboard")
+        return [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) != getattr(plain, key)]
+
 
 @dataclass
 class ClusterSettings:

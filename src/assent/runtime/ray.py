@@ -1,0 +1,309 @@
+"""Workers as Ray actors: the only file that imports ray.
+
+    RayRuntime.start -> a cluster of our own, or the one at runtime.address
+    reserve          -> a placement group, refused at once with the sum if it can never fit
+    spawn            -> a process with a plain worker inside -> RayWorker.call
+
+A worker's plain methods run one after another in one thread, its coroutines on the process's event loop, so that it can
+always answer a heartbeat. A process that gives no sign in time is killed and counts as lost. Ray's own restarts and
+retries are off: a restarted actor has lost its state, and a retried call may run twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import exceptions
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from assent.runtime.gang import Gang
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.worker import Worker, WorkerLost
+
+Resources = dict[str, float]
+LOST = (
+    exceptions.ActorDiedError,
+    exceptions.ActorUnavailableError,
+    exceptions.WorkerCrashedError,
+    exceptions.NodeDiedError,
+    exceptions.ObjectLostError,
+    exceptions.OwnerDiedError,
+)
+
+
+class ResourcesError(ValueError):
+    """More is asked for than the cluster has."""
+
+
+class Host:
+    """The actor around a plain worker."""
+
+    def __init__(self, folder: str, make: Callable[..., Any], *arguments: Any):
+        if Path(folder).is_dir():
+            os.chdir(folder)  # so that relative paths in settings mean what they mean to the driver
+        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+        self._make = partial(make, *arguments)
+        self._worker: Any = None
+
+    async def build(self) -> tuple[int, str]:
+        """Make the worker, in the thread that its methods will run in. Returns this process's id and node."""
+        self._worker = await asyncio.get_running_loop().run_in_executor(self._thread, self._make)
+        return await self.ping()
+
+    async def ping(self) -> tuple[int, str]:
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        function = getattr(self._worker, method)
+        if inspect.iscoroutinefunction(function):
+            return await function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
+
+
+class RayWorker:
+    """A `Worker` over there. `start` makes it ready and begins to listen for its heart."""
+
+    def __init__(self, name: str, actor: Any, *, heartbeat_timeout: float):
+        self.name, self._actor, self._heartbeat_timeout = name, actor, heartbeat_timeout
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._heart: asyncio.Task[None] | None = None
+        self.pid, self.node = 0, ""
+
+    async def start(self, timeout: float) -> None:
+        try:
+            self.pid, self.node = await asyncio.wait_for(_plain(self._actor.build.remote()), timeout)
+        except TimeoutError:
+            self.kill()
+            raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
+        except LOST as error:
+            raise WorkerLost(self.name, _reason(error)) from error
+        self._heart = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """A sign every quarter of the time allowed."""
+        while not self._lost.done():
+            try:
+                await asyncio.wait_for(_plain(self._actor.ping.remote()), self._heartbeat_timeout)
+            except TimeoutError:
+                self._end(f"gave no sign for {self._heartbeat_timeout:g} s (runtime.heartbeat_timeout)")
+                return
+            except LOST as error:
+                self._end(_reason(error))
+                return
+            await asyncio.sleep(self._heartbeat_timeout / 4)
+
+    def _end(self, reason: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(reason)
+        self.kill()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if self._lost.done():
+            raise WorkerLost(self.name, self._lost.result())
+        answer = asyncio.ensure_future(_plain(self._actor.call.remote(method, *arguments)))
+        await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            raise WorkerLost(self.name, self._lost.result())
+        try:
+            return answer.result()
+        except exceptions.RayTaskError as error:
+            raise error.cause from error  # the worker's own exception
+        except LOST as error:
+            self._end(_reason(error))
+            raise WorkerLost(self.name, _reason(error)) from error
+
+    def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
+        """Call a method that returns a tuple, and get a reference to each of its parts: handed to other workers' calls,
+        they go there directly."""
+        found: list[Any] = self._actor.call.options(num_returns=parts).remote(method, *arguments)
+        return found
+
+    def kill(self) -> None:
+        if self._heart is not None and self._heart is not _current_task():
+            self._heart.cancel()
+        with contextlib.suppress(Exception):  # whatever is wrong with it, it is being ended
+            ray.kill(self._actor)
+        if self.pid:  # a stopped process hears no request
+            _kill_process(self.pid, self.node)
+
+
+class RayGang(Gang):
+    """Ranks in processes of their own; rank 0 answers for all where one is enough."""
+
+    def __init__(self, workers: Sequence[Worker]):
+        self.workers, self.world = tuple(workers), len(workers)
+
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Ends with the first failure: ranks that wait for a lost one would do so until their time-out."""
+        calls = [w.call(method, *mine) for w, mine in zip(self.workers, arguments, strict=True)]
+        return list(await asyncio.gather(*calls))
+
+    async def any(self, method: str, *arguments: Any) -> Any:
+        return await self.workers[0].call(method, *arguments)
+
+
+class RayRuntime:
+    """A cluster for the length of a run."""
+
+    def __init__(self, settings: RuntimeSettings):
+        self.settings = settings
+        self._groups: list[Any] = []
+        self._workers: list[RayWorker] = []
+
+    def start(self) -> str:
+        """Connect, or start a cluster on this machine. Returns what there is, for people."""
+        settings = self.settings
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "runtime_env": _environment()}
+        if settings.address is not None:
+            ray.init(address=settings.address, **common)
+        else:
+            ray.init(
+                address="local",
+                include_dashboard=settings.dashboard,
+                object_store_memory=settings.object_store_mb << 20,
+                **common,
+            )
+        nodes = sum(node["Alive"] for node in _state().nodes())
+        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {_shown(self.resources())}"
+
+    def resources(self) -> Resources:
+        """Everything that the cluster has, used or not."""
+        found: Resources = _state().cluster_resources()
+        return found
+
+    def cpus(self) -> float:
+        return self.resources().get("CPU", 0.0)
+
+    async def reserve(self, bundles: Sequence[Resources], *, what: str) -> Any:
+        """One bundle a worker, side by side where they fit. Raises ResourcesError where they never will."""
+        asked: Resources = {}
+        for bundle in bundles:
+            for name, amount in bundle.items():
+                asked[name] = asked.get(name, 0.0) + amount
+        there = self.resources()
+        if any(amount > there.get(name, 0.0) + 1e-6 for name, amount in asked.items()):
+            raise ResourcesError(
+                f"{what} ask for {_shown(asked)} in all, the cluster has {_shown(there)}: lower "
+                "runtime.num_training_workers, rollout.workers or what each reserves, or add nodes"
+            )
+        group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
+        self._groups.append(group)
+        try:
+            await asyncio.wait_for(_plain(group.ready()), self.settings.start_timeout)
+        except TimeoutError:
+            raise ResourcesError(
+                f"{what} ask for {_shown(asked)}, which did not become free within {self.settings.start_timeout:g} s; "
+                f"free are {_shown(_state().available_resources())}"
+            ) from None
+        return group
+
+    async def spawn(
+        self, make: Callable[..., Any], *arguments: Any, name: str, group: Any, place: int, threads: int
+    ) -> RayWorker:
+        """A process with `make(*arguments)` inside, in a place of a reserved group. Raises what `make` raises."""
+        bundle = group.bundle_specs[place]
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        options = {
+            "num_cpus": bundle.get("CPU", 0.0),
+            "num_gpus": bundle.get("GPU", 0.0),
+            "max_concurrency": 1000,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "runtime_env": {"env_vars": variables},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
+        }
+        actor = ray.remote(Host).options(**options).remote(str(Path.cwd()), make, *arguments)
+        worker = RayWorker(name, actor, heartbeat_timeout=self.settings.heartbeat_timeout)
+        self._workers.append(worker)
+        try:
+            await worker.start(self.settings.start_timeout)
+        except exceptions.RayTaskError as error:
+            worker.kill()
+            raise error.cause from error
+        return worker
+
+    async def fetched(self, reference: Any, owner: str) -> Any:
+        """What a reference stands for; `owner` is who makes it."""
+        try:
+            return await _plain(reference)
+        except exceptions.RayTaskError as error:
+            raise error.cause from error
+        except LOST as error:
+            raise WorkerLost(owner, _reason(error)) from error
+
+    def end_workers(self) -> None:
+        """End every worker and give back what was reserved."""
+        for worker in self._workers:
+            worker.kill()
+        for group in self._groups:
+            with contextlib.suppress(Exception):
+                remove_placement_group(group)
+        self._workers, self._groups = [], []
+
+    def close(self) -> None:
+        """End every worker, and the cluster if it is ours."""
+        self.end_workers()
+        ray.shutdown()
+
+
+def _state() -> Any:
+    """Ray's own functions about the cluster, which have no types."""
+    return ray
+
+
+async def _plain(reference: Any) -> Any:
+    """A coroutine of what Ray gives, which is awaitable but not one."""
+    return await reference
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs any more
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _shown(resources: Resources) -> str:
+    """Whole CPUs and GPUs, and memory in GiB; Ray's own markers of nodes are left out."""
+    parts = []
+    for name, amount in sorted(resources.items()):
+        if name.startswith("node:") or name == "object_store_memory":
+            continue
+        parts.append(f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}")
+    return ", ".join(parts) or "nothing"
+
+
+def _environment() -> dict[str, Any]:
+    """Workers import what this process imports: where the package lies in a source tree, they are told."""
+    source = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(dict.fromkeys([source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    return {"env_vars": {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}}
+
+
+def _kill_process(pid: int, node: str) -> None:
+    with contextlib.suppress(Exception):  # gone already, or its node is
+        if node == ray.get_runtime_context().get_node_id():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        ray.remote(os.kill).options(num_cpus=0, scheduling_strategy=there).remote(pid, signal.SIGKILL)

@@ -1,0 +1,24 @@
+"""What must be in the environment before ray is imported: it reads its own settings then, once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+from assent.runtime.settings import RuntimeSettings
+
+HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "4"}
+"""So that a node that is gone is noticed in about five seconds."""
+
+
+def prepare(settings: RuntimeSettings) -> None:
+    """Nobody else on this machine or network may use a cluster that we start: it asks for a token of its own, unless
+    the user decided on it (RAY_AUTH_MODE) or ray is in use in this process already."""
+    if "ray" in sys.modules or settings.address is not None:
+        return
+    for key, value in HEALTH.items():
+        os.environ.setdefault(key, value)
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -1,0 +1,29 @@
+"""A handle on a worker in another process, and what is said when it is gone."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class WorkerLost(RuntimeError):
+    """The process behind a worker died, hung, or cannot be reached. What it was doing may or may not have happened."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
+
+
+class TooManyFailures(RuntimeError):
+    """More workers were lost than runtime.max_failures allows."""
+
+
+class Worker(Protocol):
+    name: str
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method over there. Raises what it raises, and WorkerLost."""
+        ...
+
+    def kill(self) -> None:
+        """End its process at once."""
+        ...

@@ -1,0 +1,198 @@
+"""One rank of training: every role's model with its learner or scorer, built from settings where it is to run.
+
+    settings, checkpoint -> policy, critic or judge, reference -> Learner or Scorer of each -> do(role, method, ...)
+
+In a local run the loop calls the one rank in its own process; under Ray each rank is a process. Left out: data, rollout
+and rewards, which belong to whoever drives the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assent.algorithms.base import Objective
+from assent.learn.learner import Learner
+from assent.learn.ranks import Alone, Ranks, free_address, join
+from assent.learn.scorer import BaseScorer, Scorer
+from assent.loop.checkpoint import Store
+from assent.models.base import LanguageModel
+from assent.models.config import HeadKind
+from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
+from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
+from assent.models.tokenizer import check_vocabulary
+from assent.settings import Settings, SettingsError
+from assent.types import Role
+from assent.weights.parcel import Parcel, pack
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rank must know beside the settings."""
+
+    checkpoints: Path
+    resume: str | None
+    total_steps: int
+    longest: int
+    """Tokens of the longest sequence that the run will train on or sample."""
+    longest_is: str
+    """What that is, for people."""
+
+
+def device_of(settings: Settings) -> str:
+    """Where this process computes."""
+    if settings.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return settings.device
+
+
+def initial_model(
+    settings: Settings, tokenizer: Any, device: str, role: Role = Role.POLICY, *, head: HeadKind = "lm"
+) -> LanguageModel:
+    """A role's model as a run starts."""
+    path = settings.model.path
+    if role is Role.CRITIC:
+        judges = [r.path for r in settings.rewards if r.kind == "judge" and r.path]
+        path = settings.critic.path or next(iter(judges), None) or path
+    if path is not None:
+        return load_model(path, head=head, device=device, seed=settings.seed)
+    config, seed = settings.model.config, settings.seed
+    return fresh_model(config, head=head, seed=seed, vocab_size=len(tokenizer), device=device)
+
+
+class Trainer:
+    """A rank. `do` reaches the learner or scorer of a role."""
+
+    def __init__(self, settings: Settings, plan: Plan, ranks: Ranks | None = None):
+        self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
+        self.objective: Objective = settings.algorithm
+        self.device = device_of(settings)
+        self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        self.store = Store(plan.checkpoints)
+        self.models: dict[Role, LanguageModel] = {}
+        for role in self.objective.losses():
+            self.models[role] = self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm")
+            check_vocabulary(self.tokenizer, self.models[role])
+        self._check_lengths()
+        if Role.REFERENCE in self.objective.asks:
+            self.models[Role.REFERENCE] = self._reference()
+            check_vocabulary(self.tokenizer, self.models[Role.REFERENCE])
+        self.members = {role: self._member(role) for role in self.models}
+
+    def do(self, role: str, method: str, *arguments: Any) -> Any:
+        """Call the learner or scorer of a role."""
+        return getattr(self.members[Role(role)], method)(*arguments)
+
+    def save(self, role: str, folder: Path) -> None:
+        """Write a role's whole model, adapters merged, and beside it the adapters alone."""
+        model = self.models[Role(role)]
+        save_model(model, folder, tokenizer=self.tokenizer)
+        if lora_of(model) is not None:
+            path = self.settings.model.path
+            base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
+            save_lora(model, folder / FOLDER, base=base)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters by their Hugging Face names, for samplers."""
+        return dict(self.models[Role.POLICY].hf_tensors())
+
+    # --- models
+
+    def _trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
+        """A role's model as training goes on from here. A critic never has adapters: its task is new to the model."""
+        saved = None if self.plan.resume is None else self.store.model(role, self.plan.resume)
+        lora = self.settings.model.lora
+        if lora.rank > 0 and role is not Role.CRITIC:
+            adapted = add_lora(self._initial(role, head=head), lora, seed=self.settings.seed)
+            return adapted if saved is None else restore_lora(adapted, saved)
+        return self._initial(role, head=head) if saved is None else self._load(str(saved), head=head)
+
+    def _reference(self) -> LanguageModel:
+        settings, policy = self.settings, self.models[Role.POLICY]
+        saved = self.store.folder / Role.REFERENCE / (self.plan.resume or "")
+        if self.plan.resume is not None and settings.reference.ema and saved.is_dir():
+            reference = self._load(str(saved))
+        elif settings.reference.path is not None:
+            reference = self._load(settings.reference.path)
+        elif lora_of(policy) is not None:
+            return policy  # asked with its adapters off
+        else:
+            reference = self._initial(Role.POLICY)
+        return reference.requires_grad_(False)
+
+    def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
+        return initial_model(self.settings, self.tokenizer, self.device, role, head=head)
+
+    def _load(self, path: str, *, head: HeadKind = "lm") -> LanguageModel:
+        return load_model(path, head=head, device=self.device, seed=self.settings.seed)
+
+    def _check_lengths(self) -> None:
+        """Refuse rows that would not fit a model's context."""
+        room = min(model.max_positions for model in self.models.values())
+        if self.plan.longest > room:
+            raise SettingsError(
+                f"{self.plan.longest_is} take {self.plan.longest} tokens together, the model has room for {room}: "
+                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+            )
+
+    # --- members
+
+    def _member(self, role: Role) -> Learner | Scorer:
+        settings, model = self.settings, self.models[role]
+        temperature = settings.rollout.temperature if self.objective.data == "prompts" else 1.0
+        if role is Role.REFERENCE:
+            policy = self.models[Role.POLICY]
+            kind = BaseScorer if model is policy else Scorer
+            budget = settings.learn.score_tokens
+            return kind(model, role, temperature=temperature, token_budget=budget, leader=policy)
+        return Learner(
+            model,
+            role,
+            self.objective.losses()[role],
+            optimizer=settings.critic.optimizer if role is Role.CRITIC else settings.optimizer,
+            settings=settings.learn,
+            total_steps=self.plan.total_steps,
+            temperature=temperature,
+            halt=self.objective.halt if role is Role.POLICY else lambda stats: None,
+            ranks=self.ranks,
+        )
+
+
+class RankProcess:
+    """A rank in a process of its own: first it meets the others, then it is built. Settings come as plain values."""
+
+    def __init__(self, recipe: Mapping[str, Any], plan: Plan):
+        self.recipe, self.plan = recipe, plan
+        self.trainer: Trainer | None = None
+
+    def address(self) -> str:
+        return free_address()
+
+    def build(self, address: str, rank: int, world: int, timeout: float) -> None:
+        from assent.recipes import load_settings
+
+        settings = load_settings(self.recipe)
+        torch.manual_seed(settings.seed)
+        device = torch.device(device_of(settings))
+        self.trainer = Trainer(settings, self.plan, join(address, rank, world, device=device, timeout=timeout))
+
+    def do(self, role: str, method: str, *arguments: Any) -> Any:
+        assert self.trainer is not None
+        return self.trainer.do(role, method, *arguments)
+
+    def save(self, role: str, folder: Path) -> None:
+        """Rank 0 writes; the others are asked too, for weights that are spread over ranks."""
+        assert self.trainer is not None
+        if self.trainer.ranks.rank == 0:
+            self.trainer.save(role, folder)
+
+    def parcel(self, version: int) -> tuple[Parcel, str]:
+        """The policy's weights for samplers, and their digest."""
+        assert self.trainer is not None
+        parcel = pack(self.trainer.weights(), version)
+        return parcel, parcel.digest

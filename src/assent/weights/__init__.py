@@ -1,0 +1,1 @@
+"""How new weights reach samplers that hold a copy of their own."""

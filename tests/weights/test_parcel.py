@@ -1,0 +1,63 @@
+"""Weights in flat runs of bytes: nothing changes on the way, whatever the dtypes, shapes and bucket size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assent.models.digest import digest
+from assent.weights.parcel import ALIGNMENT, pack, unpack
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=8),
+    st.integers(1, 500),
+)
+def test_unpack_undoes_pack(shapes: list[tuple[torch.dtype, list[int]]], bucket_bytes: int) -> None:
+    weights = {f"w{i}": (torch.rand(shape) * 100).to(dtype) for i, (dtype, shape) in enumerate(shapes)}
+    parcel = pack(weights, 7, bucket_bytes=bucket_bytes)
+    received = unpack(parcel)
+    assert list(received) == list(weights)
+    assert all(torch.equal(received[name], weights[name]) for name in weights)
+    assert all(received[name].dtype == weights[name].dtype for name in weights)
+    assert (parcel.version, parcel.digest) == (7, digest(weights))
+    assert all(len(b) <= bucket_bytes + ALIGNMENT or _alone(parcel, i) for i, b in enumerate(parcel.buckets))
+
+
+def _alone(parcel: object, bucket: int) -> bool:
+    return sum(entry.bucket == bucket and entry.size > 0 for entry in parcel.entries) <= 1  # type: ignore[attr-defined]
+
+
+def test_six_floats_and_two_bytes_by_hand() -> None:
+    """24 bytes, then the next multiple of 64."""
+    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([7, 8], dtype=torch.uint8)}
+    parcel = pack(weights, 1)
+    assert [(e.name, e.bucket, e.start, e.size) for e in parcel.entries] == [("a", 0, 0, 24), ("b", 0, 64, 2)]
+    assert parcel.bytes == 128
+    assert parcel.buckets[0][:24].view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert parcel.buckets[0][64:66].tolist() == [7, 8]
+
+
+def test_a_parcel_is_a_copy_and_a_changed_byte_changes_the_digest() -> None:
+    weights = {"a": torch.ones(4), "b": torch.zeros(3)}
+    parcel = pack(weights, 1)
+    weights["a"].zero_()
+    assert unpack(parcel)["a"].tolist() == [1, 1, 1, 1]
+    bucket = parcel.buckets[0].copy()
+    bucket[5] ^= 1
+    assert digest(unpack(replace(parcel, buckets=(bucket,)))) != parcel.digest
+
+
+def test_read_only_buckets_are_read_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    parcel = pack({"a": torch.ones(4)}, 1)
+    parcel.buckets[0].setflags(write=False)
+    assert unpack(parcel)["a"].sum() == 4
+    assert not list(recwarn)
