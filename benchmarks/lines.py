@@ -69,6 +69,16 @@ def generation(name: str, title: str, **more: object) -> Line:
 
 
 SFT = Line(name="sft", title="SFT", method="sft", quick=True, steps={"4M": 5, "25M": 2})
+LENGTHY = replace(
+    SFT,
+    name="sft-mixed",
+    title="SFT, texts of 16-1,024",
+    texts="mixed",
+    rows=16,
+    usual=(SMALL, LARGE),
+    steps={"4M": 2},
+    quick=False,
+)
 GRPO = Line(name="grpo", title="GRPO, k=4, KL", method="grpo", samples=4, quick=True, steps={"4M": 3})
 PPO = Line(
     name="ppo-1",
@@ -94,17 +104,14 @@ LINES = {
         ),
         Line(name="reward", title="reward model", method="reward", steps={"4M": 5, "25M": 2}),
         Line(name="dpo", title="DPO", method="dpo", quick=True, steps={"4M": 4}),
-        replace(SFT, name="sft-long", title="SFT, texts of 512-1,024", texts="long", rows=4, quick=False),
-        replace(SFT, name="sft-mixed", title="SFT, texts of 16-1,024", texts="mixed", rows=16, quick=False),
+        replace(LENGTHY, name="sft-long", title="SFT, texts of 512-1,024", texts="long", rows=4),
+        LENGTHY,
         replace(
-            SFT,
+            LENGTHY,
             name="sft-mixed-sorted",
             title="SFT, texts of 16-1,024, peer's sorted",
-            texts="mixed",
-            rows=16,
             sorted_rows=True,
             usual=(SMALL,),
-            quick=False,
         ),
         GRPO,
         replace(GRPO, name="rloo", title="RLOO, k=4, KL", method="rloo", usual=(SMALL, LARGE), quick=False),
