@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
-from assent.models.tokenizer import check_vocabulary
+from assent.models.tokenizer import check_vocabulary, tokenizer_class
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -85,3 +85,35 @@ def test_an_end_token_is_never_left_as_the_pad(tmp_path: Path) -> None:
     _save(tmp_path, specials=["<end>"], eos_token="<end>", pad_token="<end>")
     # transformers' classifiers skip pads to find the last token, and would skip the end.
     assert load_tokenizer(str(tmp_path), vocab_size=4).pad_token_id is None
+
+
+@pytest.mark.parametrize("model_type", [None, "gpt2", "llama", "qwen3"])
+def test_a_plain_tokenizer_is_read_without_asking_which_class_it_is(model_type: str | None, tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>", "<s>"], eos_token="<end>", bos_token="<s>")
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert tokenizer_class(tmp_path) is not AutoTokenizer
+    ours, theirs = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(ours) is type(theirs)
+    assert ours("good film a").input_ids == theirs("good film a").input_ids == [3, 4, 2]
+    assert (ours.eos_token_id, ours.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("config.json", {"model_type": "qwen2"}),  # transformers takes Qwen2's own class whatever the file says
+        ("config.json", {"model_type": "mistral"}),
+        ("tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer"}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["a.B", None]}}),
+        ("tokenizer.json", None),
+    ],
+)
+def test_what_is_not_plain_is_left_to_transformers(name: str, changes: dict[str, Any] | None, tmp_path: Path) -> None:
+    _save(tmp_path, specials=["<end>"], eos_token="<end>")
+    file = tmp_path / name
+    if changes is None:
+        file.unlink()
+    else:
+        file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | changes))
+    assert tokenizer_class(tmp_path) is AutoTokenizer

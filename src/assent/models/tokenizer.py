@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 from assent.models.base import LanguageModel, SpecialTokens
@@ -19,18 +20,22 @@ PAD = "<|pad|>"
 PAD_NAMES = re.compile(r"<\|?pad\|?>|\[PAD\]|<\|.*_?pad(_id)?\|>|<\|reserved_special_token_0\|>", re.IGNORECASE)
 
 
+PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+PLAIN_MODELS = frozenset({None, "gpt2", "llama", "qwen3"})
+"""Model types whose tokenizer transformers takes from tokenizer.json as it is. For some others (qwen2) it mistrusts the
+file's class and takes one of its own."""
+
+
 def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
     """The tokenizer of a folder or hub id, with an end token and, where the model has room, a distinct pad in memory.
 
     `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one.
     """
-    from transformers import AutoTokenizer
-
     from assent.models.load import local_folder
 
     folder = local_folder(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = tokenizer_class(folder).from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} holds no tokenizer that transformers can load ({error}).") from error
     if tokenizer.eos_token_id is None:
@@ -38,11 +43,34 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
             f"The tokenizer of {path} has no end token, without which no answer ends. "
             "Set eos_token in its tokenizer_config.json."
         )
-    if vocab_size is None and (folder / "config.json").exists():
-        vocab_size = json.loads((folder / "config.json").read_text()).get("vocab_size")
+    if vocab_size is None:
+        vocab_size = _read(folder / "config.json").get("vocab_size")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         _set_pad(tokenizer, vocab_size)
     return tokenizer
+
+
+def tokenizer_class(folder: Path) -> Any:
+    """AutoTokenizer, or at once the class that it would choose: AutoTokenizer alone loads for seconds."""
+    declared = _read(folder / "tokenizer_config.json")
+    plain = declared.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in declared
+    if (
+        plain
+        and (folder / "tokenizer.json").exists()
+        and _read(folder / "config.json").get("model_type") in PLAIN_MODELS
+    ):
+        from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+        return TokenizersBackend
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return content
 
 
 def _set_pad(tokenizer: Any, vocab_size: int | None) -> None:
