@@ -132,6 +132,30 @@ def test_contradictions_are_told(make_recipe: Any, base: Path, tmp_path: Path) -
         load_settings(merged(recipe_of("sft", make_recipe, tmp_path, base), {"model": {"lora": {"alpha": 0}}}))
 
 
+def test_adapters_that_do_not_fit_are_refused_before_anything_is_read(
+    make_recipe: Any, base: Path, tmp_path: Path
+) -> None:
+    """By the configuration alone: neither data nor weights need to be there."""
+    of_path = recipe_of("sft", make_recipe, tmp_path, base)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_text((base / "config.json").read_text())
+    of_path["model"] |= {"path": str(alone), "lora": {"rank": 2, "targets": ["c_attn", "q_proj"]}}
+    small = {"model_type": "gpt2", "n_embd": 32, "n_head": 2}
+    fresh = merged(of_path, {"model": {"path": None, "config": small, "tokenizer": str(base)}})
+    for recipe in (of_path, fresh):
+        with pytest.raises(
+            SettingsError, match=r"names q_proj, which no projection of gpt2 .* are: c_attn, c_fc, c_proj"
+        ):
+            load_settings(recipe)
+        assert load_settings(merged(recipe, {"model": {"lora": {"targets": ["c_attn"]}}})).model.lora.rank == 2
+    other = merged(fresh, {"model": {"config": {"model_type": "gpt_neox"}, "lora": {"targets": []}}})
+    with pytest.raises(SettingsError, match="LoRA is for the families that the native decoder computes"):
+        load_settings(other)
+    hub = merged(of_path, {"model": {"path": "someone/model"}})
+    assert load_settings(hub).model.lora.targets == ["c_attn", "q_proj"]  # unknown until it is there
+
+
 def test_a_run_without_adapters_is_not_resumed_with_them(make_recipe: Any, base: Path, tmp_path: Path) -> None:
     recipe = recipe_of("sft", make_recipe, tmp_path, base)
     run(load_settings(merged(recipe, {"model": {"lora": {"rank": 0}}})))

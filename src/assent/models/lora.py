@@ -9,7 +9,7 @@ embeddings and LM heads, ranks that differ between layers, biases, DoRA: such a 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,21 @@ from torch import Tensor, nn
 
 from assent.models.base import LanguageModel
 from assent.models.decoder import Decoder
-from assent.models.families import family_of
+from assent.models.families import family_of, read_config
 from assent.models.files import read_tensors, weight_files
+from assent.models.keys import UnknownKeyError, UnsupportedError
 from assent.models.layout import Part, layout
+from assent.models.load import local_folder
 from assent.models.lowrank import LoraLinear, adapted_layers
-from assent.models.settings import LoraSettings
+from assent.models.settings import LoraSettings, ModelSettings
 
-__all__ = ["add_lora", "load_lora", "lora_of", "merge_lora", "restore_lora", "save_lora"]
+__all__ = ["add_lora", "check_lora", "load_lora", "lora_of", "merge_lora", "restore_lora", "save_lora"]
 
 FOLDER = "adapter"
 """Where a checkpoint of ours keeps the adapters, beside the merged model."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+NATIVE_ONLY = "LoRA is for the families that the native decoder computes, not for {}. Set model.lora.rank=0."
 ONLY_PLAIN = (
     *("use_dora", "use_rslora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "layers_to_transform"),
     *("exclude_modules", "layer_replication", "trainable_token_indices", "target_parameters"),
@@ -50,23 +53,13 @@ class Target:
 def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> Decoder:
     """Give the model fresh adapters and freeze all else but a scalar head. They change nothing yet. In place."""
     if not isinstance(model, Decoder):
-        raise ValueError(
-            f"LoRA is for the families that the native decoder computes, not for {type(model).__name__}. "
-            "Set model.lora.rank=0."
-        )
+        raise ValueError(NATIVE_ONLY.format(type(model).__name__))
     if lora_of(model) is not None:
         raise ValueError("The model has adapters already. Merge them first (merge_lora).")
     if settings.rank < 1:
         raise ValueError(f"rank={settings.rank}: adapters have a rank of at least 1. Without LoRA, do not add any.")
     targets = _targets(model)
-    known = sorted({_leaf(name) for name in targets})
-    chosen = sorted(set(settings.targets)) or known
-    unknown = sorted(set(chosen) - set(known))
-    if unknown:
-        raise ValueError(
-            f"model.lora.targets names {', '.join(unknown)}, which no projection of {model.config.family} is called. "
-            f"There are: {', '.join(known)}."
-        )
+    chosen = _chosen(model, settings.targets)
     rows: dict[str, dict[str, tuple[int, int]]] = {}
     for name, target in targets.items():
         if _leaf(name) in chosen:
@@ -83,6 +76,29 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
         model.set_submodule(layer, adapted)
     model.lora = replace(settings, targets=chosen)
     return model
+
+
+def check_lora(settings: ModelSettings) -> None:
+    """Raise ValueError if the adapters do not fit the model, as far as its configuration tells: no weight is read.
+
+    A model that is not there yet, from the hub or of an earlier stage, is left to `add_lora`.
+    """
+    config: Mapping[str, Any] = settings.config
+    if settings.path is not None:
+        if not Path(settings.path).expanduser().is_dir():
+            return
+        file = local_folder(settings.path) / "config.json"
+        if not file.exists():
+            return
+        config = json.loads(file.read_text())
+    try:
+        decoder = read_config(config)
+    except UnknownKeyError:
+        return  # another complaint, that the loader makes
+    except UnsupportedError as reason:
+        raise ValueError(NATIVE_ONLY.format(f"this one: {reason}")) from reason
+    with torch.device("meta"):
+        _chosen(Decoder(decoder, head="lm"), settings.lora.targets)
 
 
 def lora_of(model: LanguageModel) -> LoraSettings | None:
@@ -175,6 +191,19 @@ def _read_settings(path: Path) -> LoraSettings:
     if not isinstance(targets, list) or not targets:
         raise ValueError(f"{path}: target_modules={targets!r} must be a list of module names.")
     return LoraSettings(rank=int(config["r"]), alpha=float(config["lora_alpha"]), targets=targets)
+
+
+def _chosen(model: Decoder, targets: Sequence[str]) -> list[str]:
+    """The targets by name, all where none is named."""
+    known = sorted({_leaf(name) for name in _targets(model)})
+    chosen = sorted(set(targets)) or known
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        raise ValueError(
+            f"model.lora.targets names {', '.join(unknown)}, which no projection of {model.config.family} is called. "
+            f"There are: {', '.join(known)}."
+        )
+    return chosen
 
 
 def _leaf(name: str) -> str:
