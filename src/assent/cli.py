@@ -75,6 +75,9 @@ def main() -> None:
     Settings are those of the recipe and the command line (Hydra's grammar; null is None); `assent settings METHOD`
     lists them all.
     """
+    from assent.runtime.memory import keep_freed_memory
+
+    keep_freed_memory()
 
 
 def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
