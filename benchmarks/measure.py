@@ -125,16 +125,16 @@ def measure(row: Row, setting: Setting) -> dict[str, Any]:
 
 def record(row: Row, threads: int, results: list[Result | str]) -> dict[str, Any]:
     """What a row's contest was about and what came out, as plain JSON."""
-    ours = results[0]
-    sides = [told(result) for result in results]
+    ours, sides = results[0], [told(result) for result in results]
     peers = dict(zip(row.line.peers, sides[1:], strict=False))
     if isinstance(ours, Result):
         sides[0]["work"] = work(row, ours)
-        for peer, result in zip(row.line.peers, results[1:], strict=False):
-            if isinstance(result, Result):
-                peers[peer]["work"] = work(row, result) if row.line.base else sides[0]["work"]
+    for peer, result in zip(row.line.peers, results[1:], strict=False):
+        if isinstance(result, Result):
+            peers[peer]["name"] = name_of(row, peer, result)
+            if isinstance(ours, Result):
+                peers[peer]["work"] = work(row, result if row.line.base else ours)
                 peers[peer]["same_tokens"] = same_tokens(ours, result)
-                peers[peer]["name"] = name_of(row, peer, result)
     about = {"line": row.line.name, "title": row.line.title, "model": row.model, "precision": row.precision}
     return {**about, "unit": "tok/s", "threads": threads, "ours": sides[0], "peers": peers}
 
