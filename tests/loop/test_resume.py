@@ -12,6 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from assent import Run, load_settings, run
+from assent.batch import Batch
+from assent.learn.scorer import Scorer
+from assent.loop.progress import Moment
+from assent.models.load import load_model
+from assent.pipeline import merged
+from assent.types import Role, Stats
 
 STEPS = 4
 REWARDS = Path(__file__).parents[1] / "tiny.py"
@@ -61,8 +67,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def recipe_of(case: str, make_recipe: Any, folder: Path, judge: Path, **more: Any) -> dict[str, Any]:
     method, sections = CASES[case]
     recipe: dict[str, Any] = make_recipe(method, folder, save={"steps": 1, "keep": 0}, train={"steps": STEPS}, **more)
-    from assent.pipeline import merged
-
     recipe = merged(recipe, sections)
     for reward in recipe.get("rewards", []):
         if "path" in reward:
@@ -136,3 +140,48 @@ def test_a_run_resumed_after_any_step_ends_as_the_undisturbed_one(
         name = stopped_copy(full, step, folder / "run")
         run(load_settings(recipe_of(case, make_recipe, folder, judge, resume=name)))
         assert_same_run(folder / "run", full.folder)
+
+
+class References:
+    """A hook that keeps, by step, the batch and the reference log-probs that it was trained with."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[Batch, torch.Tensor]] = {}
+
+    async def __call__(self, moment: Moment) -> Stats:
+        assert moment.batch is not None and moment.batch.reference is not None
+        self.seen[moment.progress.step] = (moment.batch, moment.batch.reference)
+        return {}
+
+
+def logprobs_by(model: Path, batch: Batch) -> torch.Tensor:
+    column = Scorer(load_model(str(model)), Role.REFERENCE).annotate(batch).reference
+    assert column is not None
+    return column
+
+
+def test_reference_columns_of_a_resumed_run_are_those_of_the_first_weights(make_recipe: Any, tmp_path: Path) -> None:
+    """Computed once, by the model that the run started from: neither lost, nor taken from the weights trained since."""
+    start = run(load_settings(make_recipe("sft", tmp_path / "start"))).model
+    more = {"reference": {"once": True}, "save": {"steps": 1, "keep": 0}, "train": {"steps": STEPS}}
+    recipe = make_recipe("dpo", tmp_path / "full", **more) | {"model": {"path": str(start)}}
+    full, found = run(load_settings(recipe), hooks=[whole := References()]), References()
+    name = stopped_copy(full, 2, tmp_path / "resumed/run")
+    resumed = recipe | {"output": str(tmp_path / "resumed"), "resume": name}
+    run(load_settings(resumed), hooks=[found])
+    assert_same_run(tmp_path / "resumed/run", full.folder)
+    assert sorted(found.seen) == [3, 4]
+    trained = full.checkpoint("policy", name)
+    for step, (batch, column) in found.seen.items():
+        assert torch.equal(column, whole.seen[step][1])
+        torch.testing.assert_close(column, logprobs_by(start, batch), atol=1e-4, rtol=0)
+        assert float((column - logprobs_by(trained, batch)).abs().max()) > 0.01
+
+    # The comparison above tells them apart: by the trained weights' columns the run ends elsewhere.
+    stopped_copy(full, 2, tmp_path / "wrong/run")
+    wrong = run(
+        load_settings(merged(resumed, {"output": str(tmp_path / "wrong"), "reference": {"path": str(trained)}}))
+    )
+    assert timeless(wrong.folder / "metrics.jsonl")[:2] == timeless(full.folder / "metrics.jsonl")[:2]
+    with pytest.raises(AssertionError):
+        assert_same_checkpoint(wrong.folder, full.folder)
