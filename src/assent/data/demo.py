@@ -36,7 +36,7 @@ from pathlib import Path
 
 from assent.data.byte_pairs import train_tokenizer
 from assent.data.demo_grammar import DEGREES, NEGATIONS, grammar, possible_pairs
-from assent.data.write import write_rows
+from assent.data.write import TaskFiles, write_task
 from assent.types import Prompt
 
 SENTENCE_ENDS = frozenset(".!?")
@@ -59,16 +59,9 @@ class DemoSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoFiles:
+class DemoFiles(TaskFiles):
     """What was written where, and how noisy the preference labels are."""
 
-    sft: Path
-    sft_validation: Path
-    preferences: Path
-    preferences_validation: Path
-    prompts: Path
-    prompts_test: Path
-    tokenizer: Path
     label_agreement: float
     """Share of training pairs whose chosen answer is strictly better by gold: what gold itself would score on them."""
     sft_gold_mean: float
@@ -99,13 +92,12 @@ def make_demo(folder: Path, *, seed: int = 0, size: DemoSize | None = None) -> D
     golds = [gold(row["prompt"], row["completion"]) for row in sft]
     mean = sum(golds) / len(golds)
     files = DemoFiles(
-        sft=write_rows(folder / "sft.jsonl", sft),
-        sft_validation=write_rows(folder / "sft_validation.jsonl", sft_validation),
-        preferences=write_rows(folder / "preferences.jsonl", map(_pair_row, pairs)),
-        preferences_validation=write_rows(folder / "preferences_validation.jsonl", map(_pair_row, pairs_validation)),
-        prompts=write_rows(folder / "prompts.jsonl", prompts),
-        prompts_test=write_rows(folder / "prompts_test.jsonl", prompts_test),
-        tokenizer=folder / "tokenizer",
+        **write_task(
+            folder,
+            sft=(sft, sft_validation),
+            preferences=(map(_pair_row, pairs), map(_pair_row, pairs_validation)),
+            prompts=(prompts, prompts_test),
+        ),
         label_agreement=sum(pair.agrees for pair in pairs) / len(pairs),
         sft_gold_mean=mean,
         sft_gold_std=math.sqrt(sum((g - mean) ** 2 for g in golds) / len(golds)),

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from assent.data.byte_pairs import train_tokenizer
-from assent.data.write import write_rows
+from assent.data.write import TaskFiles, write_task
 from assent.types import Prompt
 
 
@@ -42,14 +42,9 @@ class PolaritySize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolarityFiles:
-    sft: Path
-    sft_validation: Path
-    preferences: Path
-    preferences_validation: Path
-    prompts: Path
-    prompts_test: Path
-    tokenizer: Path
+class PolarityFiles(TaskFiles):
+    """What was written where, and what the gold classifier is worth."""
+
     gold: Path
     """Folder for `load_gold`."""
     gold_accuracy: float
@@ -117,21 +112,16 @@ def make_polarity(source: Path, folder: Path, *, seed: int = 0, size: PolaritySi
     sft = [_continuation(sentence, rng.randint(1, 4)) for sentence in train]
     prompts = _beginnings(train, rng, apart_from=frozenset())
     pairs = preference_pairs(train, rng, uses=size.pairs_per_sentence)
+    sft_validation = [_continuation(sentence, rng.randint(1, 4)) for sentence in validation]
+    pairs_validation = preference_pairs(validation, rng, uses=size.pairs_per_sentence)
+    prompts_test = _beginnings(test, rng, apart_from=frozenset(prompts))
     files = PolarityFiles(
-        sft=write_rows(folder / "sft.jsonl", sft),
-        sft_validation=write_rows(
-            folder / "sft_validation.jsonl", [_continuation(sentence, rng.randint(1, 4)) for sentence in validation]
+        **write_task(
+            folder,
+            sft=(sft, sft_validation),
+            preferences=(pairs, pairs_validation),
+            prompts=([{"prompt": text} for text in prompts], [{"prompt": text} for text in prompts_test]),
         ),
-        preferences=write_rows(folder / "preferences.jsonl", pairs),
-        preferences_validation=write_rows(
-            folder / "preferences_validation.jsonl", preference_pairs(validation, rng, uses=size.pairs_per_sentence)
-        ),
-        prompts=write_rows(folder / "prompts.jsonl", [{"prompt": text} for text in prompts]),
-        prompts_test=write_rows(
-            folder / "prompts_test.jsonl",
-            [{"prompt": text} for text in _beginnings(test, rng, apart_from=frozenset(prompts))],
-        ),
-        tokenizer=folder / "tokenizer",
         gold=folder / "gold",
         gold_accuracy=gold.accuracy(halves.unseen),
     )

@@ -1,14 +1,40 @@
-"""Writes rows as JSON lines: UTF-8, one object a line, the same bytes on every platform."""
+"""Writes rows as JSON lines: UTF-8, one object a line, the same bytes on every platform; and the files of a task."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+Rows = Iterable[Mapping[str, Any]]
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """What a pipeline reads of a task: rows for every stage, set-aside ones, and the folder of a tokenizer."""
+
+    sft: Path
+    sft_validation: Path
+    preferences: Path
+    preferences_validation: Path
+    prompts: Path
+    prompts_test: Path
+    tokenizer: Path
+
+
+def write_task(
+    folder: Path, *, sft: tuple[Rows, Rows], preferences: tuple[Rows, Rows], prompts: tuple[Rows, Rows]
+) -> dict[str, Path]:
+    """Write rows to train on and rows set aside; the fields of `TaskFiles`. The tokenizer is yet to be trained."""
+    rows = {"sft": sft[0], "sft_validation": sft[1], "preferences": preferences[0]}
+    rows |= {"preferences_validation": preferences[1], "prompts": prompts[0], "prompts_test": prompts[1]}
+    written = {name: write_rows(folder / f"{name}.jsonl", some) for name, some in rows.items()}
+    return written | {"tokenizer": folder / "tokenizer"}
+
+
+def write_rows(path: Path, rows: Rows) -> Path:
     """Write the rows, with the folder where it is missing, and return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
