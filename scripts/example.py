@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from train import train_pipeline
+from train import pipeline_options, train_pipeline
 
 from assent.cli import plain_errors
 
@@ -36,16 +36,8 @@ def sources(folder: Path) -> dict[str, str]:
 
 
 @click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
+@pipeline_options(CONFIG)
 @click.option("--create_dummy_data", "create", is_flag=True, help="Write the data anew.")
-@click.option(
-    "--config", type=click.Path(path_type=Path), default=CONFIG, help="A pipeline; default: configs/example.yaml."
-)
-@click.option(
-    "--dist_config", type=click.Path(path_type=Path), help="Distributed settings, such as configs/distributed.yaml."
-)
-@click.option("--output_dir", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True)
-@click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
-@click.argument("overrides", nargs=-1)
 def main(
     create: bool,
     config: Path,

@@ -12,9 +12,10 @@ The work is `assent pipeline`'s; this script only puts data, folders and distrib
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,6 +29,7 @@ VOCABULARY = 4096
 """Tokens of a tokenizer that is trained here, where the model's keys name no vocab_size."""
 
 Tree = dict[str, Any]
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def train_pipeline(
@@ -169,20 +171,30 @@ def texts(settings: PipelineSettings) -> Iterator[str]:
                 yield from (asked + answer for answer in answers if answer or not read.pairs)
 
 
+def pipeline_options(config: Path | None = None) -> Callable[[Command], Command]:
+    """The flags of every script that runs a pipeline; `config` is the recipe where none is given."""
+    file = click.Path(path_type=Path)
+    which = (
+        "The pipeline, such as configs/model_config.yaml."
+        if config is None
+        else f"A pipeline; default: configs/{config.name}."
+    )
+    flags = (
+        click.option("--config", type=file, required=config is None, default=config, help=which),
+        click.option("--dist_config", type=file, help="Distributed settings, such as configs/distributed.yaml."),
+        click.option("--output_dir", type=file, default=Path("outputs"), show_default=True),
+        click.option("--traceback", is_flag=True, help="Show the whole traceback of an error."),
+        click.argument("overrides", nargs=-1),
+    )
+    return lambda command: functools.reduce(lambda so_far, flag: flag(so_far), reversed(flags), command)
+
+
 @click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
-@click.option(
-    "--config", type=click.Path(path_type=Path), required=True, help="The pipeline, such as configs/model_config.yaml."
-)
+@pipeline_options()
 @click.option("--stage", type=click.Choice([*KINDS, "all"]), default="all", show_default=True)
 @click.option("--sft_data", help="Demonstrations: prompt and completion.")
 @click.option("--preference_data", help="Preferences: prompt, chosen and rejected.")
 @click.option("--prompt_data", help="Prompts to answer.")
-@click.option(
-    "--dist_config", type=click.Path(path_type=Path), help="Distributed settings, such as configs/distributed.yaml."
-)
-@click.option("--output_dir", type=click.Path(path_type=Path), default=Path("outputs"), show_default=True)
-@click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
-@click.argument("overrides", nargs=-1)
 def main(
     config: Path,
     stage: str,
