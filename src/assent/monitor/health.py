@@ -22,6 +22,8 @@ BEGIN = 5
 """How many figures make up "at the start"."""
 RECENT = 5
 """How many figures make up "now"."""
+SETTLED = BEGIN + RECENT
+"""So many figures that "now" and "at the start" share none."""
 MEMORY = 160
 """How many of the latest figures are kept."""
 
@@ -39,11 +41,6 @@ class Series:
         if len(self.begin) < BEGIN:
             self.begin.append(value)
         self.latest = [*self.latest[-(MEMORY - 1) :], value]
-
-    @property
-    def settled(self) -> bool:
-        """Whether "now" and "at the start" share no figure."""
-        return self.count >= BEGIN + RECENT
 
     @property
     def start(self) -> float:
@@ -112,6 +109,24 @@ class Health:
         return True
 
 
+Look = Callable[[History], Sign]
+
+
+def _watching(metric: str, *, least: int = RECENT, online: bool = False) -> Callable[[Callable[[Series], Sign]], Look]:
+    """Makes a sign of one metric: fine before `least` figures, and, if `online`, in runs without rewards or from 0."""
+
+    def made(judged: Callable[[Series], Sign]) -> Look:
+        def look(history: History) -> Sign:
+            series = history[metric]
+            if series.count < least or (online and (history["reward/mean"].count == 0 or series.start <= 0)):
+                return FINE
+            return judged(series)
+
+        return look
+
+    return made
+
+
 def _not_finite(figures: Mapping[str, Any]) -> Sign:
     bad = [f"{name} is {value}" for name, value in figures.items() if value is None or not math.isfinite(value)]
     return Sign(
@@ -121,11 +136,8 @@ def _not_finite(figures: Mapping[str, Any]) -> Sign:
     )
 
 
-def _entropy(history: History) -> Sign:
-    entropy = history["entropy"]
-    online = history["reward/mean"].count > 0  # in supervised training it is meant to fall
-    if not (entropy.settled and online) or entropy.start <= 0:
-        return FINE
+@_watching("entropy", least=SETTLED, online=True)  # in supervised training it is meant to fall
+def _entropy(entropy: Series) -> Sign:
     return Sign(
         0.25 * entropy.start / max(entropy.now, 1e-9),
         f"entropy has fallen to {entropy.now:.3g} nats a token, from {entropy.start:.3g} at the start. The policy "
@@ -134,10 +146,8 @@ def _entropy(history: History) -> Sign:
     )
 
 
-def _kl(history: History) -> Sign:
-    kl = history["kl/reference"]
-    if not kl.settled:
-        return FINE
+@_watching("kl/reference", least=SETTLED)
+def _kl(kl: Series) -> Sign:
     before = fmean(kl.latest[-4 * RECENT : -RECENT])
     jump = min(kl.now / 10.0, kl.now / max(3.0 * before, 1e-9))
     return Sign(
@@ -179,10 +189,8 @@ def _trend(values: Sequence[float]) -> float:
     return (fmean(late) - fmean(early)) / max(error, 1e-9)
 
 
-def _length(history: History) -> Sign:
-    length = history["length/mean"]
-    if not length.settled or length.start <= 0 or history["reward/mean"].count == 0:
-        return FINE
+@_watching("length/mean", least=SETTLED, online=True)
+def _length(length: Series) -> Sign:
     ratio = max(length.now, 1e-9) / length.start
     way = "longer" if ratio > 1 else "shorter"
     return Sign(
@@ -193,10 +201,8 @@ def _length(history: History) -> Sign:
     )
 
 
-def _unfinished(history: History) -> Sign:
-    share = history["unfinished"]
-    if share.count < RECENT:
-        return FINE
+@_watching("unfinished")
+def _unfinished(share: Series) -> Sign:
     grown = min(share.now / 0.2, (share.now - share.start) / 0.2)
     return Sign(
         max(share.now / 0.5, grown),
@@ -206,10 +212,8 @@ def _unfinished(history: History) -> Sign:
     )
 
 
-def _equal_groups(history: History) -> Sign:
-    share = history["groups/equal"]
-    if share.count < RECENT:
-        return FINE
+@_watching("groups/equal")
+def _equal_groups(share: Series) -> Sign:
     return Sign(
         share.now / 0.8,
         f"in {share.now:.0%} of the groups all answers have the same reward, so these prompts teach nothing. They are "
@@ -218,10 +222,8 @@ def _equal_groups(history: History) -> Sign:
     )
 
 
-def _clipping(history: History) -> Sign:
-    share = history["clip_fraction"]
-    if share.count < RECENT:
-        return FINE
+@_watching("clip_fraction")
+def _clipping(share: Series) -> Sign:
     return Sign(
         share.now / 0.3,
         f"{share.now:.0%} of the tokens are clipped. The policy moves too far within one batch, and those tokens no "
@@ -229,10 +231,8 @@ def _clipping(history: History) -> Sign:
     )
 
 
-def _sampler(history: History) -> Sign:
-    gap = history["kl/sampler"]
-    if gap.count == 0:
-        return FINE
+@_watching("kl/sampler", least=1)
+def _sampler(gap: Series) -> Sign:
     first = gap.begin[0]
     if gap.count == 1:
         return Sign(
@@ -249,7 +249,7 @@ def _sampler(history: History) -> Sign:
     )
 
 
-SIGNS: Mapping[str, Callable[[History], Sign]] = {
+SIGNS: Mapping[str, Look] = {
     "entropy": _entropy,
     "kl": _kl,
     "hacking": _hacking,
