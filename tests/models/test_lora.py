@@ -73,11 +73,11 @@ def test_an_adapter_of_the_query_changes_the_querys_rows_alone(tiny: Any) -> Non
     stir(model)
     layers = dict(adapted_layers(model))
     assert set(layers) == {"layers.0.attention.qkv", "layers.1.attention.qkv"}
-    layer, x = layers["layers.1.attention.qkv"], torch.randn(3, 32)
+    layer, x = layers["layers.1.attention.qkv"], torch.randn(4, 32)
     with torch.no_grad():
         change = layer(x) - nn.functional.linear(x, layer.weight)
         expected = 3.0 * x @ layer.lora_a["q_proj"].T @ layer.lora_b["q_proj"].T  # alpha / rank = 3
-    assert torch.equal(change[:, 32:], torch.zeros(3, 32))
+    assert torch.equal(change[:, 32:], torch.zeros(4, 32))
     assert torch.allclose(change[:, :32], expected, atol=1e-5)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assent.maths.invariant import linear
+
 CHUNK_ELEMENTS = 1 << 22
 """Logits computed at once; about 16 MB in float32."""
 KEEP_ELEMENTS = 1 << 25
@@ -67,7 +69,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = linear(hidden, weight, bias)
     return torch.log_softmax(logits.float() / temperature, dim=-1)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from assent.maths.invariant import KEYS, filled_up, keys
 from assent.models.config import DecoderConfig
 from assent.models.context import Packed
 
@@ -24,6 +25,7 @@ class Cache:
     def __init__(
         self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ):
+        length = filled_up(length, KEYS)
         self.slots, self.length = slots, length
         self.window = config.window
         shape = (slots, length, config.kv_heads, config.head_dim)
@@ -77,6 +79,7 @@ class Decode:
         """positions (n,) int64 of the new tokens; `longest` is the largest of them + 1, which the caller knows without
         asking the device."""
         n = positions.shape[0]
+        longest = keys(longest)
         self.cache, self.positions, self.longest = cache, positions, longest
         self.window = cache.window
         self.places = torch.arange(n, device=cache.device) * cache.length + positions

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from assent.maths.invariant import Linear, linear
 
 
 class LoraLinear(nn.Linear):
@@ -45,15 +46,15 @@ class LoraLinear(nn.Linear):
             self.lora_b[name].zero_()
 
     def forward(self, input: Tensor) -> Tensor:
-        output = F.linear(input, self.weight, self.bias)
+        output = linear(input, self.weight, self.bias)
         if not self.active:
             return output
         pieces, done = [], 0
         for name, (start, size) in self.rows.items():
             if start > done:
                 pieces.append(output.new_zeros(*output.shape[:-1], start - done))
-            low = F.linear(input, self.lora_a[name])  # (tokens, rank)
-            pieces.append(F.linear(low, self.lora_b[name]) * self.scaling)  # (tokens, size)
+            low = linear(input, self.lora_a[name])  # (tokens, rank)
+            pieces.append(linear(low, self.lora_b[name]) * self.scaling)  # (tokens, size)
             done = start + size
         if done < self.out_features:
             pieces.append(output.new_zeros(*output.shape[:-1], self.out_features - done))
@@ -70,7 +71,7 @@ class LoraLinear(nn.Linear):
     def merged(self) -> nn.Linear:
         """A plain layer that computes the same."""
         with torch.device("meta"):
-            plain = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+            plain = Linear(self.in_features, self.out_features, bias=self.bias is not None)
         plain.weight, plain.bias = nn.Parameter(self.merged_weight(), requires_grad=False), self.bias
         return plain
 

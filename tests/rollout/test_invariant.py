@@ -1,0 +1,90 @@
+"""Inference is the same to the last bit whatever is computed beside it: in scoring, in prompts and in decoding."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from tiny_models import CONFIGS, ROTARY, VOCAB, Letters, prompts
+
+from assent.batch import Batch
+from assent.learn.scorer import Scorer
+from assent.maths.invariant import KEYS, linear
+from assent.models.base import LanguageModel
+from assent.models.load import fresh_model
+from assent.rollout.native import NativeEngine
+from assent.types import Completion, Role, Row, Sampling
+
+WIDTHS = ((48, 96), (256, 1024), (1376, 512))
+SEQUENCES = prompts(3, 17, 16, 40, 29, 61, 5, 33, 48, 2)
+
+
+def model(kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    keys = CONFIGS[kind] if kind == "gpt2" else ROTARY | CONFIGS[kind]
+    found = fresh_model({"model_type": kind, "vocab_size": VOCAB, "initializer_range": 0.2, **keys}, seed=1)
+    return found.to(dtype)
+
+
+def flat(sequences: list[list[int]]) -> torch.Tensor:
+    return torch.tensor([token for sequence in sequences for token in sequence])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", WIDTHS)
+def test_a_row_of_a_product_does_not_depend_on_the_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    width, out = shape
+    x, weight, bias = (torch.randn(size, dtype=dtype) for size in ((300, width), (out, width), (out,)))
+    with torch.no_grad():
+        whole = linear(x, weight, bias)
+        for count in (*range(1, 40), 64, 100, 257):
+            assert torch.equal(linear(x[:count], weight, bias), whole[:count]), count
+            assert torch.equal(linear(x[7 : 7 + count], weight, bias), whole[7 : 7 + count]), count
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_hidden_states_of_a_sequence_do_not_depend_on_the_others(kind: str) -> None:
+    found = model(kind)
+    with torch.no_grad():
+        whole = found(flat(SEQUENCES), found.packed([len(s) for s in SEQUENCES]))
+        parts = whole.split([len(s) for s in SEQUENCES])
+        for chosen in ([0], [3], [9, 4], [1, 2, 7], [5, 0, 8, 6]):
+            tokens = flat([SEQUENCES[i] for i in chosen])
+            hidden = found(tokens, found.packed([len(SEQUENCES[i]) for i in chosen]))
+            expected = torch.cat([parts[i] for i in chosen])
+            assert torch.equal(hidden, expected), chosen
+
+
+def test_log_probs_and_scores_do_not_depend_on_the_others() -> None:
+    rows = [Row(tokens=tuple(s), trainable=(False,) + (True,) * (len(s) - 1)) for s in SEQUENCES]
+    policy, judge = (
+        model("llama"),
+        fresh_model({"model_type": "gpt2", **CONFIGS["gpt2"], "vocab_size": VOCAB}, head="scalar"),
+    )
+    whole = Scorer(policy, Role.REFERENCE).annotate(Batch.of(rows)).reference
+    assert whole is not None
+    for row, expected in zip(rows, whole.split([len(row.tokens) for row in rows]), strict=True):
+        assert torch.equal(Scorer(policy, Role.REFERENCE).annotate(Batch.of([row])).reference, expected)  # type: ignore[arg-type]
+    (together,) = Scorer(judge, Role.JUDGE).outputs(Batch.of(rows))
+    alone = [Scorer(judge, Role.JUDGE).outputs(Batch.of([row]))[0].scores for row in rows]
+    assert torch.equal(torch.cat(alone), together.scores)  # type: ignore[arg-type]
+
+
+def answers(engine: NativeEngine, order: list[int]) -> dict[int, list[Completion]]:
+    async def all_of_them() -> list[list[Completion]]:
+        plans = {i: [Sampling(max_tokens=3 + 5 * (i % 4), seed=100 * i + k) for k in range(1 + i % 3)] for i in order}
+        return await asyncio.gather(*(engine.generate(SEQUENCES[i], plans[i]) for i in order))
+
+    return dict(zip(order, asyncio.run(all_of_them()), strict=True))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_completions_do_not_depend_on_slots_order_or_company(kind: str) -> None:
+    """Tokens and log-probs, bit for bit: one slot at a time, many, in another order, and spread over two engines."""
+    found = model(kind)
+    everything = list(range(len(SEQUENCES)))
+    whole = answers(NativeEngine(found, Letters(), slots=64), everything)
+    assert max(len(c.tokens) for group in whole.values() for c in group) > KEYS
+    for slots, order in ((1, everything), (3, everything), (7, everything[::-1]), (64, everything[::2]), (64, [4])):
+        some = answers(NativeEngine(found, Letters(), slots=slots), order)
+        assert all(some[i] == whole[i] for i in order), (slots, order)
