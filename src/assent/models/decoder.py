@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from assent.maths.invariant import Linear
 from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import DecoderConfig, HeadKind, RopeScaling
 from assent.models.context import Context
 from assent.models.families import write_config
 from assent.models.files import write_safetensors
+from assent.models.fused import embed, gelu_tanh, rms_norm, swiglu
 from assent.models.layout import stored_tensors
 from assent.models.lowrank import merged_parameters
 from assent.models.settings import LoraSettings
@@ -36,13 +36,21 @@ def _activation(name: str, x: Tensor) -> Tensor:
         return F.silu(x)
     if name == "relu":
         return F.relu(x)
-    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+    return gelu_tanh(x) if name == "gelu_tanh" else F.gelu(x)
 
 
 def _norm(config: DecoderConfig, width: int) -> nn.Module:
     if config.norm == "layer":
         return nn.LayerNorm(width, eps=config.norm_eps)
-    return nn.RMSNorm(width, eps=config.norm_eps)
+    return RMSNorm(width, eps=config.norm_eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Torch's, without its passes over memory on the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None
+        return rms_norm(x, self.weight, self.eps)
 
 
 def rotary_frequencies(config: DecoderConfig) -> Tensor:
@@ -72,10 +80,10 @@ class Attention(nn.Module):
         self.layer = layer
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         out = self.heads * self.dim
-        self.qkv = Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
-        self.output = Linear(out, config.width, bias=config.output_bias)
-        self.query_norm = nn.RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
+        self.qkv = nn.Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
+        self.output = nn.Linear(out, config.width, bias=config.output_bias)
+        self.query_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         n, dim = x.shape[0], self.dim
@@ -94,15 +102,17 @@ class MLP(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.gated, self.activation = config.mlp == "gated", config.activation
-        self.up = Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
-        self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+        self.up = nn.Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
-        if self.gated:
-            gate, up = hidden.chunk(2, dim=-1)
-            return self.down(_activation(self.activation, gate) * up)  # type: ignore[no-any-return]
-        return self.down(_activation(self.activation, hidden))  # type: ignore[no-any-return]
+        if not self.gated:
+            return self.down(_activation(self.activation, hidden))  # type: ignore[no-any-return]
+        if self.activation == "silu":
+            return self.down(swiglu(hidden))  # type: ignore[no-any-return]
+        gate, up = hidden.chunk(2, dim=-1)
+        return self.down(_activation(self.activation, gate) * up)  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -136,7 +146,7 @@ class Decoder(LanguageModel):
         self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
         self.norm = _norm(config, config.width)
-        self.head: nn.Linear = Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
+        self.head: nn.Linear = nn.Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
         self._frequencies: Tensor | None = None
         self.tie()
 
@@ -172,10 +182,10 @@ class Decoder(LanguageModel):
                 f"The context has window={context.window}, the model window={self.config.window}. "
                 "Make the context with model.packed(lengths) or pass window=model.window."
             )
-        x = self.embedding(tokens)
+        x = embed(tokens, self.embedding.weight)
         rotary = None
         if self.position_embedding is not None:
-            x = x + self.position_embedding(context.positions)
+            x = x + embed(context.positions, self.position_embedding.weight)
         else:
             rotary = self._rotary(context.positions, x.dtype)
         for layer in self.layers:
