@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from assent.maths.invariant import linear
+from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits computed at once; about 16 MB in float32."""
+"""Logits computed at once on the CPU; about 16 MB in float32."""
+CHUNK_ELEMENTS_DEVICE = 1 << 28
+"""The same elsewhere, where memory is wide and a small matrix product wasteful; about 1 GB."""
+LEAST_ROWS = 256
+"""But never fewer tokens than this at once: each chunk reads the head, and adds to a gradient of its size."""
 KEEP_ELEMENTS = 1 << 25
 """Up to this many probabilities are kept for the backward pass (128 MB in float32); beyond it they are recomputed."""
 
@@ -27,50 +30,67 @@ class _ChosenLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         n, vocab = hidden.shape[0], weight.shape[0]
-        chunk = max(1, CHUNK_ELEMENTS // vocab)
+        rows = _chunk_rows(hidden, vocab)
         keep = n * vocab <= KEEP_ELEMENTS and any(ctx.needs_input_grad)
         chosen = torch.empty(n, dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(chosen)
         kept: list[Tensor] = []
-        for start in range(0, n, chunk):
-            part = slice(start, min(start + chunk, n))
+        for start in range(0, n, rows):
+            part = slice(start, min(start + rows, n))
             logp = _log_softmax(hidden[part], weight, bias, temperature)
+            p = logp.exp()
             chosen[part] = logp.gather(1, targets[part, None])[:, 0]
-            entropy[part] = -torch.linalg.vecdot(logp.exp(), logp)
+            entropy[part] = -torch.linalg.vecdot(p, logp)
             if keep:
-                kept.append(logp)
+                kept.append(p)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
-        ctx.chunk, ctx.temperature = chunk, temperature
+        ctx.rows, ctx.temperature = rows, temperature
+        ctx.set_materialize_grads(False)
         return chosen, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_chosen, grad_entropy = grads
+    @once_differentiable
+    def backward(ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropy, *kept = ctx.saved_tensors
+        grad_chosen = torch.zeros_like(entropy) if grad_chosen is None else grad_chosen / ctx.temperature
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        use_entropy = bool(grad_entropy.any())
-        for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk)):
-            part = slice(start, min(start + ctx.chunk, hidden.shape[0]))
-            logp = kept[number] if kept else _log_softmax(hidden[part], weight, bias, ctx.temperature)
-            p = logp.exp()
+        for number, start in enumerate(range(0, hidden.shape[0], ctx.rows)):
+            part = slice(start, min(start + ctx.rows, hidden.shape[0]))
+            p = kept[number] if kept else _log_softmax(hidden[part], weight, bias, ctx.temperature).exp_()
             grad = p * -grad_chosen[part, None]
             grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])
-            if use_entropy:  # dH/dlogit = -p (log p + H)
-                grad -= grad_entropy[part, None] * p * (logp + entropy[part, None])
-            grad = (grad / ctx.temperature).to(hidden.dtype)
-            grad_hidden[part] = grad @ weight
+            if grad_entropy is not None:  # dH/dlogit = -p log p - p H
+                slope = torch.special.entr(p).addcmul_(p, entropy[part, None], value=-1.0)
+                grad.addcmul_(slope, grad_entropy[part, None], value=1.0 / ctx.temperature)
+            grad = grad.to(hidden.dtype)
+            torch.mm(grad, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight += grad.T @ hidden[part]
+                _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), grad_bias, None, None
 
 
+def _chunk_rows(hidden: Tensor, vocab: int) -> int:
+    elements = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS_DEVICE
+    return max(LEAST_ROWS, elements // vocab)
+
+
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = linear(hidden, weight, bias)
-    return torch.log_softmax(logits.float() / temperature, dim=-1)
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if temperature != 1.0:
+        logits = logits.float().div_(temperature)
+    return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+
+
+def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """total += grad.T @ hidden, summed over chunks in float32."""
+    if grad.dtype == total.dtype:
+        total.addmm_(grad.T, hidden)
+    else:
+        total += grad.T @ hidden
 
 
 def chosen_logprobs(
