@@ -11,13 +11,12 @@ the padding behind them). Projections, MLP, norms and head never see a pad.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from assent.maths.invariant import keys
 
 BUCKET_WASTE = 1.1
 """A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
@@ -51,20 +50,26 @@ class Packed:
         self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
         buckets = _buckets(starts, sizes)
         self.shapes = [(index.shape[0], index.shape[1]) for index in buckets]  # (rows, longest) of each bucket
-        # Then the flat tokens are the padded rows already.
-        even = len(set(self.lengths)) == 1 and keys(self.lengths[0]) == self.lengths[0]
+        even = len(set(self.lengths)) == 1  # then the flat tokens are the padded rows already
         self.pad = None if even else torch.cat([index.flatten() for index in buckets]).to(device)  # (padded,)
         self.unpad = None if even else _unpad(buckets, total).to(device)  # (tokens,)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        dtype = query.dtype
+        if dtype.itemsize < 4 and query.device.type == "cpu":
+            # Torch's attention on the CPU is several times slower in bfloat16 than in float32, backwards above all.
+            query, key, value = query.float(), key.float(), value.float()
         if self.pad is not None:
-            # One gather for all buckets: its backward fills and adds into one whole gradient, not one a bucket.
-            query, key, value = (x.index_select(0, self.pad) for x in (query, key, value))
+            query, key, value = (
+                _Pad.apply(x, self.pad, self.unpad)  # type: ignore[no-untyped-call]
+                for x in (query, key, value)
+            )
         areas = [rows * length for rows, length in self.shapes]
         parts = zip(self.shapes, *(torch.split(x, areas) for x in (query, key, value)), strict=True)
         outputs = [self._bucket(*part) for part in parts]
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return padded if self.unpad is None else padded.index_select(0, self.unpad)
+        padded = padded.to(dtype)
+        return padded if self.unpad is None else _Unpad.apply(padded, self.unpad)  # type: ignore[no-untyped-call]
 
     def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, length = shape
@@ -78,6 +83,38 @@ class Packed:
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return out.transpose(1, 2).reshape(rows * length, heads * dim)
+
+
+class _Pad(torch.autograd.Function):
+    """Flat tokens into padded buckets. Causal attention sends no gradient to a pad, so back is a gather as well and no
+    sum over the tokens that were read several times."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pad: Tensor, unpad: Tensor) -> Tensor:
+        ctx.save_for_backward(unpad)
+        return x.index_select(0, pad)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (unpad,) = ctx.saved_tensors
+        return grad.index_select(0, unpad), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """Padded buckets back into flat tokens. Every token comes from one place, so back is a copy and no sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, unpad: Tensor) -> Tensor:
+        ctx.save_for_backward(unpad)
+        ctx.size = x.shape[0]
+        return x.index_select(0, unpad)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (unpad,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.size, grad.shape[1]).index_copy_(0, unpad, grad), None
 
 
 def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:
@@ -102,7 +139,7 @@ def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
     indices = []
     for group in groups:
         rows = torch.tensor(group)
-        offsets = torch.arange(keys(int(sizes[rows[0]])))
+        offsets = torch.arange(int(sizes[rows[0]]))
         last = (sizes[rows] - 1)[:, None]
         indices.append(starts[rows][:, None] + torch.minimum(offsets[None, :], last))  # pads repeat the last token
     return indices
