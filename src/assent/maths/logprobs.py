@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from assent.maths.invariant import linear
+
 CHUNK_ELEMENTS = 1 << 22
 """Logits computed at once on the CPU; about 16 MB in float32."""
 CHUNK_ELEMENTS_DEVICE = 1 << 28
@@ -79,7 +81,7 @@ def _chunk_rows(hidden: Tensor, vocab: int) -> int:
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = linear(hidden, weight, bias)
     if temperature != 1.0:
         logits = logits.float().div_(temperature)
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from assent.maths.invariant import keys
+
 BUCKET_WASTE = 1.1
 """A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
 
@@ -50,7 +52,8 @@ class Packed:
         self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
         buckets = _buckets(starts, sizes)
         self.shapes = [(index.shape[0], index.shape[1]) for index in buckets]  # (rows, longest) of each bucket
-        even = len(set(self.lengths)) == 1  # then the flat tokens are the padded rows already
+        # Then the flat tokens are the padded rows already.
+        even = len(set(self.lengths)) == 1 and keys(self.lengths[0]) == self.lengths[0]
         self.pad = None if even else torch.cat([index.flatten() for index in buckets]).to(device)  # (padded,)
         self.unpad = None if even else _unpad(buckets, total).to(device)  # (tokens,)
 
@@ -139,7 +142,7 @@ def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
     indices = []
     for group in groups:
         rows = torch.tensor(group)
-        offsets = torch.arange(int(sizes[rows[0]]))
+        offsets = torch.arange(keys(int(sizes[rows[0]])))
         last = (sizes[rows] - 1)[:, None]
         indices.append(starts[rows][:, None] + torch.minimum(offsets[None, :], last))  # pads repeat the last token
     return indices

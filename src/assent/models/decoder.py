@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from assent.maths.invariant import Linear
 from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import DecoderConfig, HeadKind, RopeScaling
 from assent.models.context import Context
@@ -80,8 +81,8 @@ class Attention(nn.Module):
         self.layer = layer
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         out = self.heads * self.dim
-        self.qkv = nn.Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
-        self.output = nn.Linear(out, config.width, bias=config.output_bias)
+        self.qkv = Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
+        self.output = Linear(out, config.width, bias=config.output_bias)
         self.query_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
 
@@ -102,8 +103,8 @@ class MLP(nn.Module):
     def __init__(self, config: DecoderConfig):
         super().__init__()
         self.gated, self.activation = config.mlp == "gated", config.activation
-        self.up = nn.Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+        self.up = Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
+        self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
@@ -146,7 +147,7 @@ class Decoder(LanguageModel):
         self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
         self.norm = _norm(config, config.width)
-        self.head: nn.Linear = nn.Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
+        self.head: nn.Linear = Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
         self._frequencies: Tensor | None = None
         self.tie()
 
