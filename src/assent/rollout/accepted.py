@@ -1,0 +1,46 @@
+"""Which weights an engine with a copy of its own takes: newer ones, of its own model, as they were sent.
+
+Knows no engine and no way that weights travel: both hand over what arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from assent.models.digest import digest
+
+
+class WeightsError(RuntimeError):
+    """Weights that are older than the engine's, not the model's, or not those that were sent."""
+
+
+class Accepted:
+    """The version, names and shapes of the weights that were taken last; `version` is None before the first."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def check(self, weights: Mapping[str, Tensor], version: int, *, sent: str | None) -> None:
+        """Raise WeightsError if the engine should keep what it has. `sent` is the sender's `digest` of the weights."""
+        shapes = _shapes(weights)
+        if self.version is not None:
+            if version < self.version:
+                raise WeightsError(f"These weights are version {version}, the engine has {self.version} already.")
+            if shapes != self._shapes:
+                odd = sorted(f"{name} {shape}" for name, shape in shapes.items() ^ self._shapes.items())
+                raise WeightsError(f"These are not the model's weights: sent or held alone are {', '.join(odd[:6])}.")
+        if sent is not None and (found := digest(weights)) != sent:
+            raise WeightsError(
+                f"The weights of version {version} have digest {found}, but were sent with {sent}: they changed on "
+                f"their way. The engine keeps version {self.version}; send them again."
+            )
+
+    def take(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.version, self._shapes = version, _shapes(weights)
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}

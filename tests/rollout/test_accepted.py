@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from assent.models.digest import digest
+from assent.rollout.accepted import Accepted, WeightsError
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
+
+
+def test_the_first_weights_set_the_names_and_later_ones_must_be_newer_and_alike() -> None:
+    accepted = Accepted()
+    accepted.check(weights(), 5, sent=None)
+    accepted.take(weights(), 5)
+    for version in (5, 6, 9):
+        accepted.check(weights(), version, sent=digest(weights()))
+    with pytest.raises(WeightsError, match="are version 4, the engine has 5 already"):
+        accepted.check(weights(), 4, sent=None)
+    for odd in ({"a": weights()["a"]}, weights() | {"c": torch.ones(1)}, weights() | {"b": torch.ones(2, 2)}):
+        with pytest.raises(WeightsError, match=r"not the model's weights: sent or held alone are [bc]"):
+            accepted.check(odd, 6, sent=digest(odd))
+
+
+def test_weights_that_changed_on_their_way_are_refused_from_the_first_on() -> None:
+    sent = digest(weights())
+    for name in weights():
+        arrived = weights()
+        arrived[name].view(-1)[1] = -arrived[name].view(-1)[1]
+        with pytest.raises(WeightsError, match=f"but were sent with {sent}"):
+            Accepted().check(arrived, 0, sent=sent)
