@@ -87,7 +87,7 @@ def train(task: Task, gate: Gate, tracer: Tracer) -> None:
 
 def in_precision(task: Task) -> dict[str, Any]:
     """Settings that differ from float32's."""
-    return {} if task.precision == "fp32" else {"learn": {"precision": task.precision}}
+    return {} if task.precision == "fp32" else {"learn": {"precision": task.dtype}}
 
 
 def online(task: Task, optimizer: dict[str, Any]) -> dict[str, Any]:
