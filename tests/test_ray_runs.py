@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import GPT2
 
 pytest.importorskip("ray", reason="ray is not installed: pip install assent[ray]")
 
+from faults import Kill, Killer
 from safetensors.torch import load_file
 
 from assent import Run, load_settings, run
@@ -41,3 +38,29 @@ def test_grpo_with_two_rollout_workers(make_recipe: Recipe, tmp_path: Path) -> N
         found[kind] = run(load_settings(make_recipe("grpo", tmp_path / kind, **more)))
     assert [s["completion"] for s in found["local"].samples] == [s["completion"] for s in found["ray"].samples]
     assert same_weights(found["local"], found["ray"])
+
+
+@pytest.mark.parametrize("method", ["grpo"])
+def test_killed_processes_change_nothing(method: str, make_recipe: Recipe, tmp_path: Path) -> None:
+    """A rollout worker and a rank, each in several phases: the run ends by itself, with the same weights to the bit."""
+    more: dict[str, Any] = {"train": {"steps": 12}, "save": {"steps": 2}}
+    whole = run(load_settings(make_recipe(method, tmp_path / "whole", **more)))
+    kills = [
+        Kill("rollout", "rollout", 1),
+        Kill("rollout", "publish", 3),
+        Kill("rank", "update", 4),
+        Kill("rank", "rollout", 6),
+        Kill("rollout", "update", 8),
+        Kill("rank", "save", 9),
+    ]
+    killer = Killer(kills)
+    ray = {"runtime": {**RAY, "max_failures": -1}, "rollout": {"workers": 2}}
+    recipe = make_recipe(method, tmp_path / "killed", **more)
+    recipe["runtime"], recipe["rollout"] = ray["runtime"], recipe["rollout"] | ray["rollout"]
+    with killer.at_work():
+        disturbed = run(load_settings(recipe), hooks=[killer.hook])
+    print(killer.table())
+    assert all(kill.at is not None and kill.found is not None and kill.next_step is not None for kill in kills)
+    assert same_weights(whole, disturbed)
+    assert [m["step"] for m in disturbed.metrics] == list(range(1, 13))
+    assert [m["reward/mean"] for m in disturbed.metrics] == [m["reward/mean"] for m in whole.metrics]

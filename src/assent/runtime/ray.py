@@ -106,7 +106,7 @@ class RayWorker:
     def _end(self, reason: str) -> None:
         if not self._lost.done():
             self._lost.set_result(reason)
-        self.kill()
+        self._kill()
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self._lost.done():
@@ -131,6 +131,9 @@ class RayWorker:
         return found
 
     def kill(self) -> None:
+        self._end("was ended")
+
+    def _kill(self) -> None:
         if self._heart is not None and self._heart is not _current_task():
             self._heart.cancel()
         with contextlib.suppress(Exception):  # whatever is wrong with it, it is being ended
