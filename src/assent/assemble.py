@@ -53,7 +53,7 @@ from assent.runtime.gang import Gang, Part
 from assent.runtime.worker import WorkerLost
 from assent.settings import Settings, check, resolved
 from assent.stopping import Stopped, stop_signals
-from assent.trainer import Plan, device_of
+from assent.trainer import Plan, device_of, dtype_of
 from assent.types import Role, Sampling, Stats
 
 
@@ -147,8 +147,8 @@ class Job:
         return WeightedReward(parts)
 
     def judge(self, settings: RewardSettings, crew: Crew) -> Reward:
-        device = device_of(self.settings)
-        judge = Judge.load(settings.path, device=device, token_budget=self.settings.learn.score_tokens)
+        device, dtype = device_of(self.settings), dtype_of(self.settings)
+        judge = Judge.load(settings.path, device=device, dtype=dtype, token_budget=self.settings.learn.score_tokens)
         engine = crew.engine
         assert engine is not None
         if crew.apart:  # others decode meanwhile: what is there is scored

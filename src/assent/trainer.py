@@ -51,6 +51,12 @@ def device_of(settings: Settings) -> str:
     return settings.device
 
 
+def dtype_of(settings: Settings) -> torch.dtype:
+    """Of weights and activations."""
+    dtype: torch.dtype = getattr(torch, settings.learn.precision)
+    return dtype
+
+
 def initial_model(
     settings: Settings, tokenizer: Any, device: str, role: Role = Role.POLICY, *, head: HeadKind = "lm"
 ) -> LanguageModel:
@@ -60,9 +66,9 @@ def initial_model(
         judges = [r.path for r in settings.rewards if r.kind == "judge" and r.path]
         path = settings.critic.path or next(iter(judges), None) or path
     if path is not None:
-        return load_model(path, head=head, device=device, seed=settings.seed)
-    config, seed = settings.model.config, settings.seed
-    return fresh_model(config, head=head, seed=seed, vocab_size=len(tokenizer), device=device)
+        return load_model(path, head=head, dtype=dtype_of(settings), device=device, seed=settings.seed)
+    config, seed, dtype = settings.model.config, settings.seed, dtype_of(settings)
+    return fresh_model(config, head=head, seed=seed, dtype=dtype, vocab_size=len(tokenizer), device=device)
 
 
 class Trainer:
@@ -115,21 +121,24 @@ class Trainer:
     def _reference(self) -> LanguageModel:
         settings, policy = self.settings, self.models[Role.POLICY]
         saved = self.store.folder / Role.REFERENCE / (self.plan.resume or "")
-        if self.plan.resume is not None and settings.reference.ema and saved.is_dir():
-            reference = self._load(str(saved))
+        moving = settings.reference.ema > 0
+        dtype = torch.float32 if moving else dtype_of(settings)  # its small steps would round to nothing
+        if self.plan.resume is not None and moving and saved.is_dir():
+            reference = self._load(str(saved), dtype=dtype)
         elif settings.reference.path is not None:
-            reference = self._load(settings.reference.path)
+            reference = self._load(settings.reference.path, dtype=dtype)
         elif lora_of(policy) is not None:
             return policy  # asked with its adapters off
         else:
-            reference = self._initial(Role.POLICY)
+            reference = self._initial(Role.POLICY).to(dtype)
         return reference.requires_grad_(False)
 
     def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
         return initial_model(self.settings, self.tokenizer, self.device, role, head=head)
 
-    def _load(self, path: str, *, head: HeadKind = "lm") -> LanguageModel:
-        return load_model(path, head=head, device=self.device, seed=self.settings.seed)
+    def _load(self, path: str, *, head: HeadKind = "lm", dtype: torch.dtype | None = None) -> LanguageModel:
+        dtype = dtype or dtype_of(self.settings)
+        return load_model(path, head=head, dtype=dtype, device=self.device, seed=self.settings.seed)
 
     def _check_lengths(self) -> None:
         """Refuse rows that would not fit a model's context."""

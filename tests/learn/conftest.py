@@ -21,9 +21,9 @@ Make = Callable[..., Learner]
 OBJECTIVES: dict[Role, Objective] = {Role.POLICY: SFT(), Role.CRITIC: PPO(), Role.JUDGE: RewardModel()}
 
 
-def tiny(role: Role = Role.POLICY, *, seed: int = 0) -> LanguageModel:
+def tiny(role: Role = Role.POLICY, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> LanguageModel:
     head: Any = "lm" if role is Role.POLICY else "scalar"
-    return fresh_model(GPT2, head=head, seed=seed, vocab_size=50)
+    return fresh_model(GPT2, head=head, seed=seed, vocab_size=50, dtype=dtype)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def make_learner() -> Make:
     def make(role: Role = Role.POLICY, **more: Any) -> Learner:
         optimizer = OptimizerSettings(**({"learning_rate": 0.01, "schedule": "constant"} | more.pop("optimizer", {})))
         return Learner(
-            more.pop("model", None) or tiny(role),
+            more.pop("model", None) or tiny(role, dtype=more.pop("dtype", torch.float32)),
             role,
             more.pop("loss", None) or OBJECTIVES[role].losses()[role],
             optimizer=optimizer,

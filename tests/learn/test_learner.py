@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -63,22 +62,19 @@ def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:
 
 
 def test_gradients_are_clipped_to_the_norm_and_told_unclipped(make_learner: Make, batch: Batch) -> None:
-    free = make_learner(optimizer={"max_gradient_norm": 0.0})
-    norm = free.step(batch, 0)["gradient_norm/policy"]
-    clipped = make_learner(optimizer={"max_gradient_norm": norm / 4})
-    seen: list[float] = []
-    step = clipped.optimizer.step
-
-    def look(*args: Any, **kwargs: Any) -> Any:
-        seen.append(
-            math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.model.parameters() if p.grad is not None))
-        )
-        return step(*args, **kwargs)
-
-    clipped.optimizer.step = look  # type: ignore[method-assign]
-    assert clipped.step(batch, 0)["gradient_norm/policy"] == pytest.approx(norm, rel=1e-5)
-    assert seen == [pytest.approx(norm / 4, rel=1e-4)]
-    assert all(p.grad is None for p in clipped.model.parameters())
+    """With eps = 1 the first move is m = lr * g / (|g| + 1), so |g| = |m| / (lr - |m|)."""
+    norms: list[float] = []
+    for share in (0.0, 0.25, 2.0):
+        limit = share * norms[0] if norms else 0.0
+        optimizer = {"max_gradient_norm": limit, "eps": 1.0, "learning_rate": 1.0}
+        learner = make_learner(dtype=torch.float64, optimizer=optimizer)
+        before = copied(learner)
+        told = learner.step(batch, 0)["gradient_norm/policy"]
+        moves = [(p.detach() - before[name]).abs() for name, p in learner.model.named_parameters()]
+        norms.append(math.sqrt(sum(float((m / (1.0 - m)).square().sum()) for m in moves)))
+        assert told == pytest.approx(norms[0], rel=1e-5)
+        assert all(p.grad is None for p in learner.model.parameters())
+    assert norms == [pytest.approx(norms[0] * share, rel=1e-5) for share in (1.0, 0.25, 1.0)]
 
 
 def test_the_rate_is_that_of_the_training_step(make_learner: Make, batch: Batch) -> None:
@@ -123,12 +119,13 @@ def test_a_halt_takes_no_step(make_learner: Make, batch: Batch) -> None:
     assert set(moved(learner, before).values()) == {0.0}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC])
-def test_restored_learners_go_on_bit_for_bit(role: Role, make_learner: Make, batch: Batch) -> None:
-    ours = make_learner(role)
+def test_restored_learners_go_on_bit_for_bit(role: Role, dtype: torch.dtype, make_learner: Make, batch: Batch) -> None:
+    ours = make_learner(role, dtype=dtype)
     for step in range(3):
         ours.step(batch, step)
-    theirs = make_learner(role)
+    theirs = make_learner(role, dtype=dtype)
     theirs.model.load_state_dict(ours.model.state_dict())
     theirs.restore(*ours.state())
     for step in range(3, 5):
@@ -153,3 +150,46 @@ def test_evaluation_tells_the_loss_and_changes_nothing(make_learner: Make, batch
     assert set(moved(learner, before).values()) == {0.0}
     assert all(p.grad is None for p in learner.model.parameters())
     assert told["loss/policy"] == pytest.approx(make_learner().step(batch, 0)["loss/policy"], abs=1e-5)
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_its_masters(make_learner: Make, batch: Batch) -> None:
+    """From 1 a bfloat16 goes down by 2^-8 at least: sixteen steps of 2^-11 must get there all the same."""
+    learner = make_learner(dtype=torch.bfloat16, optimizer={"learning_rate": 2**-11, "eps": 1e-30})
+    names = [name for name, p in learner.model.named_parameters() if "norm.weight" in name]
+    before = copied(learner)
+    assert all((before[name] == 1).all() for name in names)
+    learner.step(batch, 0)
+    first = copied(learner)
+    assert all(torch.equal(first[name], before[name]) for name in names)
+    for step in range(1, 16):
+        learner.step(batch, step)
+    after, masters = copied(learner), learner.state()[0]
+    assert max(float((after[name] - 1).abs().max()) for name in names) >= 2**-8
+    for name, parameter in after.items():
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(masters[f"master/{name}"].bfloat16(), parameter)
+
+
+def test_micro_batches_add_up_in_float32_under_bfloat16(make_learner: Make, batch: Batch) -> None:
+    """Four equal passes: each alone gives the same gradient, and their sum is four times it, exactly."""
+    learner = make_learner(dtype=torch.bfloat16)
+    learner._backward(batch)
+    once = {name: p.grad.clone() for name, p in learner.optimizer.masters.items() if p.grad is not None}
+    for _ in range(2):
+        learner._backward(batch)
+    assert once.keys() == learner.optimizer.masters.keys()
+    for name, master in learner.optimizer.masters.items():
+        assert master.grad is not None
+        assert master.grad.dtype == torch.float32
+        assert torch.equal(master.grad, once[name] * 3)
+
+
+def test_bfloat16_learns_what_float32_learns(make_learner: Make, batch: Batch) -> None:
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        learner = make_learner(dtype=dtype)
+        stats = [learner.step(batch, step) for step in range(8)]
+        assert all(not s["skipped"] for s in stats)
+        losses.append([s["loss/policy"] for s in stats])
+    assert losses[0][-1] < losses[0][0] - 0.5
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from assent.learn.optim import build_optimizer, schedule
+from assent.learn.optim import Optimizer, schedule
 from assent.learn.settings import OptimizerSettings
 from assent.models.load import fresh_model
 
@@ -44,8 +45,46 @@ def test_the_rate_is_never_zero_nor_above_the_set_one_within_a_run(warmup: float
         assert all(0 < schedule(step, total, settings) <= 1 for step in range(total))
 
 
-def test_decay_is_on_matrices_only_and_each_parameter_is_there_once() -> None:
+def test_twenty_steps_are_those_of_torchs_adamw_with_decay_on_matrices_only() -> None:
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
+    ours, theirs = (fresh_model(config, vocab_size=10, seed=3) for _ in range(2))
+    settings = OptimizerSettings(weight_decay=0.3, betas=(0.8, 0.99), eps=1e-6, max_gradient_norm=1.0)
+    mine = Optimizer(ours, settings)
+    mine.rate = 0.01
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.dim() >= 2], "weight_decay": 0.3},
+        {"params": [p for p in theirs.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    other = torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.99), eps=1e-6)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        size = 0.01 if step % 2 else 10.0  # below the limit and beyond it
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn(a.shape, generator=generator) * size
+            b.grad = a.grad.clone()
+        assert mine.gradient_norm() == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)))
+        mine.step()
+        other.step()
+        mine.clear()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_what_is_frozen_has_no_state_and_stays() -> None:
     model = fresh_model({"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}, vocab_size=10)
-    optimizer = build_optimizer(model, OptimizerSettings(weight_decay=0.3))
-    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert decays == {id(p): 0.3 if p.dim() >= 2 else 0.0 for p in model.parameters()}
+    model.embedding.requires_grad_(False)
+    optimizer = Optimizer(model, OptimizerSettings())
+    assert not any("embedding.weight" in key and "position" not in key for key in optimizer.state())
+    with pytest.raises(ValueError, match="parameters this model lacks"):
+        optimizer.restore({"step/embedding.weight": torch.zeros(())})
+
+
+def test_a_state_of_another_precision_is_refused() -> None:
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
+    full, half = (
+        Optimizer(fresh_model(config, vocab_size=10, dtype=dtype), OptimizerSettings())
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    for one, other in ((full, half), (half, full)):
+        with pytest.raises(ValueError, match=r"another learn\.precision"):
+            one.restore(other.state())

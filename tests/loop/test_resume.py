@@ -27,6 +27,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
     "dpo with the reference's columns computed once": ("dpo", {"reference": {"once": True}}),
     "dpo behind a moving reference": ("dpo", {"reference": {"ema": 0.1}}),
+    "sft in bfloat16": ("sft", {"learn": {"precision": "bfloat16"}}),
+    "ppo in bfloat16 behind a moving reference": (
+        "ppo",
+        {"learn": {"precision": "bfloat16"}, "reference": {"ema": 0.001}},
+    ),
     "ppo": ("ppo", {}),
     "ppo with everything that remembers": (
         "ppo",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from assent.batch import Batch
 from assent.data.tokenize import encode_prompt, encode_texts
 from assent.evaluate.policy import check_lengths
@@ -25,9 +27,11 @@ class Judge:
     token_budget: int = 16384
 
     @classmethod
-    def load(cls, path: str, *, device: str = "cpu", token_budget: int = 16384) -> Judge:
+    def load(
+        cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32, token_budget: int = 16384
+    ) -> Judge:
         """The judge in a checkpoint's folder (or a hub id)."""
-        model = load_model(path, head="scalar", device=device)
+        model = load_model(path, head="scalar", dtype=dtype, device=device)
         model.requires_grad_(False)
         return cls(model.eval(), load_tokenizer(path), token_budget)
 
@@ -41,9 +45,7 @@ class Judge:
             found += output.scores.tolist()
         return found
 
-    def reward(
-        self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0
-    ) -> JudgeReward:
+    def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0) -> JudgeReward:
         """As a reward of answers that `tokenizer` made; with another vocabulary the judge reads the texts anew.
 
         An answer that lacks the end token gets it: the judge was trained on whole texts.

@@ -8,7 +8,7 @@ the weights in the batch already are shares of the whole step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from assent.algorithms.base import LossFn
 from assent.batch import Batch
-from assent.learn.optim import build_optimizer, schedule
+from assent.learn.optim import Optimizer, schedule
 from assent.learn.ranks import Alone, Ranks
 from assent.learn.readout import READOUTS
 from assent.learn.scorer import Scorer
@@ -47,7 +47,7 @@ class Learner:
         self.ranks = ranks or Alone()
         self.model, self.role, self.loss, self.halt = model, role, loss, halt
         self.settings, self.optimizer_settings, self.total_steps = settings, optimizer, total_steps
-        self.optimizer = build_optimizer(model, optimizer)
+        self.optimizer = Optimizer(model, optimizer)
         self.scorer = Scorer(model, role, temperature=temperature, token_budget=settings.score_tokens)
 
     def step(self, batch: Batch, step: int) -> Stats:
@@ -62,12 +62,11 @@ class Learner:
         `skipped` is 1 if the loss or a gradient is not finite, `halted` if the method's `halt` has a reason to stop.
         """
         rate = self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.optimizer.rate = rate
         stats = self.ranks.merge(merge_stats([self._backward(part) for part in self._micro(batch)]))
         if self.ranks.world > 1:
-            self.ranks.sum(self._gradients())
-        norm = self._gradient_norm()
+            self.ranks.sum(self.optimizer.gradients())
+        norm = self.optimizer.gradient_norm()
         stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate}
         stats |= {"skipped": 0.0, "halted": 0.0}
         if not (torch.isfinite(torch.tensor([norm, stats[f"loss/{self.role}"]])).all()):
@@ -80,33 +79,22 @@ class Learner:
         """Take the prepared step, or leave weights and moments as they are."""
         if take:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.clear()
 
     def _micro(self, batch: Batch) -> list[Batch]:
         """As many micro-batches as every other rank has, since each forward pass may hold collectives."""
         parts = batch.micro(self.settings.micro_tokens)
         return parts + [parts[0].weightless()] * (self.ranks.most(len(parts)) - len(parts))
 
-    def _gradients(self) -> Iterator[Tensor]:
-        """Of every trained parameter, on every rank alike: one that this rank's rows did not touch has zeros."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                yield parameter.grad
-
     def _backward(self, part: Batch) -> Stats:
         loss, stats = self._loss(part)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.collect()
         return stats
 
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
         part = part.to(self.model.device)
         return self.loss(READOUTS[self.role](self.model, part, self.scorer.temperature), part)
-
-    def _gradient_norm(self) -> float:
-        limit = self.optimizer_settings.max_gradient_norm or float("inf")
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True))
 
     def annotate(self, batch: Batch) -> Batch:
         """The batch with this role's columns (proximal log-probs of a policy, values of a critic)."""
@@ -122,23 +110,10 @@ class Learner:
         return dict(self.model.named_parameters())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Optimizer moments by parameter name, alike on every rank, so the first alone tells. The weights are the
+        """The optimizer's tensors by parameter name, alike on every rank, so the first alone tells. The weights are the
         model's own checkpoint."""
-        tensors: dict[str, Tensor] = {}
-        if self.ranks.rank:
-            return tensors, {}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}/{name}"] = value
-        return tensors, {}
+        return {} if self.ranks.rank else self.optimizer.state(), {}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Back to `state`. Raises ValueError if the tensors are not this model's."""
-        known = dict(self.model.named_parameters())
-        unknown = sorted(key for key in tensors if key.split("/", 1)[1] not in known)
-        if unknown:
-            raise ValueError(f"the optimizer state has tensors of parameters this model lacks: {unknown[:3]}")
-        self.optimizer.state.clear()
-        for key, value in tensors.items():
-            kind, name = key.split("/", 1)
-            self.optimizer.state[known[name]][kind] = value.clone()
+        self.optimizer.restore(tensors)

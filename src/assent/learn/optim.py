@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from assent.learn.settings import OptimizerSettings
+
+MASTER = "master"
+"""Kind of the tensors of `Optimizer.state` that hold masters, beside AdamW's moments."""
 
 
 def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
@@ -25,16 +29,118 @@ def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
     return settings.min_ratio + (1.0 - settings.min_ratio) * shape
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW with decay on matrices only; one fused kernel a step where the device has it."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if p.dim() >= 2]
-    others = [p for p in parameters if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True,
-    )
+class Optimizer:
+    """AdamW in float32 on a model's trained parameters, whatever their precision; decay on matrices only.
+
+    A parameter of lower precision has a master, a float32 copy: gradients are added up there, it moves, and the
+    parameter is what it rounds to. In bfloat16 most steps of a small learning rate would round to nothing.
+
+    Torch's kernel is called directly: its `torch.optim` loads the compiler, for seconds, to be passed over by it.
+    """
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings):
+        self.settings, self.rate, self.norm = settings, settings.learning_rate, 0.0
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.masters = {name: p if p.dtype.itemsize >= 4 else _master(p) for name, p in self.parameters.items()}
+        self.moments = {name: _moments(master) for name, master in self.masters.items()}
+
+    def collect(self) -> None:
+        """Add the gradients of one backward pass to those of the passes before."""
+        for name, parameter in self._rounded():
+            master = self.masters[name]
+            if parameter.grad is not None:
+                master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+                parameter.grad = None
+
+    def gradients(self) -> Iterator[Tensor]:
+        """What was collected for every trained parameter; one that no row touched has zeros."""
+        for master in self.masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+            yield master.grad
+
+    def gradient_norm(self) -> float:
+        """Over everything collected; the next step is scaled by it."""
+        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
+        self.norm = float(torch.nn.utils.get_total_norm(gradients, foreach=True))
+        return self.norm
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move by `rate`; gradients of a norm beyond the limit are scaled down to it. Call `gradient_norm` before."""
+        limit = self.settings.max_gradient_norm
+        excess = self.norm / limit if 0.0 < limit < self.norm else None
+        moving = [name for name, master in self.masters.items() if master.grad is not None]
+        self._move([name for name in moving if self.masters[name].dim() >= 2], excess, self.settings.weight_decay)
+        self._move([name for name in moving if self.masters[name].dim() < 2], excess, 0.0)
+        self._round()
+
+    def _move(self, names: Sequence[str], excess: float | None, decay: float) -> None:
+        if not names:
+            return
+        masters = [self.masters[name] for name in names]
+        first, second, steps = (
+            [self.moments[name][kind] for name in names] for kind in ("exp_avg", "exp_avg_sq", "step")
+        )
+        torch._foreach_add_(steps, 1.0)
+        # The kernel divides by grad_scale as it reads: a pass over all gradients less than scaling them before.
+        torch._fused_adamw_(
+            masters,
+            [master.grad for master in masters if master.grad is not None],
+            first,
+            second,
+            [],
+            steps,
+            lr=self.rate,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            weight_decay=decay,
+            eps=self.settings.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None if excess is None else torch.tensor(excess, device=masters[0].device),
+        )
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for tensor in (*self.parameters.values(), *self.masters.values()):
+            tensor.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and masters, as kind/parameter."""
+        moments = {f"{kind}/{name}": value for name, kinds in self.moments.items() for kind, value in kinds.items()}
+        return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name, _ in self._rounded()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Back to `state`. Raises ValueError if the tensors are not this model's, or of another precision."""
+        own = self.state()
+        unknown = sorted(key for key in tensors if key.split("/", 1)[1] not in self.masters)
+        if unknown:
+            raise ValueError(f"the optimizer state has tensors of parameters this model lacks: {unknown[:3]}")
+        if differing := sorted(own.keys() ^ tensors.keys()):
+            raise ValueError(
+                f"the optimizer state was saved under another learn.precision: {differing[:3]} is on one side only. "
+                "Resume with the precision that the run began with"
+            )
+        for key, value in tensors.items():
+            own[key].copy_(value)
+        self._round()
+
+    def _rounded(self) -> list[tuple[str, Tensor]]:
+        """The parameters that have a master."""
+        return [(name, p) for name, p in self.parameters.items() if self.masters[name] is not p]
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, parameter in self._rounded():
+            parameter.copy_(self.masters[name])
+
+
+def _master(parameter: Tensor) -> Tensor:
+    return parameter.detach().float().requires_grad_()
+
+
+def _moments(master: Tensor) -> dict[str, Tensor]:
+    step = torch.zeros((), dtype=torch.float32, device=master.device)
+    return {"step": step, "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from assent.algorithms.base import Output
 from assent.batch import Batch
+from assent.maths.invariant import linear
 from assent.maths.logprobs import chosen_logprobs
 from assent.models.base import LanguageModel
 from assent.models.context import Packed
@@ -41,7 +42,7 @@ def policy_output(model: LanguageModel, batch: Batch, temperature: float) -> Out
 
 def critic_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
     """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
-    scores = model.head(_hidden(model, batch))[:, 0].float()
+    scores = _scores(model, _hidden(model, batch))
     before = torch.cat((scores[:1], scores[:-1]))
     return Output(values=torch.where(batch.trainable, before, 0.0), scores=scores[batch.ends])
 
@@ -49,7 +50,14 @@ def critic_output(model: LanguageModel, batch: Batch, temperature: float) -> Out
 def judge_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
     """One score a row (r,), read at its last token."""
     hidden = _hidden(model, batch)
-    return Output(scores=model.head(hidden[batch.ends])[:, 0].float())
+    return Output(scores=_scores(model, hidden[batch.ends]))
+
+
+def _scores(model: LanguageModel, hidden: Tensor) -> Tensor:
+    """One number a state, (n,), in float32 whatever the model's precision: bfloat16 would leave it three digits."""
+    head = model.head
+    assert isinstance(head, nn.Linear)
+    return linear(hidden.float(), head.weight.float(), head.bias)[:, 0]
 
 
 READOUTS: dict[Role, Readout] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+PRECISIONS = ("float32", "bfloat16")
+
 
 @dataclass
 class OptimizerSettings:
@@ -31,14 +33,20 @@ class OptimizerSettings:
 
 @dataclass
 class LearnSettings:
-    """How a batch becomes gradients. None of these changes the gradient."""
+    """How a batch becomes gradients. None but the precision changes the gradient."""
 
+    precision: str = "float32"
+    """Of weights and activations: float32, or bfloat16 with float32 masters and moments in the optimizer."""
     micro_tokens: int = 8192
     """Tokens in one forward and backward pass; a step is cut to fit and accumulated."""
     score_tokens: int = 16384
     """Tokens in one forward pass without gradients."""
     max_skipped: int = 3
     """This many steps in a row with a non-finite loss or gradient end the run."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision} is not one of {', '.join(PRECISIONS)}")
 
 
 @dataclass
