@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assent.models import context as context_module
 from assent.models.context import BUCKET_WASTE, Packed, sliding_mask
 
 
@@ -49,6 +50,27 @@ def test_attention_equals_that_of_each_sequence_alone(lengths: list[int]) -> Non
     context = Packed(lengths)
     expected = _attention(tuple(lengths), query, key, value)
     torch.testing.assert_close(context.attend(0, query, key, value), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("most", [0, 256], ids=["in float32", "by products"])
+def test_attention_in_bfloat16_is_float32s_rounded(
+    most: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "PRODUCTS_LENGTH", most)
+    lengths = (3, 30, 17, 30)
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(sum(lengths), heads, 8, generator=generator).bfloat16() for heads in (4, 2, 2)]
+    found, gradients = [], []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaves = [x.to(dtype).requires_grad_() for x in states]
+        out = Packed(lengths, window=window).attend(0, *leaves)
+        assert out.dtype == dtype
+        gradients.append([g.float() for g in torch.autograd.grad(out.float().square().sum(), leaves)])
+        found.append(out.detach().float())
+    torch.testing.assert_close(found[0], found[1], atol=0.03, rtol=0.03)
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other, atol=0.15, rtol=0.05)
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=40))

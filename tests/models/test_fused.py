@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from assent.models import fused
-from assent.models.fused import embed, gelu_tanh, rms_norm, swiglu
+from assent.models.fused import attention_by_products, embed, gelu_tanh, rms_norm, swiglu
 
 
 def spread(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -69,6 +69,15 @@ def test_rms_norm_is_torchs_in_value_and_gradient(shape: tuple[int, ...]) -> Non
         torch.autograd.grad(ours, (x, weight), above), torch.autograd.grad(theirs, (x, weight), above), strict=True
     ):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_by_products_is_torchs_and_its_gradients_are_those_of_finite_differences() -> None:
+    query, key, value = (spread(2, 3, 5, 4, dtype=torch.float64).roll(n).requires_grad_() for n in range(3))
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    ours = attention_by_products(query, key, value, hidden)
+    theirs = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(lambda *x: attention_by_products(*x, hidden), (query, key, value))
 
 
 def test_rms_norm_by_hand() -> None:

@@ -19,9 +19,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from assent.maths.invariant import keys
+from assent.models.fused import attention_by_products
 
 BUCKET_WASTE = 1.1
 """A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
+
+PRODUCTS_LENGTH = 256
+"""Sequences up to this length attend by plain matrix products in low precision on the CPU."""
 
 
 class Context(Protocol):
@@ -58,10 +62,6 @@ class Packed:
         self.unpad = None if even else _unpad(buckets, total).to(device)  # (tokens,)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        dtype = query.dtype
-        if dtype.itemsize < 4 and query.device.type == "cpu":
-            # Torch's attention on the CPU is several times slower in bfloat16 than in float32, backwards above all.
-            query, key, value = query.float(), key.float(), value.float()
         if self.pad is not None:
             query, key, value = (
                 _Pad.apply(x, self.pad, self.unpad)  # type: ignore[no-untyped-call]
@@ -71,7 +71,6 @@ class Packed:
         parts = zip(self.shapes, *(torch.split(x, areas) for x in (query, key, value)), strict=True)
         outputs = [self._bucket(*part) for part in parts]
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        padded = padded.to(dtype)
         return padded if self.unpad is None else _Unpad.apply(padded, self.unpad)  # type: ignore[no-untyped-call]
 
     def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -80,12 +79,28 @@ class Packed:
         q, k, v = (x.view(rows, length, x.shape[1], dim).transpose(1, 2) for x in (query, key, value))
         if k.shape[1] != heads:
             k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-        if self.window is not None and length > self.window:
-            mask = sliding_mask(length, self.window, device=query.device)
+        window = self.window if self.window is not None and length > self.window else None
+        if query.dtype.itemsize < 4 and query.device.type == "cpu":
+            out = _half_on_cpu(q, k, v, window or length)
+        elif window is not None:
+            mask = sliding_mask(length, window, device=query.device)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return out.transpose(1, 2).reshape(rows * length, heads * dim)
+
+
+def _half_on_cpu(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+    """Attention in low precision, where torch's own takes several times as long on the CPU as in float32: by plain
+    products for short sequences, in float32 for long ones."""
+    length = query.shape[2]
+    seen = sliding_mask(length, window, device=query.device)
+    if length <= PRODUCTS_LENGTH:
+        return attention_by_products(query, key, value, ~seen)
+    wide = (x.float() for x in (query, key, value))
+    if window >= length:
+        return F.scaled_dot_product_attention(*wide, is_causal=True).to(query.dtype)
+    return F.scaled_dot_product_attention(*wide, attn_mask=seen).to(query.dtype)
 
 
 class _Pad(torch.autograd.Function):

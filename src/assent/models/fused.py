@@ -1,5 +1,5 @@
-"""Elementwise pieces of the decoder with their backward passes written out: less is kept and memory passed fewer times
-than under autograd's own.
+"""Pieces of the decoder with their backward passes written out: less is kept and memory passed fewer times than under
+autograd's own.
 
 On the CPU they work in blocks that stay in its cache. Left out: kernels of our own, and what torch fuses well already
 (norms, attention, the optimizer).
@@ -47,6 +47,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
     flat = _RmsNorm.apply(x.reshape(-1, x.shape[-1]), weight, eps)  # type: ignore[no-untyped-call]
     return flat.view(x.shape)  # type: ignore[no-any-return]
+
+
+def attention_by_products(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
+    """softmax(query key.T / sqrt(dim)) value for (rows, heads, length, dim); `hidden` (length, length) marks keys that
+    a query does not see. The probabilities are kept: for short sequences."""
+    return _Products.apply(query, key, value, hidden)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -111,6 +117,30 @@ class _Swiglu(torch.autograd.Function):
         torch.mul(grad, F.silu(gate), out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
         return result
+
+
+class _Products(torch.autograd.Function):
+    """Matrix products in the tensors' own precision, the softmax in float32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
+        length, dim = query.shape[-2:]
+        q, k, v = (x.reshape(-1, length, dim) for x in (query, key, value))
+        scores = torch.bmm(q, k.mT).to(_wide(q.dtype)).mul_(dim**-0.5)  # (rows * heads, length, length)
+        p = torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1).to(q.dtype)
+        ctx.save_for_backward(q, k, v, p)
+        return torch.bmm(p, v).view(query.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, p = ctx.saved_tensors
+        above = grad.reshape(v.shape)
+        wide = _wide(p.dtype)
+        slope = torch._softmax_backward_data(torch.bmm(above, v.mT).to(wide), p.to(wide), -1, wide)
+        slope = slope.mul_(q.shape[-1] ** -0.5).to(p.dtype)
+        grads = torch.bmm(slope, k), torch.bmm(slope.mT, q), torch.bmm(p.mT, above)
+        return *(x.view(grad.shape) for x in grads), None
 
 
 class _RmsNorm(torch.autograd.Function):
