@@ -44,5 +44,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Linear(nn.Linear):
     """nn.Linear by `linear`."""
 
+    def reset_parameters(self) -> None:
+        """Random values, but not on the meta device: it holds none, and torch loads its compiler to make none."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)

@@ -46,6 +46,14 @@ def _norm(config: DecoderConfig, width: int) -> nn.Module:
     return RMSNorm(width, eps=config.norm_eps)
 
 
+class Embedding(nn.Embedding):
+    """Torch's, but for random values on the meta device, which holds none: torch loads its compiler to make none."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class RMSNorm(nn.RMSNorm):
     """Torch's, without its passes over memory on the CPU."""
 
@@ -142,9 +150,9 @@ class Decoder(LanguageModel):
         self.head_kind: HeadKind = head
         self.special = SpecialTokens()
         self.lora: LoraSettings | None = None  # set by add_lora
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.embedding = Embedding(config.vocab_size, config.width)
         learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.max_positions, config.width) if learned else None
+        self.position_embedding = Embedding(config.max_positions, config.width) if learned else None
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
         self.norm = _norm(config, config.width)
         self.head: nn.Linear = Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
