@@ -1,6 +1,6 @@
-"""Where the time of a segment goes: self CPU time by kind of work, and the operators that take most of it.
+"""Where the time of a segment goes: operators' own time by kind of work, and the operators that take most of it.
 
-Matrix products, attention, norms and activations, sampling, the optimizer; what is left of the segment's CPU time is
+Matrix products, attention, norms and activations, sampling, the optimizer; what is left of the segment's time is
 Python and everything that no operator accounts for.
 """
 
@@ -71,16 +71,19 @@ class Tracer:
         self._profiler: Any = None
         self._began = 0.0
 
-    def passed(self, done: int) -> None:
-        """Called at the end of each step, before the gate may block, with the number of steps done."""
+    def begin(self, done: int) -> None:
+        """Called when the next step may start, with the number of steps done."""
         if self.steps and done == self.steps:
             from torch.profiler import ProfilerActivity, profile
 
             self._profiler = profile(activities=[ProfilerActivity.CPU])
             self._profiler.__enter__()
-            self._began = time.thread_time()
-        elif self.steps and done == 2 * self.steps:
-            total = time.thread_time() - self._began
+            self._began = time.perf_counter()
+
+    def end(self, done: int) -> None:
+        """Called when a step has ended, before the gate may block."""
+        if self.steps and done == 2 * self.steps:
+            total = time.perf_counter() - self._began  # as operators are timed
             self._profiler.__exit__(None, None, None)
             averages = self._profiler.key_averages()
             operators = {one.key: one.self_cpu_time_total / 1e6 for one in averages}
@@ -95,7 +98,7 @@ class Tracer:
 def text_of(name: str, found: dict[str, Any]) -> str:
     """A profile as a small page of text."""
     total = found["seconds"]
-    lines = [f"{name}: {total:.2f} s of CPU time in one traced segment"]
+    lines = [f"{name}: {total:.2f} s in one traced segment"]
     lines += [f"  {seconds / total:6.1%}  {seconds:7.3f} s  {kind}" for kind, seconds in found["kinds"].items()]
     lines.append("  the operators that take most:")
     for operator, seconds, calls in found["operators"]:

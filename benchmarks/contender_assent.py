@@ -42,8 +42,9 @@ class Counted:
         lengths = moment.batch.lengths.tolist()
         self.tokens += sum(lengths)
         self.squares += sum(length**2 for length in lengths)
-        self.tracer.passed(self.gate.done + 1)
+        self.tracer.end(self.gate.done + 1)
         self.gate.passed(sum(lengths))
+        self.tracer.begin(self.gate.done)
         return {}
 
     def figures(self, method: str) -> dict[str, float]:
@@ -131,8 +132,9 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
     answers: list[Completion] = []
     for number in range(gate.total):
         answers = asyncio.run(answer_all(number))
-        tracer.passed(number + 1)
+        tracer.end(number + 1)
         gate.passed(sum(len(answer.tokens) for answer in answers))
+        tracer.begin(number + 1)
     tokens = [answer.tokens for answer in answers] if task.greedy else []
     gate.finish(figures=decoding(task, asked), tokens=tokens, versions=versions(), profile=tracer.result)
 

@@ -38,13 +38,14 @@ def test_a_tracer_takes_the_segment_after_the_warm_up() -> None:
     tracer = Tracer(2)
     for step in range(1, 7):
         torch.ones(8, 8) @ torch.ones(8, 8)
-        tracer.passed(step)
+        tracer.end(step)
+        tracer.begin(step)
     assert tracer.result is not None
     calls = {name: count for name, _, count in tracer.result["operators"]}
     assert calls["aten::mm"] == 2
     assert "matrix products" in text_of("sft 4M fp32", tracer.result)
     idle = Tracer(0)
-    idle.passed(1)
+    idle.begin(1)
     assert idle.result is None
 
 
