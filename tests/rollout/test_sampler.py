@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from assent.rollout.sampler import Draw, invert, sample, uniforms
+from assent.rollout.sampler import Draw, invert, largest, sample, uniforms
 from assent.types import Sampling
 
 NO_ENDS = torch.tensor([], dtype=torch.int64)
@@ -106,6 +106,40 @@ def test_a_token_without_mass_is_never_drawn_at_either_end() -> None:
     index = invert(weights, edges)
     assert (weights.gather(1, index[:, None]) > 0).all()
     assert invert(torch.tensor([[0.0, 0.0, 1e-38, 0.0]]), torch.tensor([0.999])).tolist() == [2]
+
+
+def test_inversion_over_blocks_by_hand() -> None:
+    # 150 weights are blocks of 64, 64 and 22, here of mass 1, 2 and 5.
+    weights = torch.zeros(1, 150)
+    weights[0, [10, 63, 64, 149]] = torch.tensor([0.5, 0.5, 2.0, 5.0])
+    for uniform, index in (
+        (0.0, 10),
+        (0.06, 10),
+        (0.07, 63),
+        (0.12, 63),
+        (0.13, 64),
+        (0.37, 64),
+        (0.38, 149),
+        (1.0, 149),
+    ):
+        assert invert(weights, torch.tensor([uniform])).item() == index
+
+
+@pytest.mark.parametrize("vocab", [1, 63, 64, 65, 200, 1024])
+def test_blocks_draw_what_one_running_sum_draws(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    weights = torch.rand(vocab, generator=generator).pow(8)
+    uniform = torch.rand(300, generator=generator)
+    cumulative = weights.double().cumsum(0)
+    expected = torch.searchsorted(cumulative, uniform.double() * cumulative[-1], right=True)
+    assert (invert(weights.expand(300, -1), uniform) == expected).float().mean() > 0.99  # rounding, at edges
+
+
+def test_the_largest_is_the_first_of_equals() -> None:
+    generator = torch.Generator().manual_seed(6)
+    for vocab in (1, 50, 64, 130, 1024):
+        logits = torch.randint(-9, 4, (200, vocab), generator=generator).float() - 5.0
+        assert torch.equal(largest(logits), torch.from_numpy(logits.numpy().argmax(axis=1)))
 
 
 def test_ends_are_banned_until_min_tokens() -> None:

@@ -9,7 +9,7 @@ Left out: penalties, min-p and beams. Nothing here knows sequences or caches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,8 @@ from assent.types import Sampling
 
 CANDIDATES = 256
 """Tokens among which top-p looks first: finding them costs a small part of sorting a vocabulary."""
+BLOCK = 64
+"""Consecutive tokens that are searched as one first: summing blocks is far cheaper than a running sum over them all."""
 
 
 def uniforms(sampling: Sampling, count: int) -> Tensor:
@@ -72,7 +74,7 @@ def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends
         banned = (emitted < draw.min_tokens)[:, None]
         logits[:, ends] = logits[:, ends].masked_fill(banned, float("-inf"))
     if draw.temperature is not None:
-        logits = logits / draw.temperature
+        logits = logits.div_(draw.temperature)
     tokens, logprobs = _sample_all(logits, draw, uniform)
     for top_k, rows, top_p in draw.kept:
         tokens[rows], logprobs[rows] = _sample_kept(logits[rows], top_k, top_p, uniform[rows])
@@ -83,14 +85,36 @@ def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Te
     """Draw from whole distributions, or take the largest; rows that are cut get their tokens afterwards."""
     if sum(len(rows) for _, rows, _ in draw.kept) == len(logits):
         return torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
-    logp = logits.log_softmax(dim=-1)
+    probs = logits.softmax(dim=-1)
     if draw.greedy is None:
-        tokens = invert(logp.exp(), uniform)
+        tokens = invert(probs, uniform)
     elif draw.all_greedy:
-        tokens = logits.argmax(dim=-1)
+        tokens = largest(logits)
     else:
-        tokens = torch.where(draw.greedy, logits.argmax(dim=-1), invert(logp.exp(), uniform))
-    return tokens, logp.gather(1, tokens[:, None])[:, 0]
+        tokens = torch.where(draw.greedy, largest(logits), invert(probs, uniform))
+    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
+
+
+def largest(logits: Tensor) -> Tensor:
+    """The first index of the largest of each row, (n,): argmax, which compares one number at a time, by blocks."""
+    block = _blocks(logits, torch.amax).argmax(dim=-1)
+    return _within(logits, block, float("-inf")).argmax(dim=-1) + block * BLOCK
+
+
+def _blocks(table: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """Each row's blocks reduced to one number, the last of what is left over: (n, m) -> (n, ceil(m / BLOCK))."""
+    whole = table.shape[1] // BLOCK * BLOCK
+    parts = [reduce(table[:, :whole].reshape(len(table), -1, BLOCK), dim=-1)] if whole else []
+    if whole < table.shape[1]:
+        parts.append(reduce(table[:, whole:], dim=-1, keepdim=True))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _within(table: Tensor, block: Tensor, absent: float) -> Tensor:
+    """Each row's own block (n, BLOCK), with `absent` past the table's end."""
+    places = block[:, None] * BLOCK + torch.arange(BLOCK, device=table.device)
+    inside = table.gather(1, places.clamp(max=table.shape[1] - 1))
+    return inside if table.shape[1] % BLOCK == 0 else inside.masked_fill_(places >= table.shape[1], absent)
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -99,14 +123,28 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     weights (n, m) >= 0 with a positive sum, uniform (n,) in [0, 1) -> (n,) int64. An index of weight 0 never comes out:
     the cumulative sum does not move there, so it cannot be the first to exceed anything.
     """
-    cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    # uniform * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last
-    # index that has weight.
-    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    if weights.shape[1] <= BLOCK:
+        return _search(weights.cumsum(dim=-1), uniform[:, None])[0]
+    block, left = _search(_blocks(weights, torch.sum).cumsum(dim=-1), uniform[:, None])
+    inside = _search(_within(weights, block, 0.0).cumsum(dim=-1), left)[0]
     # Weights that are not numbers would point past the end, which on an accelerator nothing survives; clamped, the draw
     # has a log-prob that is not finite, and the engine says so.
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+    return (inside + block * BLOCK).clamp_(max=weights.shape[1] - 1)
+
+
+def _search(cumulative: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index (n,) whose cumulative weight exceeds share * total, and which share (n, 1) of its own weight lies
+    before that point."""
+    total = cumulative[:, -1:]
+    # share * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last index
+    # that has weight.
+    target = torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    end, before = (
+        cumulative.gather(1, index),
+        cumulative.gather(1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0),
+    )
+    return index[:, 0], (target - before) / (end - before)
 
 
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
