@@ -1,0 +1,120 @@
+"""A decoder for generation on the CPU, with its weights stored as oneDNN multiplies them fastest.
+
+    decoder -> PackedDecoder: the same code over copies of the linear layers' weights, made again when weights changed
+
+PyTorch sends float32 products to MKL, which uses half of the registers' width on AMD processors, and both libraries
+rearrange a weight at every call, which at a few rows costs as much as the product. Packed weights take their memory
+once more. Left out: gradients, layers that are not plain (adapters compute as they are), other devices.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+from typing import TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from assent.maths.invariant import filled_up
+from assent.models.decoder import MLP, Decoder
+from assent.models.lowrank import LoraLinear
+
+ROWS = 64
+"""The number of rows that the packed form is chosen for; it serves 4 to 2,000 well."""
+
+
+FILL = 4
+"""Rows are filled up to a multiple of this many for each thread."""
+EPILOGUES = {"gelu_tanh": ("gelu", "tanh"), "gelu": ("gelu", "none"), "silu": ("swish", ""), "relu": ("relu", "")}
+"""Our activations as oneDNN applies them to a product before it is stored."""
+
+
+def _pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)  # type: ignore[no-any-return]
+
+
+def _whole(x: Tensor) -> Tensor:
+    """x with rows filled up to whole kernels, so that none depends on how many there are (see `maths/invariant.py`)."""
+    missing = filled_up(len(x), FILL * torch.get_num_threads()) - len(x)
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+class PackedLinear(nn.Module):
+    """y = f(W x + b) with a packed copy of W; f is an activation or nothing."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None):
+        super().__init__()
+        self.weight, self.bias = _pack(weight), None if bias is None else bias.detach()
+        self.epilogue = ("none", "") if activation is None else EPILOGUES[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind, variant = self.epilogue
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(_whole(x), self.weight, self.bias, kind, [], variant)
+        return out[: len(x)]
+
+
+class PackedMLP(nn.Module):
+    """`MLP` with the activation, and the gate's multiplication, done as the products are stored."""
+
+    def __init__(self, mlp: MLP):
+        super().__init__()
+        weight, bias = mlp.up.weight, cast(Tensor | None, mlp.up.bias)
+        self.gated = mlp.gated
+        half = weight.shape[0] // 2 if mlp.gated else weight.shape[0]
+        self.first = PackedLinear(weight[:half], None if bias is None else bias[:half], mlp.activation)
+        if self.gated:
+            self.up, self.bias = _pack(weight[half:]), None if bias is None else bias[half:].detach()
+        self.down = PackedLinear(mlp.down.weight, mlp.down.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = _whole(x)
+        hidden = self.first(whole)
+        if self.gated:
+            hidden = torch.ops.mkldnn._linear_pointwise.binary(whole, hidden, self.up, self.bias, "mul")
+        out: Tensor = self.down(hidden)
+        return out[: len(x)]
+
+
+def can_pack(model: Decoder) -> bool:
+    """Whether packed weights are any use: x86 with oneDNN, in the two precisions it multiplies."""
+    return (
+        model.device.type == "cpu"
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and model.dtype in (torch.float32, torch.bfloat16)
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def packed(model: Decoder) -> Decoder:
+    """A decoder that shares everything with `model` but its linear layers' weights, as they are now."""
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    twin = copy.deepcopy(model, shared).eval()
+    _pack_children(twin)
+    return twin
+
+
+def _pack_children(owner: nn.Module) -> None:
+    for name, module in owner.named_children():
+        if (other := _packed(module)) is not None:
+            setattr(owner, name, other)
+        else:
+            _pack_children(module)
+
+
+def _packed(module: nn.Module) -> nn.Module | None:
+    """The packed form of a module that has one: of plain linear layers, and of an MLP of such."""
+    if _plain(module):
+        return PackedLinear(module.weight, module.bias)
+    return PackedMLP(module) if isinstance(module, MLP) and _plain(module.up) and _plain(module.down) else None
+
+
+def _plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return isinstance(module, nn.Linear) and not isinstance(module, LoraLinear)
+
+
+def stamp(model: nn.Module) -> tuple[int, ...]:
+    """Differs once any parameter was written to or replaced."""
+    return tuple(number for parameter in model.parameters() for number in (parameter.data_ptr(), parameter._version))
