@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from assent.models.cache import Cache, Decode, Prefill
+from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
 
@@ -102,3 +102,21 @@ def test_growing_keeps_the_contents() -> None:
     torch.testing.assert_close(
         decode_from(model, grown, [text], [4])[0], whole(model, [text])[0][4:], atol=1e-5, rtol=0
     )
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_prompts_that_join_next_tokens_change_neither(kind: str) -> None:
+    model, [old, *new] = decoder(kind), texts(8, 5, 9)
+    cache = cache_for(model, 3, 12)
+    with torch.no_grad():
+        model(old[:7], Prefill(cache, [0], [7]))
+        joined = Joined(Decode(cache, torch.tensor([7]), 8), Prefill(cache, [1, 2], [5, 9]))
+        hidden = model(torch.cat((old[7:], *new)), joined).split([1, 5, 9])
+    expected = whole(model, [old, *new])
+    torch.testing.assert_close(hidden[0], expected[0][7:], atol=1e-5, rtol=0)
+    for prompt, states in zip(hidden[1:], expected[1:], strict=True):
+        torch.testing.assert_close(prompt, states, atol=1e-5, rtol=0)
+    longer = [torch.cat((text, torch.tensor([3, 4]))) for text in (old, *new)]
+    decoded = decode_from(model, cache, longer, [8, 5, 9])  # what was written serves the steps that follow
+    for states, full, start in zip(decoded, whole(model, longer), [8, 5, 9], strict=True):
+        torch.testing.assert_close(states, full[start:], atol=1e-5, rtol=0)

@@ -1,6 +1,8 @@
-"""The key-value cache of generation, and the two contexts that use it: `Prefill` for prompts, `Decode` for next tokens.
+"""The key-value cache of generation, and the contexts that use it: `Prefill` for prompts, `Decode` for next tokens.
 
     prompts -> Prefill (writes each into its slot) -> copy (a group's other slots) -> Decode, once per new token
+
+`Joined` is both in one pass, so that prompts which come while others are decoded cost no pass of their own.
 
 A slot is one sequence's row. Active sequences fill the first n slots, so that decoding reads plain views and never
 gathers; whoever owns the cache keeps it so with `copy`. Left out: paging (a slot reserves `length` tokens), eviction.
@@ -28,17 +30,22 @@ class Cache:
         length = filled_up(length, KEYS)
         self.slots, self.length = slots, length
         self.window = config.window
-        shape = (slots, length, config.kv_heads, config.head_dim)
+        # A head's positions lie together, so that decoding reads them without gaps.
+        shape = (slots, config.kv_heads, length, config.head_dim)
         # Slices of one big tensor for all layers are far slower once compiled.
         # Zeros, not empty: a masked position weighs 0, and 0 times whatever memory held could be NaN.
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.device = torch.device(device)
 
-    def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value (tokens, kv_heads, dim) at `places` = slot * length + position (tokens,)."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, places, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, places, value)
+    def write(self, layer: int, slots: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value (tokens, kv_heads, dim) at these slots and positions (tokens,)."""
+        self.keys[layer][slots, :, positions] = key
+        self.values[layer][slots, :, positions] = value
+
+    def used(self, slots: int, length: int) -> list[Tensor]:
+        """Views of the first `length` positions of the first slots: the layers' keys, then their values."""
+        return [tensor[:slots, :, :length] for tensor in (*self.keys, *self.values)]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of slot sources[i] to slot targets[i]; no slot may be in both lists."""
@@ -46,14 +53,14 @@ class Cache:
             return
         source = torch.tensor(sources, device=self.device)
         target = torch.tensor(targets, device=self.device)
-        for tensor in (*self.keys, *self.values):
-            tensor[:, :length].index_copy_(0, target, tensor[:, :length].index_select(0, source))
+        for part in self.used(self.slots, length):
+            part.index_copy_(0, target, part.index_select(0, source))
 
     def grown(self, config: DecoderConfig, length: int) -> Cache:
         """A cache of more positions with the same contents."""
         larger = Cache(config, self.slots, length, dtype=self.keys[0].dtype, device=self.device)
-        for old, new in zip((*self.keys, *self.values), (*larger.keys, *larger.values), strict=True):
-            new[:, : self.length] = old
+        for old, new in zip((*self.keys, *self.values), larger.used(self.slots, self.length), strict=True):
+            new.copy_(old)
         return larger
 
 
@@ -64,11 +71,10 @@ class Prefill(Packed):
         super().__init__(lengths, device=cache.device, window=cache.window)
         self.cache = cache
         sizes = torch.tensor(self.lengths)
-        first = (torch.tensor(slots) * cache.length).repeat_interleave(sizes)
-        self.places = first.to(cache.device) + self.positions
+        self.slots = torch.tensor(slots).repeat_interleave(sizes).to(cache.device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.places, key, value)
+        self.cache.write(layer, self.slots, self.positions, key, value)
         return super().attend(layer, query, key, value)
 
 
@@ -82,7 +88,7 @@ class Decode:
         longest = keys(longest)
         self.cache, self.positions, self.longest = cache, positions, longest
         self.window = cache.window
-        self.places = torch.arange(n, device=cache.device) * cache.length + positions
+        self.slots = torch.arange(n, device=cache.device)
         age = positions[:, None] - torch.arange(longest, device=cache.device)  # (n, longest)
         hidden = age < 0
         if cache.window is not None:
@@ -92,12 +98,25 @@ class Decode:
         self.mask = mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]  # (n, 1, 1, longest)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.places, key, value)
+        self.cache.write(layer, self.slots, self.positions, key, value)
         n, heads, dim = query.shape
+        kv_heads = key.shape[1]
         # The query heads that share a KV head become that head's query length, so that no key is repeated.
-        grouped = query.view(n, key.shape[1], heads // key.shape[1], dim)
-        keys, values = (
-            tensors[layer][:n, : self.longest].transpose(1, 2) for tensors in (self.cache.keys, self.cache.values)
-        )  # (n, kv_heads, longest, dim)
+        grouped = query.view(n, kv_heads, heads // kv_heads, dim)
+        keys, values = (tensors[layer][:n, :, : self.longest] for tensors in (self.cache.keys, self.cache.values))
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.mask)
         return out.reshape(n, heads * dim)
+
+
+class Joined:
+    """Next tokens and then prompts as one run of tokens, so that they share one pass over the weights."""
+
+    def __init__(self, decode: Decode, prefill: Prefill):
+        self.decode, self.prefill = decode, prefill
+        self.window = decode.window
+        self.positions = torch.cat((decode.positions, prefill.positions))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        n = len(self.decode.positions)
+        decoded = self.decode.attend(layer, query[:n], key[:n], value[:n])
+        return torch.cat((decoded, self.prefill.attend(layer, query[n:], key[n:], value[n:])))

@@ -17,11 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from assent.models.cache import Cache, Decode, Prefill
+from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
 from assent.models.layout import fill, layout
+from assent.models.packed import can_pack, packed, stamp
 from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
-from assent.rollout.rows import Active, Request, Rows
+from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample
 from assent.types import Completion, Finish, Sampling
 
@@ -57,6 +58,7 @@ class NativeEngine:
         self.prefill_tokens = prefill_tokens
         self.ends = frozenset((*end_tokens(tokenizer), *model.special.eos) if ends is None else ends)
         self.version = 0
+        self.counts = Counts()
         self.device = model.device
         self._end_ids = torch.tensor(sorted(self.ends), dtype=torch.int64, device=self.device)
         self._waiting: deque[Request] = deque()
@@ -64,6 +66,7 @@ class NativeEngine:
         self._step = 0
         self._driver: asyncio.Task[None] | None = None
         self._asleep = False
+        self._packs = can_pack(model)
         self._forget()
 
     def _forget(self) -> None:
@@ -71,6 +74,8 @@ class NativeEngine:
         self._cache: Cache | None = None
         self._rows: Rows | None = None
         self._draw = Draw.of([])
+        self._reader = self.model
+        self._stamp: tuple[int, ...] = ()
 
     # Engine
 
@@ -134,23 +139,61 @@ class NativeEngine:
     def _advance(self) -> None:
         """One new token for every active sequence, after free rows were given to waiting ones."""
         running = len(self._active)
-        first = self._admit()
-        if first is None:
-            logits = self._decode(running)
-        elif running:
-            logits = torch.cat((self._decode(running), first))
-        else:
-            logits = first
+        admission = self._admit()
+        logits = self._read(running, admission.fresh)
+        if admission.sequences:
+            logits = self._start(running, admission, logits)
         self._step += 1
+        self.counts.steps += 1
+        self.counts.tokens += len(self._active)
+        self.counts.prompt_tokens += sum(len(self._active[row].request.tokens) for row in admission.fresh)
         self._collect(logits)
 
-    def _decode(self, n: int) -> Tensor:
-        """Logits (n, vocab) after the last token of each of the first n rows."""
+    def _read(self, running: int, fresh: Sequence[int]) -> Tensor:
+        """Logits after the last token of each running row and after the prompt of each fresh one, in one pass."""
+        model = self._current()
         assert self._cache is not None and self._rows is not None
-        rows = self._rows
-        longest = self._step + max(len(sequence.request.tokens) - sequence.born for sequence in self._active[:n])
-        context = Decode(self._cache, rows.prompt[:n] + rows.emitted[:n] - 1, longest)
-        return self.model.head(self.model(rows.last[:n], context)).float()  # type: ignore[no-any-return]
+        prompts = [self._active[row].request.tokens for row in fresh]
+        prefill = Prefill(self._cache, fresh, [len(prompt) for prompt in prompts]) if fresh else None
+        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        if not running:
+            assert prefill is not None, "no step is taken without work"
+            hidden = model(tokens, prefill).index_select(0, prefill.ends)
+        else:
+            rows = self._rows
+            longest = self._step + max(len(one.request.tokens) - one.born for one in self._active[:running])
+            decode = Decode(self._cache, rows.prompt[:running] + rows.emitted[:running] - 1, longest)
+            if prefill is None:
+                hidden = model(rows.last[:running], decode)
+            else:
+                hidden = model(torch.cat((rows.last[:running], tokens)), Joined(decode, prefill))
+                hidden = torch.cat((hidden[:running], hidden.index_select(0, running + prefill.ends)))
+        return model.head(hidden).float()  # type: ignore[no-any-return]
+
+    def _current(self) -> Decoder:
+        """The model as it is now, packed where that helps: whoever trains it may have written to its parameters."""
+        if self._packs and (now := stamp(self.model)) != self._stamp:
+            self._reader, self._stamp = packed(self.model), now
+        return self._reader
+
+    def _start(self, running: int, admission: Admission, logits: Tensor) -> Tensor:
+        """Give admitted rows what they share with the row that holds their prompt; the logits of all active rows."""
+        assert self._cache is not None and self._rows is not None
+        for number, row in enumerate(admission.fresh, running):
+            self._active[row].request.first = logits[number].clone()  # sampling writes into logits
+        if admission.copies:
+            sources, targets = zip(*admission.copies, strict=True)
+            length = max(len(self._active[row].request.tokens) for row in sources)
+            self._cache.copy(sources, targets, length)
+        self._rows.start(running, admission.sequences)
+        self._draw = Draw.of([sequence.sampling for sequence in self._active], self.device)
+        if len(admission.fresh) < len(admission.sequences):
+            first = [one.request.first for one in admission.sequences if one.request.first is not None]
+            logits = torch.cat((logits[:running], torch.stack(first)))
+        for sequence in admission.sequences:
+            if sequence.request.admitted == len(sequence.request.plan):
+                sequence.request.first = None
+        return logits
 
     def _collect(self, logits: Tensor) -> None:
         """Sample, note what was sampled, and take out the rows that ended: the step's one wait for the device."""
@@ -220,63 +263,35 @@ class NativeEngine:
 
     # Rows
 
-    def _admit(self) -> Tensor | None:
-        """Give free rows to waiting requests, first come first served; the first logits of the new rows, if any."""
-        admitted: list[Active] = []
-        fresh: list[int] = []  # rows whose prompt is computed now
-        copies: list[tuple[int, int]] = []  # (row that holds the prompt, row that needs it)
-        budget = self.prefill_tokens
+    def _admit(self) -> Admission:
+        """Give free rows to waiting requests, first come first served."""
+        base, budget = len(self._active), self.prefill_tokens
+        new = Admission()
         holders = {
             id(sequence.request): row for row, sequence in enumerate(self._active) if sequence.version == self.version
         }
-        base = len(self._active)
-        while self._waiting and base + len(admitted) < self.slots:
+        while self._waiting and (room := self.slots - base - len(new.sequences)):
             request = self._waiting[0]
             holder = holders.get(id(request)) if request.first is not None else None
             if holder is None:
-                if fresh and len(request.tokens) > budget:
+                if new.fresh and len(request.tokens) > budget:
                     break
                 budget -= len(request.tokens)
-                holder = base + len(admitted)
-                fresh.append(holder)
-            room = self.slots - base - len(admitted)
+                holder = base + len(new.sequences)
+                new.fresh.append(holder)
             for member in range(request.admitted, min(request.admitted + room, len(request.plan))):
-                row = base + len(admitted)
+                row = base + len(new.sequences)
                 if row != holder:
-                    copies.append((holder, row))
+                    new.copies.append((holder, row))
                 limit = min(request.plan[member].max_tokens, self.max_length - len(request.tokens))
-                admitted.append(Active(request, member, limit, self._step, self.version))
+                new.sequences.append(Active(request, member, limit, self._step, self.version))
                 request.admitted += 1
             if request.admitted == len(request.plan):
                 self._waiting.popleft()
-        if not admitted:
-            return None
-        self._make_room(admitted)
-        self._active += admitted
-        self._prefill(fresh, copies)
-        assert self._rows is not None
-        self._rows.start(base, admitted)
-        self._draw = Draw.of([sequence.sampling for sequence in self._active], self.device)
-        first = torch.stack([sequence.request.first for sequence in admitted if sequence.request.first is not None])
-        for sequence in admitted:
-            if sequence.request.admitted == len(sequence.request.plan):
-                sequence.request.first = None
-        return first
-
-    def _prefill(self, fresh: list[int], copies: list[tuple[int, int]]) -> None:
-        """Compute the prompts of the fresh rows in one packed pass, then copy them to the rows that share them."""
-        assert self._cache is not None
-        requests = [self._active[row].request for row in fresh]
-        if fresh:
-            context = Prefill(self._cache, fresh, [len(request.tokens) for request in requests])
-            tokens = torch.tensor([token for request in requests for token in request.tokens], device=self.device)
-            hidden = self.model(tokens, context).index_select(0, context.ends)
-            for request, logits in zip(requests, self.model.head(hidden).float(), strict=True):
-                request.first = logits
-        if copies:
-            sources, targets = zip(*copies, strict=True)
-            length = max(len(self._active[row].request.tokens) for row in sources)
-            self._cache.copy(sources, targets, length)
+        if new.sequences:
+            self._make_room(new.sequences)
+            self._active += new.sequences
+        return new
 
     def _make_room(self, admitted: Sequence[Active]) -> None:
         answer = max(sequence.limit for sequence in admitted)

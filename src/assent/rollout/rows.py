@@ -45,6 +45,28 @@ class Active:
         return self.request.plan[self.member]
 
 
+@dataclass(slots=True)
+class Admission:
+    """What joins the active sequences in one step."""
+
+    sequences: list[Active] = field(default_factory=list)
+    """In the order of their rows, which follow the active ones."""
+    fresh: list[int] = field(default_factory=list)
+    """Rows whose prompt is computed now."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """The row that holds a prompt, and the row that needs it."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an engine has done so far. An active row gets a token a step: tokens / steps rows were busy on average."""
+
+    steps: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    """Of prompts that were computed; samples that share one do not count it again."""
+
+
 class Rows:
     """What is being sampled, one row a sequence, on the device: nothing leaves it before the sequence ends."""
 
