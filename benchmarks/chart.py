@@ -28,12 +28,12 @@ def draw(result: dict[str, Any], path: Path) -> Path:
     left.axvline(1, color="black", linewidth=0.8)
     left.set_yticks(places, [bar["label"] for bar in bars], fontsize=7.5)
     left.set_xlim(0, 1.12 * max([bar["ratio"] for bar in bars], default=1.0))
-    left.set_title("times as fast as the peer", fontsize=10)
+    left.set_title("times as fast as the peer", fontsize=10, loc="left")
     for offset, side, colour in ((0.19, "ours", OURS), (-0.19, "theirs", THEIRS)):
         shares = [100 * (bar[side] or 0.0) for bar in bars]
         right.barh([place + offset for place in places], shares, color=colour, height=0.36, label=side)
-    right.set_title("share of the floor, %", fontsize=10)
-    right.legend(["Assent", "peer"], fontsize=8, loc="lower right")
+    right.set_title("share of the floor, %", fontsize=10, loc="left")
+    right.legend(["Assent", "peer"], fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     for axes in (left, right):
         axes.tick_params(axis="x", labelsize=8)
         axes.tick_params(axis="y", length=0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from floor import Peak, share
+from lines import ASIDE, LINES
 from rich.console import Console
 from rich.table import Table
 
@@ -140,7 +141,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Records of several runs in the order of their first appearance; the best peaks of all, the last run's note."""
+    """Records of several runs in the order of the table; the best peaks of all, the last run's note."""
     records: dict[tuple[str, ...], dict[str, Any]] = {}
     peaks: dict[str, Peak] = {}
     for result in results:
@@ -151,7 +152,10 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             found = Peak(**peak)
             peaks[precision] = found.better(peaks.get(precision, found))
     told = {precision: vars(peak) for precision, peak in peaks.items()}
-    return {"note": results[-1]["note"], "peaks": told, "records": list(records.values())}
+    order = [*LINES, *ASIDE]
+    known = [record for record in records.values() if record["line"] in order]
+    known.sort(key=lambda record: order.index(record["line"]))
+    return {"note": results[-1]["note"], "peaks": told, "records": known}
 
 
 def publish(result: dict[str, Any]) -> Iterable[Path]:
