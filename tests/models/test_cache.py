@@ -120,3 +120,14 @@ def test_prompts_that_join_next_tokens_change_neither(kind: str) -> None:
     decoded = decode_from(model, cache, longer, [8, 5, 9])  # what was written serves the steps that follow
     for states, full, start in zip(decoded, whole(model, longer), [8, 5, 9], strict=True):
         torch.testing.assert_close(states, full[start:], atol=1e-5, rtol=0)
+
+
+def test_a_cache_of_higher_precision_serves_a_lower_one() -> None:
+    model, sequences = decoder("grouped").to(torch.bfloat16), texts(12, 9)
+    cache = cache_for(model, 2, 12)  # float32
+    with torch.no_grad():
+        model(torch.cat([sequence[:4] for sequence in sequences]), Prefill(cache, [0, 1], [4, 4]))
+    decoded = decode_from(model, cache, sequences, [4, 4])
+    for states, expected in zip(decoded, whole(model, sequences), strict=True):
+        assert states.dtype == torch.bfloat16
+        torch.testing.assert_close(states, expected[4:9], atol=0.05, rtol=0)

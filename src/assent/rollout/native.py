@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from assent.models.cache import Cache, Decode, Joined, Prefill
+from assent.models.cache import Cache, Decode, Joined, Prefill, cache_dtype
 from assent.models.decoder import Decoder
 from assent.models.layout import fill, layout
 from assent.models.packed import can_pack, packed, stamp
@@ -297,7 +297,7 @@ class NativeEngine:
         answer = max(sequence.limit for sequence in admitted)
         total = max(len(sequence.request.tokens) + sequence.limit for sequence in admitted)
         total, answer = (-(-size // LENGTH_STEP) * LENGTH_STEP for size in (total, answer))
-        config, dtype = self.model.config, self.model.dtype
+        config, dtype = self.model.config, cache_dtype(self.model.dtype, self.device)
         if self._cache is None:
             self._cache = Cache(config, self.slots, total, dtype=dtype, device=self.device)
         elif self._cache.length < total:
