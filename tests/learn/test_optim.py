@@ -88,3 +88,15 @@ def test_a_state_of_another_precision_is_refused() -> None:
     for one, other in ((full, half), (half, full)):
         with pytest.raises(ValueError, match=r"another learn\.precision"):
             one.restore(other.state())
+
+
+def test_a_step_is_noted_by_every_parameter() -> None:
+    """Whoever keeps a copy of the weights in another form goes by torch's count of writes."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(model, OptimizerSettings(learning_rate=0.1))
+    before = [parameter._version for parameter in model.parameters()]
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.collect()
+    optimizer.gradient_norm()
+    optimizer.step()
+    assert all(now > then for now, then in zip((p._version for p in model.parameters()), before, strict=True))

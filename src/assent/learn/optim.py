@@ -100,6 +100,7 @@ class Optimizer:
             maximize=False,
             grad_scale=None if excess is None else torch.tensor(excess, device=masters[0].device),
         )
+        torch.autograd.graph.increment_version(masters)  # the kernel does not, and copies elsewhere go by it
 
     def clear(self) -> None:
         """Forget the gradients."""
