@@ -18,6 +18,9 @@ from typing import Any
 
 from assent.settings import Settings, SettingsError, check
 
+if typing.TYPE_CHECKING:
+    from assent.algorithms.base import Objective
+
 Tree = typing.TypeVar("Tree")
 
 
@@ -57,12 +60,14 @@ def completed(settings: Settings) -> Settings:
     _load_plugins({"plugins": settings.plugins}, ())
     algorithm = _algorithm_class(settings.method)
     if settings.algorithm is None:
-        return dataclasses.replace(settings, algorithm=algorithm())
+        settings = dataclasses.replace(settings, algorithm=algorithm())
     if not isinstance(settings.algorithm, algorithm):
         raise SettingsError(
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
         )
-    return settings
+    off_policy = settings.rollout.max_lag > 0 or settings.rollout.engine != "native"
+    objective: Objective = settings.algorithm
+    return dataclasses.replace(settings, algorithm=objective.adapted(off_policy=off_policy))
 
 
 @dataclass(frozen=True)

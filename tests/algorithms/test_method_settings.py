@@ -108,3 +108,10 @@ def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert register_algorithm("mine", Mine) is Mine  # a reloaded plug-in
     with pytest.raises(ValueError, match="'mine' is taken by Mine: choose another"):
         register_algorithm("mine", SFT)
+
+
+def test_old_logprobs_are_recomputed_where_samples_may_be_off_policy() -> None:
+    assert PPO().adapted(off_policy=True).recompute_old is True
+    assert PPO().adapted(off_policy=False).recompute_old is False
+    assert PPO(recompute_old=False).adapted(off_policy=True).recompute_old is False
+    assert DPO().adapted(off_policy=True) == DPO()

@@ -261,3 +261,38 @@ def test_entropy_bonus_raises_entropy() -> None:
     loss, _ = method.policy_loss(Output(logprobs=batch.behaviour, entropy=entropy), method.weigh(batch))
     gradient = torch.autograd.grad(loss, entropy)[0]
     torch.testing.assert_close(gradient, -0.3 / 24 * batch.trainable.double(), atol=1e-7, rtol=0)
+
+
+def test_each_token_of_another_policys_samples_is_weighed_by_its_own_ratio() -> None:
+    """With a cap that nothing reaches, and against the gradient written out; without the correction it is another."""
+    proximal = POLICY.log()
+
+    def gradient(correction: str) -> Tensor:
+        method = RLOO(samples=2, kl_coefficient=0.0, aggregation="constant", correction=correction, correction_cap=1e6)
+        logits = POLICY.log().clone().requires_grad_()
+        p = chance(OTHER)
+        total = torch.zeros((), dtype=torch.float64)
+        for answers in product(range(len(ANSWERS)), repeat=2):
+            batch = batch_of(answers, sampler=OTHER).with_columns(proximal=per_token(proximal, answers))
+            batch, _ = method.credit(batch, {})
+            total = total + p[list(answers)].prod() * loss_of(method, batch, answers, logits)
+        return torch.autograd.grad(total, logits)[0]
+
+    expected = token_corrected()
+    close(gradient("truncate"), expected)
+    assert float((gradient("none") - expected).abs().max()) > 0.01
+
+
+def token_corrected() -> Tensor:
+    """Sum over pairs of answers drawn from OTHER, tokens weighed by policy / OTHER each, of -A d log policy / 2."""
+    total = torch.zeros(3, 3, dtype=torch.float64)
+    p = chance(OTHER)
+    for first, second in product(range(len(ANSWERS)), repeat=2):
+        for mine, other in ((first, second), (second, first)):
+            advantage = REWARD[mine] - REWARD[other]
+            for state, token in steps(ANSWERS[mine]):
+                direction = -POLICY[state].clone()
+                direction[token] += 1.0  # d log softmax(logits)[token] / d logits
+                weight = POLICY[state, token] / OTHER[state, token]
+                total[state] -= p[first] * p[second] * weight * advantage * direction / 2
+    return total

@@ -90,6 +90,12 @@ def test_with_lag_samples_are_at_most_that_old_and_the_run_repeats(make_recipe: 
     )
     ages = {s["step"] - 1 - version for s in one.samples for version in s["versions"]}
     assert ages == {0, 1}
+    lag = one.metrics[-1]
+    assert lag["lag/max"] == 1.0
+    assert lag.get("lag/0", 0.0) + lag["lag/1"] == pytest.approx(1.0)
+    assert lag["lag/mean"] == pytest.approx(lag["lag/1"])
+    assert 0.0 < lag["correction/mean"] <= 2.0  # on by default where samples may be old
+    assert "lag/0" in one.metrics[0]
     assert_same_run(one.folder, two.folder)
 
 
@@ -124,6 +130,8 @@ def test_old_samples_are_told_from_new_ones(make_recipe: Any, tmp_path: Path) ->
     done = run(settings_of(make_recipe, "grpo", tmp_path, rollout={"max_lag": 1}, **more))
     assert done.metrics[0]["kl/sampler"] < 1e-9
     assert done.metrics[1]["kl/sampler"] > 1e-6
+    fresh = run(settings_of(make_recipe, "grpo", tmp_path / "fresh", **more))
+    assert all(record["lag/max"] == 0.0 and "correction/mean" not in record for record in fresh.metrics)
 
 
 # --- what is not finite

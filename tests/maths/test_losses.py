@@ -20,6 +20,7 @@ from assent.maths.losses import (
     dpo_sigmoid,
     ipo,
     log_ratio,
+    off_policy_weight,
     preference_margin,
 )
 
@@ -222,3 +223,29 @@ def test_a_margin_asks_for_more_and_centring_alone_sees_a_common_shift() -> None
     assert float(bradley_terry(chosen, rejected, margin)) > float(bradley_terry(chosen, rejected, 0 * margin))
     torch.testing.assert_close(bradley_terry(chosen + 7, rejected + 7, margin), bradley_terry(chosen, rejected, margin))
     assert float(bradley_terry(chosen + 7, rejected + 7, margin, centring=0.1)) > 10.0
+
+
+def test_off_policy_weights_by_hand() -> None:
+    """Two rows of two trained tokens and a prompt token each: ratios 1/2, 3 | 1.5, 1.2, cap 2."""
+    trainable = torch.tensor([False, True, True, False, True, True])
+    row = torch.tensor([0, 0, 0, 1, 1, 1])
+    sampler = torch.tensor([0.0, -1.0, -2.0, 0.0, -3.0, -1.0])
+    learner = sampler + torch.tensor([9.0, math.log(0.5), math.log(3.0), -9.0, math.log(1.5), math.log(1.2)])
+
+    def weights(how: str, cap: float) -> Tensor:
+        return off_policy_weight(learner, sampler, trainable, row, 2, how=how, cap=cap)
+
+    close(weights("truncate", 2.0), [1.0, 0.5, 2.0, 1.0, 1.5, 1.2])
+    # Whole rows: 1/2 * 3 = 1.5 and 1.5 * 1.2 = 1.8.
+    close(weights("mask", 2.0), [1.0] * 6)
+    close(weights("mask", 1.7), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
+    close(weights("mask", 1.4), [1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+
+
+def test_untruncated_weights_make_the_samplers_mean_the_learners() -> None:
+    """sum_x q(x) w(x) f(x) = sum_x p(x) f(x): what the correction is for, on a distribution written out."""
+    q, p, f = (torch.rand(5, dtype=torch.float64) for _ in range(3))
+    q, p = q / q.sum(), p / p.sum()
+    everything, row = torch.ones(5, dtype=torch.bool), torch.arange(5)
+    weight = off_policy_weight(p.log(), q.log(), everything, row, 5, how="truncate", cap=1e9)
+    close((q * weight * f).sum()[None], [float((p * f).sum())], 1e-9)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -48,8 +48,12 @@ class Objective:
     uses_ratio: ClassVar[bool] = False
     """Whether log-probs of sampler and learner are compared, so that truncated sampling would bias it."""
 
+    def adapted(self, *, off_policy: bool) -> Self:
+        """The method where samples may be older than the weights, or another engine's, or cannot be."""
+        return self
+
     @property
-    def recompute_old(self) -> bool:
+    def recompute_old(self) -> bool | None:
         """Whether the learner's own log-probs before the first update replace the sampler's in ratios."""
         return False
 

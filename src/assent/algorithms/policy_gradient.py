@@ -6,8 +6,8 @@ They differ in `credit`, which fills `advantages`. The loss, its aggregation and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from assent.batch import Batch
 from assent.maths.advantages import equal_groups
 from assent.maths.aggregate import Aggregation
 from assent.maths.kl import ESTIMATORS, k1, k3
-from assent.maths.losses import clip_fraction, clipped_policy, log_ratio
+from assent.maths.losses import clip_fraction, clipped_policy, log_ratio, off_policy_weight
 from assent.maths.ragged import row_sum
 from assent.types import Role, Sampling, Stats
 
@@ -50,8 +50,14 @@ class PolicyGradient(Algorithm):
     """Optimizer steps a pass."""
     early_stop_ratio: float | None = None
     """Skip an update and the rest of its batch once the mean importance ratio passes this (or falls below 1 / it)."""
-    recompute_old: bool = False
-    """Take ratios against the learner's own log-probs before the first update, not the sampler's."""
+    recompute_old: bool | None = None
+    """Take ratios against the learner's own log-probs before the first update, not the sampler's (the decoupled
+    objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641). null: where samples may be older than the
+    weights (rollout.max_lag) or another engine's."""
+    correction: str = "truncate"
+    """With recompute_old, samples weigh learner / sampler: none, truncate (each token, at most correction_cap) or mask
+    (rows whose whole ratio is beyond correction_cap, either way, are left out)."""
+    correction_cap: float = 2.0
 
     uses_ratio: ClassVar[bool] = True
 
@@ -63,6 +69,8 @@ class PolicyGradient(Algorithm):
                 "kl_estimator=k1 has no effect in a loss: its gradient is zero on average. k1 belongs in a "
                 "reward (kl_coefficient); set kl_estimator to k2, whose gradient is that of the KL itself, or to k3"
             )
+        check_choice("correction", self.correction, ("none", "truncate", "mask"))
+        check_range("correction_cap", self.correction_cap, 1.0)
         check_choice("kl_estimator", self.kl_estimator, ("k2", "k3"))
         check_range("samples", self.samples, 1)
         check_range("clip_low", self.clip_low, 0.0, 1.0)
@@ -80,6 +88,9 @@ class PolicyGradient(Algorithm):
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.policy_loss}
 
+    def adapted(self, *, off_policy: bool) -> Self:
+        return replace(self, recompute_old=off_policy) if self.recompute_old is None else self
+
     def weigh(self, batch: Batch) -> Batch:
         return weighed(batch, Aggregation(self.aggregation), constant=self.constant)
 
@@ -93,7 +104,7 @@ class PolicyGradient(Algorithm):
         return f"mean importance ratio {ratio:.3g} is outside [{1 / limit:.3g}, {limit:.3g}]"
 
     def policy_loss(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum of weight * (clipped loss + KL term - entropy bonus)."""
+        """Sum of weight * (correction * clipped loss + KL term - entropy bonus)."""
         current, entropy = output.logprobs, output.entropy
         weight, share, advantages = batch.weight, batch.token_share, batch.advantages
         assert current is not None and entropy is not None
@@ -101,6 +112,11 @@ class PolicyGradient(Algorithm):
         change = log_ratio(current, batch.old, batch.trainable, batch.row, len(batch), level=self.ratio)
         loss = clipped_policy(change, advantages, low=self.clip_low, high=self.clip_high, dual=self.dual_clip)
         figures: Stats = {}
+        if batch.proximal is not None and batch.behaviour is not None and self.correction != "none":
+            correction = self._correction(batch, batch.proximal, batch.behaviour)
+            loss = loss * correction
+            figures["correction/mean"] = float((correction * share).sum())
+            figures["correction/min"] = float(correction.min())
         if self.kl_in_loss:
             assert batch.reference is not None, "kl_in_loss needs reference log-probs"
             kl = ESTIMATORS[self.kl_estimator](current - batch.reference)
@@ -122,6 +138,18 @@ class PolicyGradient(Algorithm):
             if batch.behaviour is not None:  # before a batch's first update: how far engine and learner disagree
                 figures["kl/old"] = float((k3(batch.behaviour - current) * share).sum())
         return total, figures
+
+
+    def _correction(self, batch: Batch, proximal: Tensor, behaviour: Tensor) -> Tensor:
+        return off_policy_weight(
+            proximal,
+            behaviour,
+            batch.trainable,
+            batch.row,
+            len(batch),
+            how=self.correction,
+            cap=self.correction_cap,
+        )
 
 
 def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:

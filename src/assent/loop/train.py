@@ -80,16 +80,29 @@ async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, se
     """Everything between a delivery and its published weights: columns, credit, optimizer steps."""
     if delivery.batch is None:
         return None, {"empty": 1.0}
-    batch, stats = await cast.annotate(delivery.batch), Stats()
+    batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
     if isinstance(cast.objective, Algorithm):
         before = dict(memory)
-        batch, stats = cast.objective.credit(batch, memory)
+        batch, credit = cast.objective.credit(batch, memory)
+        stats |= credit
         if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
             memory.clear()
             memory.update(before)
     stats |= await update(cast, batch, step=step, seed=seed)
     await cast.follow()
     return batch, stats
+
+
+def staleness(batch: Batch, version: int) -> Stats:
+    """How many versions older than `version` the batch's sampled tokens are: mean, largest, and the share of each age.
+    Nothing for rows that were not sampled."""
+    if batch.version is None:
+        return {}
+    age = version - batch.version[batch.version >= 0]
+    if not len(age):
+        return {}
+    shares = {f"lag/{value}": float((age == value).float().mean()) for value in age.unique().tolist()}
+    return {"lag/mean": float(age.float().mean()), "lag/max": float(age.max())} | shares
 
 
 async def update(cast: Cast, batch: Batch, *, step: int, seed: int) -> Stats:

@@ -43,6 +43,23 @@ def clipped_policy(
     return torch.where(advantages < 0, torch.minimum(loss, -dual * advantages), loss)
 
 
+def off_policy_weight(
+    learner: Tensor, sampler: Tensor, trainable: Tensor, row: Tensor, rows: int, *, how: str, cap: float
+) -> Tensor:
+    """w = pi_learner / pi_sampler of samples that another policy drew, bounded; 1 on untrained tokens, (n,).
+
+    `truncate`: each token's own, at most `cap` (truncated importance sampling, Ionides 2008; for samplers that are not
+    the learner, Yao et al. 2025). `mask`: 1 for the tokens of a row whose ratio of all tokens together lies in
+    [1 / cap, cap], else 0. `learner` are its log-probs before the step's first update, `sampler` the behaviour's.
+    """
+    difference = torch.where(trainable, learner - sampler, torch.zeros_like(learner))
+    if how == "truncate":
+        return difference.clamp(max=math.log(cap)).exp()
+    whole = row_sum(difference, row, rows)
+    within = whole.abs() <= math.log(cap)
+    return torch.where(trainable, within[row].to(learner), torch.ones_like(learner))
+
+
 def clip_fraction(log_ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
     """1 where the clip takes the gradient away, else 0. (n,)"""
     ratio = log_ratio.exp()
