@@ -64,3 +64,12 @@ def test_killed_processes_change_nothing(method: str, make_recipe: Recipe, tmp_p
     assert same_weights(whole, disturbed)
     assert [m["step"] for m in disturbed.metrics] == list(range(1, 13))
     assert [m["reward/mean"] for m in disturbed.metrics] == [m["reward/mean"] for m in whole.metrics]
+
+
+def test_with_lag_generation_overlaps_and_old_samples_are_told(make_recipe: Recipe, tmp_path: Path) -> None:
+    more = {"runtime": RAY, "rollout": {"workers": 2, "max_lag": 1}, "train": {"steps": 6}}
+    done = run(load_settings(make_recipe("grpo", tmp_path, **more)))
+    assert len(done.metrics) == 6
+    assert all(record["lag/max"] <= 1.0 for record in done.metrics)
+    assert any(record["lag/max"] == 1.0 for record in done.metrics)
+    assert all("correction/mean" in record for record in done.metrics)

@@ -146,15 +146,15 @@ def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, dat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("cluster: {runtime: ray}", "cluster.runtime=ray needs runtime ray"),
-        ("cluster: {num_workers: 4}", "cluster.num_workers=4 needs runtime ray, which is not there yet: set 1"),
+        ("cluster: {runtime: slurm}", "cluster.runtime=slurm is not one of local, ray"),
+        ("cluster: {num_workers: 4}", "cluster.num_workers=4 needs cluster.runtime=ray"),
         ("cluster: {cpus_per_worker: 0}", "cluster.cpus_per_worker=0 must be at least 1"),
         ("cluster: {gpus_per_worker: 2}", "cluster.gpus_per_worker=2 must be 0, 1 or null"),
-        ("strategy: {name: fsdp}", "strategy.name=fsdp needs runtime ray"),
+        ("strategy: {name: zero}", "strategy.name=zero is not one of replicate"),
         ("strategy: {micro_tokens: 0}", "strategy.micro_tokens=0 must be at least 1"),
-        ("fault_tolerance: {max_failures: 3}", "fault_tolerance.max_failures=3 needs runtime ray"),
+        ("fault_tolerance: {max_failures: 3}", "fault_tolerance.max_failures=3 needs cluster.runtime=ray"),
         ("fault_tolerance: {checkpoint_interval: 0}", "fault_tolerance.checkpoint_interval=0 must be at least 1"),
-        ("communication: {backend: nccl}", "communication.backend=nccl needs runtime ray"),
+        ("communication: {backend: nccl}", "communication.backend=nccl is not one of auto"),
         ("cluster: {num_worker: 1}", "there is no setting cluster.num_worker; did you mean num_workers?"),
         ("communications: {}", "there is no setting communications; did you mean communication?"),
         ("fault_tolerance: {resume: maybe}", "Value 'maybe' is not a valid bool"),
@@ -167,6 +167,30 @@ def test_what_the_local_runtime_cannot_do_is_refused(
     flags = ("--config", CONFIG, "--stage", "sft", "--sft_data", data["sft"], "--dist_config", "dist.yaml")
     assert message in call("train", *flags, status=2).output
     assert not Path("outputs").exists()
+
+
+def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() -> None:
+    from assent.recipes import load_tree
+    from assent.runtime.settings import DistributedSettings
+
+    given = {
+        "cluster": {"runtime": "ray", "num_workers": 2, "num_rollout_workers": 3, "cpus_per_worker": 4},
+        "fault_tolerance": {"max_failures": 7, "timeout": 5.0},
+        "communication": {"timeout": 60.0},
+    }
+    settings = load_tree(DistributedSettings, given)
+    settings.check()
+    found = settings.run_settings()
+    assert found["rollout"] == {"workers": 3}
+    assert found["runtime"] == {
+        "kind": "ray",
+        "num_training_workers": 2,
+        "resources_per_worker": {"CPU": 4},
+        "resources_per_rollout_worker": {"CPU": 4},
+        "max_failures": 7,
+        "heartbeat_timeout": 5.0,
+        "collective_timeout": 60.0,
+    }
 
 
 def test_shipped_distributed_settings_hold_every_key_and_pass() -> None:

@@ -69,6 +69,12 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["optimizer.betas=[0.9,1.5]"], "optimizer.betas=[0.9, 1.5]"),
         ("ppo", ["rollout.max_lag=-1"], "rollout.max_lag=-1"),
         ("sft", ["device=tpu"], "device=tpu is not one of"),
+        ("sft", ["runtime=slurm"], "runtime.kind=slurm is not one of local, ray"),
+        ("ppo", ["rollout.workers=2"], "rollout.workers=2 needs processes of their own: set runtime=ray"),
+        ("ppo", ["runtime=ray", "rollout.workers=0"], "rollout.workers=0 must be 1 or more"),
+        ("sft", ["runtime.num_training_workers=2"], "runtime.num_training_workers=2 needs runtime=ray"),
+        ("sft", ["runtime=ray", "runtime.resources_per_worker={CPU: -1}"], "resources_per_worker.CPU=-1.0 must be 0"),
+        ("sft", ["runtime=ray", "runtime.heartbeat_timeout=0"], "runtime.heartbeat_timeout=0.0 must be above 0"),
     ],
 )
 def test_contradictions_are_refused_by_name(method: str, overrides: list[str], told: str) -> None:

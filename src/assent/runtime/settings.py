@@ -2,14 +2,17 @@
 
     distributed.yaml -> DistributedSettings -> check -> settings of the run (`run_settings`)
 
-Today there is the local runtime: one process, one rank. What other runtimes would need is refused by name, so that no
-key of the file is read without an effect.
+`RuntimeSettings` is the `runtime` section of a recipe. The file says the same for all stages of a pipeline, in words of
+its own; what the chosen runtime cannot do is refused by name, so that no key is read without an effect.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+STRATEGIES = ("replicate",)
+"""How a training step is spread over ranks."""
 
 
 @dataclass
@@ -72,21 +75,25 @@ class ClusterSettings:
     """Where processes run, and what each may use."""
 
     runtime: str = "local"
-    """local: this process."""
+    """local: this process; ray: processes of their own."""
+    address: str | None = None
+    """ray: a running cluster; null starts one on this machine."""
     num_workers: int = 1
     """Training processes."""
+    num_rollout_workers: int = 1
+    """Processes that sample, in the stages that do."""
     cpus_per_worker: int | None = None
     """CPU threads of a process; null leaves the recipe's."""
     gpus_per_worker: int | None = None
-    """0 keeps to the CPU, 1 takes the GPU; null leaves the recipe's device."""
+    """0 keeps to the CPU, 1 takes a GPU for each process; null leaves the recipe's device."""
 
 
 @dataclass
 class StrategySettings:
     """How a training step is spread."""
 
-    name: str = "single"
-    """single: every rank holds the whole model, and there is one rank."""
+    name: str = "replicate"
+    """replicate: every rank holds the whole model, gradients are summed."""
     micro_tokens: int | None = None
     """Tokens in one forward and backward pass; null leaves the recipe's. Changes memory and speed, not the gradient."""
 
@@ -99,16 +106,20 @@ class FaultToleranceSettings:
     """Training steps between checkpoints; null leaves the recipe's."""
     resume: bool = False
     """Go on from the newest whole checkpoint where there is one, start afresh where there is none."""
-    max_failures: int = 0
-    """Restarts of a failed process before the run ends."""
+    max_failures: int | None = None
+    """ray: lost processes that are replaced before the run ends; null leaves the recipe's."""
+    timeout: float | None = None
+    """ray: seconds without a sign after which a process counts as lost; null leaves the recipe's."""
 
 
 @dataclass
 class CommunicationSettings:
-    """How processes talk to each other."""
+    """How training processes talk to each other."""
 
-    backend: str = "none"
-    """none: there is one process."""
+    backend: str = "auto"
+    """auto: NCCL between GPUs, gloo between CPUs."""
+    timeout: float | None = None
+    """ray: seconds that a collective may take; null leaves the recipe's."""
 
 
 @dataclass
@@ -128,19 +139,34 @@ class DistributedSettings:
             raise ValueError(f"the distributed settings cannot be followed:\n{lines}")
 
     def _not_there(self) -> list[str]:
-        """Values that need another runtime."""
-        needs = "needs runtime ray, which is not there yet: set"
-        wanted = {
-            ("cluster.runtime", self.cluster.runtime): "local",
-            ("cluster.num_workers", self.cluster.num_workers): 1,
-            ("strategy.name", self.strategy.name): "single",
-            ("fault_tolerance.max_failures", self.fault_tolerance.max_failures): 0,
-            ("communication.backend", self.communication.backend): "none",
-        }
-        return [f"{key}={value} {needs} {only}" for (key, value), only in wanted.items() if value != only]
+        """Values that need the other runtime, or that there are not."""
+        problems = []
+        for key, value, allowed in (
+            ("cluster.runtime", self.cluster.runtime, ("local", "ray")),
+            ("strategy.name", self.strategy.name, STRATEGIES),
+            ("communication.backend", self.communication.backend, ("auto",)),
+        ):
+            if value not in allowed:
+                problems.append(f"{key}={value} is not one of {', '.join(allowed)}")
+        if self.cluster.runtime == "local":
+            of_ray = {
+                ("cluster.address", self.cluster.address): None,
+                ("cluster.num_workers", self.cluster.num_workers): 1,
+                ("cluster.num_rollout_workers", self.cluster.num_rollout_workers): 1,
+                ("strategy.name", self.strategy.name): "replicate",
+                ("fault_tolerance.max_failures", self.fault_tolerance.max_failures): None,
+                ("fault_tolerance.timeout", self.fault_tolerance.timeout): None,
+                ("communication.timeout", self.communication.timeout): None,
+            }
+            problems += [
+                f"{key}={value} needs cluster.runtime=ray" for (key, value), no in of_ray.items() if value != no
+            ]
+        return problems
 
     def _out_of_range(self) -> list[str]:
         least_one = {
+            "cluster.num_workers": self.cluster.num_workers,
+            "cluster.num_rollout_workers": self.cluster.num_rollout_workers,
             "cluster.cpus_per_worker": self.cluster.cpus_per_worker,
             "strategy.micro_tokens": self.strategy.micro_tokens,
             "fault_tolerance.checkpoint_interval": self.fault_tolerance.checkpoint_interval,
@@ -160,7 +186,26 @@ class DistributedSettings:
             "save": _without_none({"steps": self.fault_tolerance.checkpoint_interval}),
             "resume": "latest" if self.fault_tolerance.resume else None,
         }
+        if self.cluster.runtime == "ray":
+            given |= {"rollout": {"workers": self.cluster.num_rollout_workers}, "runtime": self._runtime()}
         return {key: value for key, value in _without_none(given).items() if value != {}}
+
+    def _runtime(self) -> dict[str, Any]:
+        reserved = {"CPU": self.cluster.cpus_per_worker, "GPU": self.cluster.gpus_per_worker}
+        return {
+            "kind": "ray",
+            "num_training_workers": self.cluster.num_workers,
+            "resources_per_worker": _without_none(reserved),
+            "resources_per_rollout_worker": _without_none(reserved),
+            **_without_none(
+                {
+                    "address": self.cluster.address,
+                    "max_failures": self.fault_tolerance.max_failures,
+                    "heartbeat_timeout": self.fault_tolerance.timeout,
+                    "collective_timeout": self.communication.timeout,
+                }
+            ),
+        }
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
