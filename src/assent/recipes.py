@@ -66,7 +66,7 @@ def completed(settings: Settings) -> Settings:
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
         )
     off_policy = settings.rollout.max_lag > 0 or settings.rollout.engine != "native"
-    objective: Objective = settings.algorithm
+    objective = typing.cast("Objective", settings.algorithm)
     return dataclasses.replace(settings, algorithm=objective.adapted(off_policy=off_policy))
 
 

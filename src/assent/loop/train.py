@@ -101,7 +101,7 @@ def staleness(batch: Batch, version: int) -> Stats:
     age = version - batch.version[batch.version >= 0]
     if not len(age):
         return {}
-    shares = {f"lag/{value}": float((age == value).float().mean()) for value in age.unique().tolist()}
+    shares = {f"lag/{value}": float((age == value).float().mean()) for value in sorted(set(age.tolist()))}
     return {"lag/mean": float(age.float().mean()), "lag/max": float(age.max())} | shares
 
 

@@ -97,7 +97,7 @@ def _half_on_cpu(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tens
     seen = sliding_mask(length, window, device=query.device)
     if length <= PRODUCTS_LENGTH:
         return attention_by_products(query, key, value, ~seen)
-    wide = (x.float() for x in (query, key, value))
+    wide = query.float(), key.float(), value.float()
     if window >= length:
         return F.scaled_dot_product_attention(*wide, is_causal=True).to(query.dtype)
     return F.scaled_dot_product_attention(*wide, attn_mask=seen).to(query.dtype)

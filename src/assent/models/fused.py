@@ -139,8 +139,8 @@ class _Products(torch.autograd.Function):
         wide = _wide(p.dtype)
         slope = torch._softmax_backward_data(torch.bmm(above, v.mT).to(wide), p.to(wide), -1, wide)
         slope = slope.mul_(q.shape[-1] ** -0.5).to(p.dtype)
-        grads = torch.bmm(slope, k), torch.bmm(slope.mT, q), torch.bmm(p.mT, above)
-        return *(x.view(grad.shape) for x in grads), None
+        of_query, of_key, of_value = torch.bmm(slope, k), torch.bmm(slope.mT, q), torch.bmm(p.mT, above)
+        return of_query.view(grad.shape), of_key.view(grad.shape), of_value.view(grad.shape), None
 
 
 class _RmsNorm(torch.autograd.Function):
