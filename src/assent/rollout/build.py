@@ -10,11 +10,19 @@ from assent.models.decoder import Decoder
 from assent.models.lora import merge_lora
 from assent.rollout.engine import Engine
 from assent.rollout.native import NativeEngine
+from assent.rollout.settings import VllmSettings
 from assent.rollout.static import StaticEngine
 
 
-def build_engine(model: LanguageModel, tokenizer: Any, *, slots: int, copy: bool = False) -> Engine:
-    """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model."""
+def build_engine(
+    model: LanguageModel, tokenizer: Any, *, slots: int, copy: bool = False, vllm: VllmSettings | None = None
+) -> Engine:
+    """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model; vLLM,
+    which always has a copy, where settings of it are given."""
+    if vllm is not None:
+        from assent.rollout.vllm import VllmEngine
+
+        return VllmEngine.of(model, tokenizer, slots=slots, settings=vllm)
     if copy:
         model = copying.deepcopy(model).requires_grad_(False)
         merge_lora(model)  # published weights are merged ones

@@ -99,6 +99,18 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:
     return text[: min(found)] if found else None
 
 
+def text_before_stop(decode: Callable[[list[int]], str], tokens: list[int], sampling: Sampling) -> str | None:
+    """The text in front of a stop string that the newest token completed (or, at min_tokens, any token so far)."""
+    if not sampling.stop or len(tokens) < sampling.min_tokens:
+        return None
+    # A token adds at least a byte, so a stop string spans no more tokens than its bytes; the few before them are for
+    # tokenizers that treat the start of a text differently.
+    window = max(len(stop.encode()) for stop in sampling.stop) + 4
+    if len(tokens) > sampling.min_tokens and cut_at_stop(decode(tokens[-window:]), sampling.stop) is None:
+        return None
+    return cut_at_stop(decode(tokens), sampling.stop)
+
+
 def generate_all(
     engine: Engine,
     prompts: Sequence[Sequence[int]],

@@ -4,11 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+ENGINES = ("native", "vllm")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class VllmSettings:
+    """What vLLM is told where rollout.engine is vllm."""
+
+    dtype: str = "auto"
+    """auto is the model's own; bfloat16 is faster, and its log-probs differ from the learner's by up to 0.05."""
+    max_length: int | None = None
+    """Longest prompt and answer together; null takes the model's positions, all of which the cache has to hold."""
+    memory: float = 0.4
+    """Share of a GPU's memory for weights and cache."""
+    cpu_cache_gib: float = 0.25
+    """GiB of the KV cache on a CPU."""
+    block_size: int | None = None
+    """Tokens of a cache block; null is 32 on a CPU and vLLM's choice on a GPU."""
+    eager: bool | None = None
+    """Without compilation and CUDA graphs; null is true on a CPU and false on a GPU."""
+    prefix_caching: bool = True
+    """Prompts' beginnings are computed once, in whole blocks."""
+    interrupt: bool = True
+    """New weights take over sequences under way, which are computed again up to there; false lets them end first."""
+    sleep_level: int = 0
+    """What happens to a GPU's memory while the learner works: 0 nothing, 1 the weights wait in host memory and the
+    cache is dropped, 2 both are dropped."""
+
 
 @dataclass
 class RolloutSettings:
     """How answers are drawn from the policy."""
 
+    engine: str = "native"
+    """native computes on the learner's own weights (or a copy, with lag), vllm has its own (docs/vllm.md)."""
+    vllm: VllmSettings = field(default_factory=VllmSettings)
     prompts_per_step: int = 32
     """Prompts of one training step (each has the method's number of samples)."""
     max_tokens: int = 64
@@ -22,10 +53,29 @@ class RolloutSettings:
     stop: list[str] = field(default_factory=list)
     """Texts that end an answer."""
     slots: int = 64
-    """Sequences decoded side by side."""
+    """Sequences decoded side by side, by each worker."""
+    workers: int = 1
+    """Rollout workers; more than one needs runtime=ray."""
     max_lag: int = 0
     """Policy versions that a sample may be old; 0 is synchronous."""
     max_redraw: float = 3.0
     """Prompts drawn for a step, at most, as a multiple of prompts_per_step, to replace groups without a signal."""
     max_failed: float = 0.1
     """Share of a step's rewards that may fail before the run stops."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the choice of an engine."""
+        problems, vllm = [], self.vllm
+        if self.engine not in ENGINES:
+            problems.append(f"rollout.engine={self.engine} is not one of {', '.join(ENGINES)}")
+        if vllm.dtype not in DTYPES:
+            problems.append(f"rollout.vllm.dtype={vllm.dtype} is not one of {', '.join(DTYPES)}")
+        if vllm.sleep_level not in (0, 1, 2):
+            problems.append(f"rollout.vllm.sleep_level={vllm.sleep_level} is not one of 0, 1, 2")
+        if not 0 < vllm.memory < 1:
+            problems.append(f"rollout.vllm.memory={vllm.memory} is a share of a GPU's memory: 0 < memory < 1")
+        above = {"max_length": vllm.max_length, "block_size": vllm.block_size, "cpu_cache_gib": vllm.cpu_cache_gib}
+        for name, value in above.items():
+            if value is not None and not 0 < value < float("inf"):
+                problems.append(f"rollout.vllm.{name}={value} must be above 0")
+        return problems

@@ -1,0 +1,366 @@
+"""Generation by vLLM 0.32, in this process and on weights of its own: the only file that imports it.
+
+    generate -> a vLLM request for each sample -> step, step, ... -> Completion
+    load -> version, names and digest checked -> weights exchanged in place -> caches emptied -> what is held noted
+
+vLLM draws and computes; texts, stop strings and waiting are done here, so that they mean what they mean in `native.py`.
+Left out: several GPUs, adapters apart from their weights, processes (whoever wants an engine in its own starts one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assent.models.base import LanguageModel
+from assent.rollout.accepted import Accepted, WeightsError
+from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
+from assent.rollout.settings import VllmSettings
+from assent.rollout.undisturbed import undisturbed
+from assent.rollout.vllm_worker import blank, held, reload
+from assent.types import Completion, Finish, Sampling
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns at every update of what has no weights
+}
+ENVIRONMENT_CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores belong to the learner too
+    "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than small models take to answer
+}
+LEAST_TEMPERATURE = 0.01  # vLLM raises smaller ones to this in silence
+
+
+@dataclass(eq=False, slots=True)
+class _Sample:
+    """One completion in the making."""
+
+    key: str
+    sampling: Sampling
+    future: asyncio.Future[Completion]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class VllmEngine:
+    """An `Engine` whose model is a Hugging Face folder: its config.json, and its weights if it has any.
+
+    Without weights it answers after the first `load`. dtype is that of config.json unless the settings say otherwise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: TextDecoder,
+        *,
+        slots: int = 64,
+        settings: VllmSettings | None = None,
+        ends: Collection[int] | None = None,
+    ):
+        self.settings = settings or VllmSettings()
+        self.tokenizer, self.ends = tokenizer, frozenset(end_tokens(tokenizer) if ends is None else ends)
+        self.version = 0
+        self._accepted = Accepted()
+        self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
+        self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights)
+        self.max_length = int(self._engine.model_config.max_model_len)
+        self._engine.set_weight_version("0")
+        self._held = self.held()
+        self._samples: dict[str, _Sample] = {}
+        self._keys = itertools.count()
+        self._driver: asyncio.Task[None] | None = None
+        self._asleep = self._closed = False
+
+    @classmethod
+    def of(
+        cls, model: LanguageModel, tokenizer: TextDecoder, *, slots: int = 64, settings: VllmSettings | None = None
+    ) -> VllmEngine:
+        """An engine for this model, with its present weights as version 0. Nothing of them is written to a disk."""
+        config = model.hf_config() | {"dtype": str(model.dtype).removeprefix("torch.")}
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            ends = (*end_tokens(tokenizer), *model.special.eos)
+            engine = cls(Path(folder), tokenizer, slots=slots, settings=settings, ends=ends)
+        engine.load(dict(model.hf_tensors()), 0)
+        return engine
+
+    # Engine
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._samples)
+
+    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        if self._asleep or not self._weights:
+            missing = "is asleep or closed. Call wake()" if self._asleep else "has no weights. Call load()"
+            raise RuntimeError(f"The engine {missing} before generate().")
+        check_request(prompt_tokens, plan, self.max_length)
+        for sampling in plan:
+            if 0 < sampling.temperature < LEAST_TEMPERATURE:
+                raise ValueError(
+                    f"temperature={sampling.temperature} is below vLLM's least, {LEAST_TEMPERATURE}. Give 0 (greedy), "
+                    "a larger one, or set rollout.engine=native."
+                )
+        samples = [self._ask(prompt_tokens, sampling) for sampling in plan]
+        if samples and (self._driver is None or self._driver.done()):
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+            self._driver.add_done_callback(self._settle)
+        try:
+            return list(await asyncio.gather(*(sample.future for sample in samples)))
+        except asyncio.CancelledError:
+            self._drop(samples)
+            raise
+
+    def load(self, weights: Mapping[str, Tensor] | None, version: int, *, sent: str | None = None) -> None:
+        """Weights are copied into vLLM, converted to its dtype. `sent` is the sender's `digest` of them, if it has one.
+
+        Raises WeightsError, with the engine as it was, for an older version, for tensors that are not the model's and
+        for another digest than `sent`; and where what vLLM holds has changed since the last load.
+        """
+        if weights is None:
+            raise WeightsError("vLLM shares no weights with the learner: give all of them, by Hugging Face names.")
+        if self._asleep and self.settings.sleep_level:
+            raise RuntimeError("load() needs the memory that sleep() gave up. Call wake() first.")
+        self._accepted.check(weights, version, sent=sent)
+        if self._weights:
+            self.confirm()
+        if not self.settings.interrupt:
+            while self.busy:  # what runs ends with the weights that it began with
+                self._advance()
+        self._weights = False  # until all of what follows has succeeded
+        self._engine.collective_rpc(reload, args=(weights,))
+        # Blocks of the old weights would answer new prompts, silently; sequences under way lose theirs too, and are
+        # computed again up to where they are.
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise WeightsError("vLLM did not empty its prefix cache, so old weights would still answer. Restart it.")
+        self._engine.set_weight_version(str(version))
+        self._accepted.take(weights, version)
+        self.version, self._weights, self._held = version, True, self.held()
+
+    def confirm(self) -> tuple[int, str]:
+        """The version and the digest of what vLLM computes with now, which is what it held right after `load`.
+
+        Raises WeightsError if it is not. Engines of one kind that loaded the same weights give the same digest.
+        """
+        version, held = self._engine.get_weight_version(), self.held()
+        if version != str(self.version) or held != self._held:
+            raise WeightsError(
+                f"vLLM holds version {version}, digest {held}, but was given version {self.version} and had digest "
+                f"{self._held} then: its weights have changed since. Start the engine anew."
+            )
+        return self.version, held
+
+    def held(self) -> str:
+        """Digest of what vLLM computes with, in its own layout."""
+        [found] = self._engine.collective_rpc(held)
+        return str(found)
+
+    def sleep(self) -> None:
+        """With settings.sleep_level 1 the weights wait in host memory, with 2 they are gone until the next `load`."""
+        if self.busy:
+            raise RuntimeError("sleep() while requests are unanswered would lose them. Await them first.")
+        if self.settings.sleep_level and not self._asleep:
+            self._engine.sleep(self.settings.sleep_level)
+            self._weights = self._weights and self.settings.sleep_level == 1
+        self._asleep = True
+
+    def wake(self) -> None:
+        if self._closed:
+            raise RuntimeError("The engine is closed. Make a new one.")
+        if self.settings.sleep_level and self._asleep:
+            self._engine.wake_up()
+        self._asleep = False
+
+    def close(self) -> None:
+        self._fail(RuntimeError("The engine was closed before this request was answered."))
+        if not self._closed:
+            self._engine.engine_core.shutdown()
+        self._asleep = self._closed = True
+
+    # Requests
+
+    def _ask(self, prompt_tokens: Sequence[int], sampling: Sampling) -> _Sample:
+        from vllm.sampling_params import RequestOutputKind as Kind
+        from vllm.sampling_params import SamplingParams
+
+        limit = min(sampling.max_tokens, self.max_length - len(prompt_tokens))
+        request = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            max_tokens=limit,
+            min_tokens=min(sampling.min_tokens, limit),
+            stop_token_ids=sorted(self.ends),
+            ignore_eos=True,  # of config.json: `ends` alone count
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=Kind.DELTA if sampling.stop else Kind.FINAL_ONLY,
+        )
+        sample = _Sample(str(next(self._keys)), sampling, asyncio.get_running_loop().create_future())
+        self._engine.add_request(sample.key, {"prompt_token_ids": list(prompt_tokens)}, request)
+        self._samples[sample.key] = sample
+        return sample
+
+    async def _drive(self) -> None:
+        """Takes the steps while there is work, lets others run between them; ends when nobody waits."""
+        while self.busy:
+            self._advance()
+            await asyncio.sleep(0)
+
+    def _settle(self, driver: asyncio.Task[None]) -> None:
+        """Nobody awaits the driver: whoever waits for a completion hears of its end."""
+        if driver.cancelled():
+            self._fail(None)
+        elif (error := driver.exception()) is not None:
+            self._fail(error)
+
+    def _advance(self) -> None:
+        for output in self._engine.step():
+            sample = self._samples.get(output.request_id)
+            if sample is not None:
+                self._collect(sample, output.outputs[0])
+
+    def _collect(self, sample: _Sample, piece: Any) -> None:
+        """Take in what vLLM has sampled since the last time: everything, unless stop strings have to be watched for."""
+        tokens, logprobs = list(piece.token_ids), piece.logprobs.logprobs
+        assert len(tokens) == len(logprobs), (len(tokens), len(logprobs))
+        if not all(map(math.isfinite, logprobs)):
+            raise FloatingPointError("A sampled log-prob is not finite: the model's weights or logits overflowed.")
+        sample.tokens += tokens
+        sample.logprobs += logprobs
+        if sample.sampling.stop:
+            sample.versions += [self.version] * len(tokens)
+        else:
+            for span in piece.weight_versions:
+                sample.versions += [int(span.version)] * (span.end - span.start)
+        if piece.finish_reason == "stop":
+            self._complete(sample, Finish.EOS, self._text(sample.tokens[:-1]))
+        elif (text := text_before_stop(self._text, sample.tokens, sample.sampling)) is not None:
+            self._engine.abort_request([sample.key])
+            self._complete(sample, Finish.STOP, text)
+        elif piece.finish_reason == "length":
+            self._complete(sample, Finish.LENGTH, self._text(sample.tokens))
+        elif piece.finish_reason is not None:
+            raise RuntimeError(f"vLLM ended a request with {piece.finish_reason!r}, which it was not asked to.")
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _complete(self, sample: _Sample, finish: Finish, text: str) -> None:
+        del self._samples[sample.key]
+        if not sample.future.done():
+            sample.future.set_result(
+                Completion(
+                    tokens=tuple(sample.tokens),
+                    logprobs=tuple(sample.logprobs),
+                    versions=tuple(sample.versions),
+                    text=text,
+                    finish=finish,
+                )
+            )
+
+    def _drop(self, samples: Collection[_Sample]) -> None:
+        """Callers gave these up: their places are free from now on."""
+        self._engine.abort_request([sample.key for sample in samples if self._samples.pop(sample.key, None)])
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Give every caller the error, or cancel them for None."""
+        samples = list(self._samples.values())
+        self._drop(samples)
+        if isinstance(error, FloatingPointError):
+            self._engine.collective_rpc(blank)
+        for sample in samples:
+            if not sample.future.done():
+                sample.future.cancel() if error is None else sample.future.set_exception(error)
+
+
+def start(folder: Path, settings: VllmSettings, *, slots: int, dummy: bool) -> Any:
+    """vLLM's engine on the model of a folder; `dummy` makes weights up where the folder has none."""
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise RuntimeError(
+            "vLLM makes a process group of its own and would end this one's when it closes. Give it its own process."
+        )
+    prepare()
+    from vllm import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    cpu = current_platform.is_cpu()
+    if cpu and settings.sleep_level:
+        raise ValueError(
+            f"rollout.vllm.sleep_level={settings.sleep_level}: on a CPU vLLM has no device memory to give up. Set 0."
+        )
+    place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
+    if cpu:
+        place = {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30)}
+    if cpu or settings.block_size is not None:
+        place["block_size"] = settings.block_size or 32
+    with undisturbed():  # it seeds every generator and replaces torch.set_num_threads
+        config = EngineArgs(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            load_format="dummy" if dummy else "auto",
+            dtype=_dtype(folder) if settings.dtype == "auto" else settings.dtype,
+            enforce_eager=cpu if settings.eager is None else settings.eager,
+            max_model_len=settings.max_length,
+            max_num_seqs=slots,
+            logprobs_mode="processed_logprobs",  # of the distribution drawn from; the default's ignore temperature
+            enable_prefix_caching=settings.prefix_caching,
+            enable_sleep_mode=settings.sleep_level > 0,
+            async_scheduling=False,  # a token's version is exact if no step is under way when weights change
+            disable_log_stats=True,
+            seed=0,
+            **place,
+        ).create_engine_config()
+        if cpu:
+            _check_head_size(config.model_config.get_head_size())
+        engine = LLMEngine.from_vllm_config(config)
+    engine.input_processor.generation_config_fields = {}  # it would ban the folder's end tokens before min_tokens too
+    return engine
+
+
+def _dtype(folder: Path) -> str:
+    """That of config.json: vLLM's own "auto" would make float32 a smaller one."""
+    config = json.loads((folder / "config.json").read_text())
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def _check_head_size(size: int) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    allowed = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in allowed:
+        raise ValueError(
+            f"The model's attention heads have {size} numbers; vLLM's attention on a CPU takes {allowed}. "
+            "Change the model's width or number of heads, or set rollout.engine=native."
+        )
+
+
+def prepare() -> None:
+    """Import vLLM, with the environment that it reads then; what the user has set there stays."""
+    for key, value in (ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ENVIRONMENT_CPU).items():
+        os.environ.setdefault(key, value)
+    try:
+        import torch._dynamo.config as compiler
+        import vllm  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"rollout.engine=vllm needs vLLM 0.32, which does not import here ({error}). For NVIDIA GPUs: pip install "
+            "'assent[vllm]'. For a CPU: `make vllm`, or the commands in docs/vllm.md. Or set rollout.engine=native."
+        ) from error
+    compiler.disable |= os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # which torch read when it was imported

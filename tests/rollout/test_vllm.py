@@ -1,0 +1,416 @@
+"""Real vLLM against the native engine on the same weights. The numbers to match are the learner's own."""
+
+from __future__ import annotations
+
+import asyncio
+import copy as copying
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import Letters, prompts, transformers_model
+
+from assent import load_settings, run
+from assent.models.decoder import Decoder
+from assent.models.digest import digest
+from assent.models.load import load_model
+from assent.rollout.accepted import Accepted, WeightsError
+from assent.rollout.build import build_engine
+from assent.rollout.engine import generate_all
+from assent.rollout.native import NativeEngine
+from assent.rollout.settings import VllmSettings
+from assent.rollout.vllm import VllmEngine, prepare
+from assent.settings import SettingsError
+from assent.types import Completion, Finish, Sampling
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: install it with `make vllm`"
+)
+SMALL = VllmSettings(cpu_cache_gib=1 / 16)
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+# Rotary positions and a head of its own; learned positions, transposed matrices and a head tied to the embedding.
+SHAPES: dict[str, dict[str, Any]] = {"llama": {"hidden_size": 128}, "gpt2": {"n_embd": 128}}
+
+
+class Case:
+    """A model, vLLM on a copy of it, and weights for the next version."""
+
+    def __init__(self, kind: str, folder: Path):
+        transformers_model(kind, **SHAPES[kind]).save_pretrained(folder)
+        model = load_model(str(folder))
+        assert isinstance(model, Decoder)
+        self.model: Decoder = model
+        self.engine = VllmEngine.of(self.model, Letters(), slots=8, settings=SMALL)
+
+    def changed(self, seed: int) -> Decoder:
+        """A copy of the model whose every weight has moved."""
+        other = copying.deepcopy(self.model)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        return other
+
+    def load(self, model: Decoder) -> None:
+        self.engine.load(dict(model.hf_tensors()), self.engine.version + 1)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: install it with `make vllm`")
+    case = Case(request.param, tmp_path_factory.mktemp(request.param))
+    yield case
+    case.engine.close()
+
+
+@pytest.fixture(autouse=True)
+def present_weights(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test of a case leaves it with its own model's weights."""
+    yield
+    if "case" in request.fixturenames:
+        case = request.getfixturevalue("case")
+        case.engine.ends, case.engine.settings = frozenset(), SMALL
+        case.load(case.model)
+
+
+def ask(engine: VllmEngine, question: list[int], *plan: Sampling) -> list[Completion]:
+    return asyncio.run(engine.generate(question, plan))
+
+
+def native(model: Decoder, question: list[int], sampling: Sampling, *, ends: tuple[int, ...] = ()) -> Completion:
+    [[answer]] = generate_all(NativeEngine(model, Letters(), slots=4, ends=ends), [question], [sampling])
+    return answer
+
+
+def logits(model: Decoder, question: list[int], answer: Completion) -> torch.Tensor:
+    """The learner's, (answer, vocab)."""
+    tokens = torch.tensor([*question, *answer.tokens[:-1]])
+    with torch.no_grad():
+        return model.head(model(tokens, model.packed([len(tokens)])))[len(question) - 1 :]  # type: ignore[no-any-return]
+
+
+def assert_logprobs(answer: Completion, full: torch.Tensor) -> None:
+    expected = full.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_greedy_answers_are_the_native_ones_and_log_probs_the_learners(case: Case) -> None:
+    questions = prompts(3, 40, 1, 70)
+    plan = [GREEDY, Sampling(max_tokens=9, seed=3), Sampling(temperature=0.7, max_tokens=14, seed=4)]
+    for question, answers in zip(questions, generate_all(case.engine, questions, plan), strict=True):
+        assert answers[0].tokens == native(case.model, question, GREEDY).tokens
+        for sampling, answer in zip(plan, answers, strict=True):
+            assert answer.finish is Finish.LENGTH
+            assert len(answer.tokens) == len(answer.versions) == sampling.max_tokens
+            assert set(answer.versions) == {case.engine.version}
+            assert answer.text == Letters().decode(list(answer.tokens), skip_special_tokens=True)
+            assert_logprobs(
+                answer, (logits(case.model, question, answer) / (sampling.temperature or 1)).log_softmax(-1)
+            )
+
+
+def test_a_cut_distribution_is_renormalised(case: Case) -> None:
+    [question] = prompts(6)
+    plan = [Sampling(top_k=4, max_tokens=8, seed=1), Sampling(top_p=0.6, temperature=0.8, max_tokens=8, seed=2)]
+    [[by_k, by_p]] = generate_all(case.engine, [question], plan)
+    full = logits(case.model, question, by_k)
+    assert_logprobs(by_k, full.masked_fill(full < full.topk(4).values[:, -1:], float("-inf")).log_softmax(-1))
+    full = (logits(case.model, question, by_p) / 0.8).log_softmax(-1)
+    ordered, places = full.sort(descending=True)
+    outside = torch.zeros_like(full, dtype=torch.bool).scatter(
+        1, places, ordered.exp().cumsum(1) - ordered.exp() >= 0.6
+    )
+    assert_logprobs(by_p, full.masked_fill(outside, float("-inf")).log_softmax(-1))
+
+
+def test_a_sample_depends_on_its_seed_and_not_on_its_neighbours(case: Case) -> None:
+    [question, other] = prompts(5, 9)
+    plan = [Sampling(max_tokens=10, seed=seed) for seed in (7, 8, 2**63 - 1)]
+    [alone] = generate_all(case.engine, [question], plan[:1])
+    among, _ = generate_all(case.engine, [question, other], plan)
+    [again] = generate_all(case.engine, [question], plan[::-1])
+    assert alone[0].tokens == among[0].tokens
+    assert [a.tokens for a in among] == [a.tokens for a in again[::-1]]
+    assert len({a.tokens for a in among}) == 3
+
+
+def test_ends_limits_and_stop_strings_are_the_native_ones(case: Case) -> None:
+    [question] = prompts(4)
+    free = native(case.model, question, GREEDY)
+    end = next(token for place, token in enumerate(free.tokens) if place > 1)
+    case.engine.ends = frozenset([end])
+    first = free.tokens.index(end)
+    for sampling in (
+        GREEDY,
+        replace(GREEDY, min_tokens=first + 2),  # past where it would end
+        replace(GREEDY, max_tokens=first + 1),
+        replace(GREEDY, max_tokens=1),
+        replace(GREEDY, max_tokens=2, min_tokens=5),
+        replace(GREEDY, stop=(free.text[1:3],)),
+        replace(GREEDY, stop=("never", free.text[0]), min_tokens=2),
+        replace(GREEDY, max_tokens=10**6),
+    ):
+        [[ours]] = generate_all(case.engine, [question], [sampling])
+        theirs = native(case.model, question, sampling, ends=(end,))
+        assert (ours.tokens, ours.text, ours.finish) == (theirs.tokens, theirs.text, theirs.finish), sampling
+        torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(theirs.logprobs), atol=1e-4, rtol=0)
+
+
+def test_a_live_update_leaves_nothing_of_the_old_weights(case: Case) -> None:
+    questions = prompts(70, 64, 33, 5)  # several blocks of the prefix cache
+    before = generate_all(case.engine, questions, [GREEDY])
+    for seed in (1, 2):
+        model = case.changed(seed)
+        case.load(model)
+        after = generate_all(case.engine, questions, [GREEDY])
+        for question, [old], [new] in zip(questions, before, after, strict=True):
+            expected = native(model, question, GREEDY)
+            assert new.tokens == expected.tokens != old.tokens
+            torch.testing.assert_close(torch.tensor(new.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
+            assert set(new.versions) == {case.engine.version}
+
+
+@pytest.mark.parametrize("interrupt", [True, False])
+def test_weights_that_come_under_way(case: Case, interrupt: bool) -> None:
+    """Interrupted sequences go on as if the new weights had read them from the start; else the old ones end them."""
+    case.engine.settings = replace(SMALL, interrupt=interrupt)
+    [question] = prompts(40)
+    model, sampling = case.changed(3), replace(GREEDY, max_tokens=20)
+    old = case.engine.version
+
+    async def under_way() -> Completion:
+        asking = asyncio.create_task(case.engine.generate(question, [sampling]))
+        for _ in range(8):
+            await asyncio.sleep(0)
+        assert case.engine.busy
+        case.load(model)
+        return (await asking)[0]
+
+    answer = asyncio.run(under_way())
+    expected = native(case.model, question, sampling).tokens
+    done = answer.versions.index(old + 1) if interrupt else 20
+    assert answer.versions == (old,) * done + (old + 1,) * (20 - done)
+    assert answer.tokens[:done] == expected[:done]
+    if interrupt:
+        assert 2 < done < 12
+        rest = native(model, [*question, *answer.tokens[:done]], replace(GREEDY, max_tokens=20 - done))
+        assert answer.tokens[done:] == rest.tokens
+        torch.testing.assert_close(torch.tensor(answer.logprobs[done:]), torch.tensor(rest.logprobs), atol=1e-4, rtol=0)
+
+
+def test_old_damaged_and_foreign_weights_are_refused(case: Case) -> None:
+    [question] = prompts(8)
+    [[before]] = generate_all(case.engine, [question], [GREEDY])
+    weights = {name: tensor.clone() for name, tensor in case.changed(4).hf_tensors()}
+    sent, now = digest(weights), case.engine.version
+    for name in weights:
+        damaged = weights | {name: weights[name].clone()}
+        damaged[name][-1] += 1e-3
+        with pytest.raises(WeightsError, match="changed on their way"):
+            case.engine.load(damaged, now + 1, sent=sent)
+    with pytest.raises(WeightsError, match=f"version {now - 1}, the engine has {now} already"):
+        case.engine.load(weights, now - 1)
+    name = next(iter(weights))
+    with pytest.raises(WeightsError, match="not the model's weights"):
+        case.engine.load({key: tensor for key, tensor in weights.items() if key != name}, now + 1)
+    with pytest.raises(WeightsError, match="not the model's weights"):
+        case.engine.load(weights | {name: weights[name][:-1]}, now + 1)
+    with pytest.raises(WeightsError, match="shares no weights"):
+        case.engine.load(None, now + 1)
+    [[after]] = generate_all(case.engine, [question], [GREEDY])
+    assert after == before
+    case.engine.load(weights, now + 1, sent=sent)
+    assert case.engine.confirm()[0] == now + 1
+
+
+def test_weights_that_change_inside_vllm_are_found(case: Case) -> None:
+    version, held = case.engine.confirm()
+    model = case.engine._engine.model_executor.driver_worker.model_runner.get_model()
+    names = [name for name, parameter in model.named_parameters() if parameter.numel()]
+    for parameter in (model.get_parameter(names[0]), model.get_parameter(names[-1])):
+        kept = parameter.data.clone()
+        parameter.data.view(-1)[5] += 1e-6
+        with pytest.raises(WeightsError, match="its weights have changed since"):
+            case.engine.confirm()
+        with pytest.raises(WeightsError, match="its weights have changed since"):
+            case.load(case.changed(5))
+        parameter.data.copy_(kept)
+    packed = next(layer for layer in model.modules() if hasattr(layer, "cpu_linear"))
+    kernel = packed.cpu_linear
+    packed.cpu_linear = lambda *given: kernel(*given) * 1.001
+    with pytest.raises(WeightsError, match="its weights have changed since"):
+        case.engine.confirm()
+    packed.cpu_linear = kernel
+    assert case.engine.confirm() == (version, held)
+    case.load(case.changed(6))
+    assert case.engine.confirm()[1] != held
+    case.load(case.model)
+    assert case.engine.confirm() == (version + 2, held)
+
+
+def test_a_tensor_that_vllm_does_not_take_is_not_passed_over(case: Case) -> None:
+    """vLLM itself only logs it."""
+    weights = dict(case.model.hf_tensors())
+    gone = next(name for name in weights if name.endswith(("ln_2.weight", "post_attention_layernorm.weight")))
+    del weights[gone]
+    case.engine._accepted = Accepted()
+    with pytest.raises(WeightsError, match=gone):
+        case.engine.load(weights, case.engine.version + 1)
+    with pytest.raises(RuntimeError, match="has no weights"):
+        ask(case.engine, [1], GREEDY)
+    case.load(case.model)
+    assert ask(case.engine, [1], GREEDY)[0].tokens == native(case.model, [1], GREEDY).tokens
+
+
+def test_sleep_and_wake(case: Case) -> None:
+    async def while_busy() -> None:
+        asking = asyncio.create_task(case.engine.generate([1, 2], [GREEDY]))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="unanswered"):
+            case.engine.sleep()
+        await asking
+
+    asyncio.run(while_busy())
+    case.engine.sleep()
+    with pytest.raises(RuntimeError, match="asleep"):
+        ask(case.engine, [1], GREEDY)
+    case.load(case.model)
+    case.engine.wake()
+    [[answer]] = generate_all(case.engine, [[1]], [GREEDY])
+    assert set(answer.versions) == {case.engine.version}
+
+
+def test_cancelled_requests_leave_and_errors_reach_everyone(case: Case) -> None:
+    expected = native(case.model, [3], GREEDY).tokens
+
+    async def cancel() -> None:
+        gone = asyncio.create_task(case.engine.generate([1, 2], [replace(GREEDY, max_tokens=60)] * 20))
+        stays = asyncio.create_task(case.engine.generate([3], [GREEDY]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gone.cancel()
+        assert (await stays)[0].tokens == expected
+        assert not case.engine.busy
+        assert not case.engine._engine.has_unfinished_requests()
+
+    async def fail() -> list[BaseException | list[Completion]]:
+        both = (case.engine.generate([token], [GREEDY, Sampling(seed=1)]) for token in (1, 2))
+        return await asyncio.gather(*both, return_exceptions=True)
+
+    asyncio.run(cancel())
+    broken = case.changed(7)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(float("nan"))
+    case.load(broken)
+    assert [type(error) for error in asyncio.run(fail())] == [FloatingPointError] * 2
+    assert not case.engine.busy
+    case.load(case.model)
+    [[answer]] = generate_all(case.engine, [[1]], [GREEDY])
+    assert answer.tokens == native(case.model, [1], GREEDY).tokens
+
+
+def test_what_cannot_be_answered_is_refused(case: Case) -> None:
+    for question, sampling, message in (
+        ([], GREEDY, "no tokens"),
+        ([1] * 96, GREEDY, "no room for an answer"),
+        ([1], Sampling(temperature=0.001), "below vLLM's least"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask(case.engine, question, sampling)
+    assert not case.engine.busy
+
+
+@needs_vllm
+def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
+    tmp_path: Path, letters: Letters
+) -> None:
+    transformers_model("qwen3", hidden_size=128, head_dim=32, tie_word_embeddings=True).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    questions, plan = prompts(5, 50), [GREEDY, Sampling(max_tokens=20, seed=5)]
+    states = torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.set_num_threads
+    updated = build_engine(model, letters, slots=4, vllm=SMALL)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), torch.get_num_threads(), torch.set_num_threads) == states[1:]
+    generate_all(updated, questions, plan)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.05
+    updated.load(dict(model.hf_tensors()), 1)
+    expected = generate_all(updated, questions, plan)
+    updated.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        ask(updated, questions[0], GREEDY)
+
+    model.save_weights(tmp_path, max_shard_bytes=1e9)
+    fresh = VllmEngine(tmp_path, letters, slots=4, settings=SMALL)  # reads the folder's weights itself
+    answers = generate_all(fresh, questions, plan)
+    fresh.close()
+    assert [[replace(a, versions=()) for a in both] for both in answers] == [
+        [replace(e, versions=()) for e in both] for both in expected
+    ]
+
+
+@needs_vllm
+def test_models_and_settings_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
+    transformers_model("llama").save_pretrained(tmp_path)  # heads of 12
+    with pytest.raises(ValueError, match=r"heads have 12 numbers; vLLM's attention on a CPU takes \[32, 64"):
+        VllmEngine(tmp_path, letters, settings=SMALL)
+    with pytest.raises(ValueError, match="sleep_level=1: on a CPU"):
+        VllmEngine(tmp_path, letters, settings=replace(SMALL, sleep_level=1))
+
+
+def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match=r"make vllm.*docs/vllm\.md.*rollout\.engine=native"):
+        prepare()
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"engine": "vlm"}, r"rollout\.engine=vlm is not one of native, vllm"),
+        ({"vllm": {"dtype": "fp8"}}, r"rollout\.vllm\.dtype=fp8"),
+        ({"vllm": {"sleep_level": 3}}, r"rollout\.vllm\.sleep_level=3"),
+        ({"vllm": {"memory": 1.5}}, r"rollout\.vllm\.memory=1\.5"),
+        ({"vllm": {"cpu_cache_gib": 0.0}}, r"rollout\.vllm\.cpu_cache_gib=0\.0 must be above 0"),
+    ],
+)
+def test_settings_are_checked(make_recipe: Any, tmp_path: Path, rollout: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings(make_recipe("grpo", tmp_path, rollout=rollout))
+
+
+@needs_vllm
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_a_run_learns_from_what_vllm_samples(make_recipe: Any, tmp_path: Path, max_lag: int) -> None:
+    """Sampler and learner agree before a batch's first update, in every step; the same seed gives the same run."""
+    shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
+    rollout = {"engine": "vllm", "max_lag": max_lag, "vllm": {"cpu_cache_gib": 1 / 16}}
+    more: dict[str, Any] = {"model": {"config": shape}, "rollout": rollout, "algorithm": {"samples": 4}}
+    runs = [
+        run(load_settings(make_recipe("grpo", tmp_path / name, **more)))
+        for name in (("first", "second") if max_lag == 0 else ("first",))
+    ]
+    metrics = runs[0].metrics
+    assert len(metrics) == 4
+    assert all(record["gradient_norm/policy"] > 0 for record in metrics)
+    for step, record in enumerate(metrics):
+        assert abs(record["kl/sampler"]) < 1e-9 or (max_lag and step), record["kl/sampler"]
+    if max_lag:
+        assert any(record["kl/sampler"] > 1e-5 for record in metrics[1:])  # the samples are older than the weights
+        return
+    assert [record["versions"] for record in runs[0].samples[::4]] == [[0], [1], [2], [3]]
+    first, second = ([_timeless(record) for record in each.metrics] for each in runs)
+    assert first == second
+
+
+def _timeless(record: dict[str, float]) -> str:
+    return json.dumps({k: v for k, v in record.items() if not k.startswith("time") and k != "tokens_per_second"})
