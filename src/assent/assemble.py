@@ -52,7 +52,7 @@ from assent.runtime.coroutines import finished
 from assent.runtime.gang import Gang, Part
 from assent.runtime.worker import WorkerLost
 from assent.settings import Settings, check, resolved
-from assent.stopping import Stopped, stop_signals
+from assent.stopping import Stopped, stop_signals, unless
 from assent.trainer import Plan, device_of, dtype_of
 from assent.types import Role, Sampling, Stats
 
@@ -76,14 +76,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter)
     with stop_signals() as stop, Crews(settings, reporter.say) as crews:
-        while True:
-            try:
-                finished(job.train(crews, stop, hooks))
-                break
-            except WorkerLost as lost:  # a rank: its state is gone, so all go back to what was committed last
-                crews.failures(lost)
-                job.resume = store.latest()[0] if store.names() else None
-                reporter.say(f"lost {lost}; going on from {job.resume or 'the start'}")
+        finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)
 
@@ -192,12 +185,18 @@ class Job:
     # --- the run
 
     async def train(self, crews: Crews, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
-        """Open a crew and train, from `resume` on. Raises WorkerLost where a rank is gone."""
-        crew = await crews.open(self.plan())
+        """Open a crew and train, from `resume` on; where a rank is lost, all go back to what was committed last."""
         try:
-            return await self._train(crew, stop, further)
+            while True:
+                try:
+                    crew = await unless(stop, crews.open(self.plan()))
+                    return await self._train(crew, stop, further)
+                except WorkerLost as lost:
+                    crews.failures(lost)
+                    self.resume = self.store.latest()[0] if self.store.names() else None
+                    self.reporter.say(f"lost {lost}; going on from {self.resume or 'the start'}")
         finally:
-            crew.close()
+            crews.dismiss()
 
     async def _train(self, crew: Crew, stop: list[int], further: Iterable[Hook]) -> Progress:
         settings = self.settings

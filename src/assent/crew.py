@@ -25,7 +25,6 @@ from assent.rollout.pool import Pool
 from assent.rollout.worker import RolloutWorker
 from assent.runtime.gang import Gang
 from assent.runtime.local import LocalGang
-from assent.runtime.settings import RuntimeSettings
 from assent.runtime.token import prepare
 from assent.runtime.worker import TooManyFailures, WorkerLost
 from assent.settings import Settings, to_plain
@@ -34,6 +33,10 @@ from assent.types import Role
 
 if TYPE_CHECKING:
     from assent.runtime.ray import RayRuntime, RayWorker
+
+
+ROOM_AFTER = 3.0
+"""Seconds after which ranks without room get that of a rollout worker."""
 
 
 class Crew(Protocol):
@@ -89,24 +92,41 @@ class LocalCrew:
 
 
 class Crews:
-    """Opens the crews of a run, one after another where ranks are lost; the cluster stays between them."""
+    """Opens the crew of a run. Where a rank is lost it is opened again: what still works is kept."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]):
         self.settings, self.say = settings, say
         self.failures = Failures(settings.runtime.max_failures)
         self._runtime: RayRuntime | None = None
+        self._crew: Crew | None = None
 
     async def open(self, plan: Plan) -> Crew:
         """Ready workers. Raises what keeps them from being so."""
-        if self.settings.runtime.kind == "local":
-            return LocalCrew(self.settings, plan)
+        if isinstance(self._crew, RayCrew):
+            await self._crew.form_again(plan)
+            return self._crew
+        local = self.settings.runtime.kind == "local"
+        crew = LocalCrew(self.settings, plan) if local else await self._ray_crew(plan)
+        self._crew = crew
+        return crew
+
+    async def _ray_crew(self, plan: Plan) -> RayCrew:
+        return await RayCrew.open(self.settings, plan, self._cluster(), self.failures, self.say)
+
+    def _cluster(self) -> RayRuntime:
         if self._runtime is None:
             prepare(self.settings.runtime)
             from assent.runtime.ray import RayRuntime
 
             self._runtime = RayRuntime(self.settings.runtime)
             self.say(self._runtime.start())
-        return await RayCrew.open(self.settings, plan, self._runtime, self.failures, self.say)
+        return self._runtime
+
+    def dismiss(self) -> None:
+        """End all workers; to be called in the event loop that opened them."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
 
     def __enter__(self) -> Crews:
         return self
@@ -134,73 +154,127 @@ class Failures:
 
 
 class RayCrew:
-    """Ranks and rollout workers as processes. `open` makes one."""
+    """Ranks and rollout workers as processes. `open` makes one.
+
+    A lost rollout worker is replaced by the pool. A lost rank takes the others with it, whose collectives are broken:
+    `form_again` starts all of them anew from a checkpoint, while rollout workers stay and wait for its weights.
+    """
 
     apart = True
 
-    def __init__(self, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures):
-        self.settings, self.plan, self.runtime, self.failures = settings, plan, runtime, failures
+    def __init__(
+        self, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
+    ):
+        self.settings, self.plan, self.runtime, self.failures, self.say = settings, plan, runtime, failures, say
         self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
+        self.attempt = 0
+        self.gang: Gang
+        self.ranks: list[RayWorker] = []
         self.engine: Engine | None = None
         self.pool: Pool | None = None
-        self.ranks: list[RayWorker] = []
+        online = isinstance(settings.algorithm, Algorithm)
+        training, rollout = settings.runtime.num_training_workers, settings.rollout.workers if online else 0
+        share = _share(runtime.cpus(), training + rollout)
+        self.rank_bundles = [_reserved(settings.runtime.resources_per_worker, share)] * training
+        self.rollout_bundle = _reserved(settings.runtime.resources_per_rollout_worker, share)
+        if rollout:
+            self.engine = self.pool = Pool(
+                self._rollout_worker,
+                rollout,
+                most=settings.rollout.workers_max,
+                patience=settings.runtime.start_timeout,
+                failures=failures,
+                say=say,
+            )
+        self._rollouts = rollout
+        self._opened = False
+        self._rollout_groups: dict[int, Any] = {}
 
     @classmethod
     async def open(
         cls, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
     ) -> RayCrew:
         """Reserve, start and join everything. Raises ResourcesError at once where it does not fit."""
-        crew = cls(settings, plan, runtime, failures)
+        crew = cls(settings, plan, runtime, failures, say)
         try:
-            await crew._open(say)
+            await crew._open()
         except BaseException:
             crew.close()
             raise
         return crew
 
-    async def _open(self, say: Callable[[str], None]) -> None:
-        settings, runtime = self.settings.runtime, self.runtime
-        training = settings.num_training_workers
-        online = isinstance(self.settings.algorithm, Algorithm)
-        rollout = self.settings.rollout.workers if online else 0
-        share = _share(runtime.cpus(), training + rollout)
-        bundles = [_reserved(settings.resources_per_worker, share)] * training
-        bundles += [_reserved(settings.resources_per_rollout_worker, share)] * rollout
-        what = f"{training} training and {rollout} rollout workers"
-        group = await runtime.reserve(bundles, what=what)
-        threads = [self.settings.threads or max(1, int(bundle.get("CPU", 1.0))) for bundle in bundles]
+    async def _open(self) -> None:
+        what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
+        self.runtime.check([*self.rank_bundles, *[self.rollout_bundle] * self._rollouts], what=what)
+        self.rank_group = self.runtime.reserve(self.rank_bundles)
+        opened = [self._form()] if self.pool is None else [self._form(), self.pool.open()]
+        await asyncio.gather(*opened)
+        self._opened = True
+        self.say(f"{what} are ready")
 
-        async def rank(number: int) -> RayWorker:
-            name = f"training rank {number}"
-            place, mine = number, threads[number]
-            return await runtime.spawn(
-                RankProcess, self.recipe, self.plan, name=name, group=group, place=place, threads=mine
-            )
+    async def form_again(self, plan: Plan) -> None:
+        """All ranks anew, from the plan's checkpoint."""
+        self.plan, self.attempt = plan, self.attempt + 1
+        self._end_ranks()
+        formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
+        await asyncio.gather(*formed)
+        self.say(f"{len(self.ranks)} training workers are ready again")
 
-        async def sampler(number: int) -> RayWorker:
-            name, place = f"rollout worker {number}", training + number
-            return await runtime.spawn(
-                make_rollout_worker, self.recipe, name=name, group=group, place=place, threads=threads[place]
-            )
+    # --- ranks
 
-        if rollout:
-            self.engine = self.pool = Pool(sampler, rollout, failures=self.failures, say=say)
-        self.gang, _ = await asyncio.gather(self._gang(rank, training, settings), self._pool_opened())
-        say(f"{what} are ready")
-
-    async def _gang(self, rank: Callable[[int], Any], world: int, settings: RuntimeSettings) -> Gang:
+    async def _form(self) -> None:
         from assent.runtime.ray import RayGang
 
-        self.ranks = list(await asyncio.gather(*(rank(number) for number in range(world))))
+        await self._room_for_ranks()
+        world, settings = len(self.rank_bundles), self.settings.runtime
+        self.ranks = list(await asyncio.gather(*(self._rank(number) for number in range(world))))
         gang = RayGang(self.ranks)
         address = await gang.any("address")
-        builds = [(address, number, world, settings.collective_timeout) for number in range(world)]
-        await gang.scatter("build", builds)
-        return gang
+        await gang.scatter("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
+        self.gang = gang
 
-    async def _pool_opened(self) -> None:
-        if self.pool is not None:
-            await self.pool.open()
+    async def _room_for_ranks(self) -> None:
+        """Where a node was lost, rollout workers give way to ranks."""
+        timeout = self.settings.runtime.start_timeout
+        while not await self.runtime.placed(self.rank_group, within=min(ROOM_AFTER, timeout)):
+            gone = self.pool.give_way() if self._opened and self.pool is not None else None
+            if gone is not None:
+                self.say(f"{gone} gives way to the training workers")
+            elif await self.runtime.placed(self.rank_group, within=timeout):
+                return
+            else:
+                raise self.runtime.no_room(self.rank_bundles, what=f"{len(self.rank_bundles)} training workers")
+
+    async def _rank(self, number: int) -> RayWorker:
+        name, group = f"training rank {number}", self.rank_group
+        threads = self._threads(self.rank_bundles[number])
+        return await self.runtime.spawn(
+            RankProcess, self.recipe, self.plan, name=name, group=group, place=number, threads=threads
+        )
+
+    def _end_ranks(self) -> None:
+        self.runtime.end(name="training rank")
+
+    # --- rollout workers
+
+    async def _rollout_worker(self, number: int) -> RayWorker:
+        """The worker of a place in the pool. Those that the run begins with must find room in time, others wait."""
+        bundle, name = self.rollout_bundle, f"rollout worker {number}"
+        if number not in self._rollout_groups:
+            self._rollout_groups[number] = self.runtime.reserve([bundle])
+        group = self._rollout_groups[number]
+        within = self.settings.runtime.start_timeout if not self._opened and number < self._rollouts else None
+        if not await self.runtime.placed(group, within=within):
+            raise self.runtime.no_room([bundle], what=name)
+        threads = self._threads(bundle)
+        return await self.runtime.spawn(
+            make_rollout_worker, self.recipe, name=name, group=group, place=0, threads=threads
+        )
+
+    def _threads(self, bundle: Mapping[str, float]) -> int:
+        return self.settings.threads or max(1, int(bundle.get("CPU", 1.0)))
+
+    # --- a crew
 
     async def publish(self, version: int) -> None:
         """The parcel goes from rank 0 to the workers through the object store; here come its version and digest."""

@@ -263,6 +263,13 @@ def _about_runtime(s: Settings) -> list[str]:
     problems = s.runtime.problems()
     if s.rollout.workers < 1:
         problems.append(f"rollout.workers={s.rollout.workers} must be 1 or more")
+    if s.rollout.workers_max and s.rollout.workers_max < s.rollout.workers:
+        problems.append(
+            f"rollout.workers_max={s.rollout.workers_max} is below rollout.workers={s.rollout.workers}: raise it, or "
+            "set 0 for no more than those"
+        )
+    if s.runtime.kind == "local" and s.rollout.workers_max:
+        problems.append(f"rollout.workers_max={s.rollout.workers_max} needs runtime=ray")
     if s.runtime.kind == "local" and s.rollout.workers > 1:
         problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
     return problems

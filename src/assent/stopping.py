@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 class Stopped(Exception):
     """The run was asked to stop by a signal; it saved before it did. `code` is the exit status that tells so."""
 
-    def __init__(self, signum: int, step: int):
-        super().__init__(
-            f"stopped by {signal.Signals(signum).name} after step {step}; resume=latest goes on from there"
-        )
+    def __init__(self, signum: int, step: int | None):
+        """`step` None: while workers were being started, with nothing new to save."""
+        when = "before its workers were ready" if step is None else f"after step {step}"
+        super().__init__(f"stopped by {signal.Signals(signum).name} {when}; resume=latest goes on from there")
         self.code = 128 + signum
 
 
@@ -39,3 +42,15 @@ def stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+async def unless(stop: list[int], work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. Cancels it and raises Stopped once there is a signal in `stop`."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        if stop:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise Stopped(stop[0], None)
+        await asyncio.wait((task,), timeout=0.1)
+    return task.result()

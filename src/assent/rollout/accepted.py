@@ -6,6 +6,7 @@ Knows no engine and no way that weights travel: both hand over what arrived.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -14,6 +15,15 @@ from assent.models.digest import digest
 
 class WeightsError(RuntimeError):
     """Weights that are older than the engine's, not the model's, or not those that were sent."""
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """Refuses older weights than it has."""
+
+    def go_back(self) -> None:
+        """The run went back to a checkpoint: take the next weights whatever their version."""
+        ...
 
 
 class Accepted:
@@ -26,12 +36,11 @@ class Accepted:
     def check(self, weights: Mapping[str, Tensor], version: int, *, sent: str | None) -> None:
         """Raise WeightsError if the engine should keep what it has. `sent` is the sender's `digest` of the weights."""
         shapes = _shapes(weights)
-        if self.version is not None:
-            if version < self.version:
-                raise WeightsError(f"These weights are version {version}, the engine has {self.version} already.")
-            if shapes != self._shapes:
-                odd = sorted(f"{name} {shape}" for name, shape in shapes.items() ^ self._shapes.items())
-                raise WeightsError(f"These are not the model's weights: sent or held alone are {', '.join(odd[:6])}.")
+        if self.version is not None and version < self.version:
+            raise WeightsError(f"These weights are version {version}, the engine has {self.version} already.")
+        if self._shapes and shapes != self._shapes:
+            odd = sorted(f"{name} {shape}" for name, shape in shapes.items() ^ self._shapes.items())
+            raise WeightsError(f"These are not the model's weights: sent or held alone are {', '.join(odd[:6])}.")
         if sent is not None and (found := digest(weights)) != sent:
             raise WeightsError(
                 f"The weights of version {version} have digest {found}, but were sent with {sent}: they changed on "
@@ -40,6 +49,10 @@ class Accepted:
 
     def take(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.version, self._shapes = version, _shapes(weights)
+
+    def go_back(self) -> None:
+        """Take the next weights of the same model, whatever their version."""
+        self.version = None
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

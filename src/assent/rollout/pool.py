@@ -1,28 +1,33 @@
-"""Many rollout workers as one engine, which goes on when some of them are lost.
+"""Many rollout workers as one engine, which goes on when some of them are lost and uses those that join.
 
     generate -> the least busy worker -> completion; if it is lost, its requests go to others and a new one starts
     publish(parcel) -> load on every worker -> version and digest confirmed
+    begin(attempt) -> what was asked before is dropped, here and there; weights come anew
 
 What is drawn depends on seed, prompt and weights alone, so a request may be asked again of any worker. A new worker
-answers only after it confirmed the newest weights.
+answers only after it confirmed the newest weights. Every call carries the attempt: workers refuse what is left over
+from before the run went back to a checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assent.rollout.accepted import WeightsError
-from assent.runtime.worker import Worker, WorkerLost
+from assent.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from assent.types import Completion, Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Start = Callable[[int], Awaitable[Worker]]
-"""Starts the worker of a place in the pool; a place keeps its number when its worker is replaced."""
+"""Starts the worker of a place in the pool, however long it waits for room; a place keeps its number when its worker is
+replaced."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two starts of a place whose workers are lost again and again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +36,8 @@ class _Place:
     worker: Worker | None = None
     load: int = 0
     """Tokens it was asked for and has not answered."""
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    pause: float = 0.0
+    """Seconds before the next start."""
 
 
 class Pool:
@@ -42,27 +48,47 @@ class Pool:
         start: Start,
         count: int,
         *,
+        most: int = 0,
+        patience: float,
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """`failures` is told of every lost worker and may raise, which ends the run."""
+        """`most` above `count`: the places beyond are filled when there is room and are no failure when lost. Without
+        any worker, requests wait `patience` seconds. `failures` is told of every other lost worker and may raise, which
+        ends the run."""
         self._start, self._failures, self._say = start, failures, say
-        self._places = [_Place(number) for number in range(count)]
+        self._count, self._patience = count, patience
+        self._places = [_Place(number) for number in range(max(count, most))]
         self._open = 0
         self._parcel: tuple[Any, int, str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._broken: BaseException | None = None
+        self.attempt = 0
         self.version = 0
         self.lost = 0
 
     async def open(self) -> None:
-        """Start every worker."""
-        await asyncio.gather(*(self._fill(place) for place in self._places))
+        """Start `count` workers; those beyond come when there is room."""
+        for place in self._places[self._count :]:
+            self._in_background(self._join(place))
+        await asyncio.gather(*(self._fill(place) for place in self._places[: self._count]))
+        self._check()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that answer now."""
+        return [place.worker for place in self._places if place.worker is not None]
 
     @property
     def busy(self) -> bool:
         return self._open > 0
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    # --- requests
 
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
         cost = sum(sampling.max_tokens for sampling in plan)
@@ -74,7 +100,9 @@ class Pool:
                 assert worker is not None
                 place.load += cost
                 try:
-                    answer: list[Completion] = await worker.call("generate", list(prompt_tokens), list(plan))
+                    answer: list[Completion] = await worker.call(
+                        "generate", self.attempt, list(prompt_tokens), list(plan)
+                    )
                 except WorkerLost as lost:
                     self._lose(place, worker, lost)
                 else:
@@ -85,27 +113,52 @@ class Pool:
             self._open -= 1
 
     async def _least_busy(self) -> _Place:
+        """Takes: nothing. Waits for: some worker. Woken by: one that becomes ready, or the end. Gives: its place."""
+
+        def able() -> list[_Place]:
+            self._check()
+            return [place for place in self._places if place.worker is not None]
+
         async with self._changed:
-            while True:
-                if self._broken is not None:
-                    raise self._broken
-                able = [place for place in self._places if place.worker is not None]
-                if able:
-                    return min(able, key=lambda place: (place.load, place.number))
-                await self._changed.wait()
+            try:
+                found = await asyncio.wait_for(self._changed.wait_for(able), self._patience)
+            except TimeoutError:
+                raise NoWorkersError(
+                    f"no rollout worker became ready within {self._patience:g} s (runtime.start_timeout)"
+                ) from None
+            return min(found, key=lambda place: (place.load, place.number))
+
+    # --- weights
+
+    async def begin(self, attempt: int) -> None:
+        """The run goes back to a checkpoint: workers stop what they do and wait for its weights."""
+        self.attempt, self._parcel = attempt, None
+        await self._each("begin", attempt)
 
     async def publish(self, parcel: Any, version: int, digest: str) -> None:
-        """Have every worker take the parcel (or a reference to one) and confirm it; a lost one is replaced."""
+        """Have every worker take the parcel (or a reference to one) and confirm it; a lost one is replaced. Raises
+        SenderLost where the parcel is gone."""
         self._parcel, self.version = (parcel, version, digest), version
         await asyncio.gather(*(self._load(place) for place in self._places if place.worker is not None))
-        if self._broken is not None:
-            raise self._broken
+        self._check()
+
+    async def _each(self, method: str, *arguments: Any) -> None:
+        async def one(place: _Place, worker: Worker) -> None:
+            try:
+                await worker.call(method, *arguments)
+            except WorkerLost as lost:
+                self._lose(place, worker, lost)
+
+        await asyncio.gather(*(one(place, place.worker) for place in self._places if place.worker is not None))
+        self._check()
 
     async def _load(self, place: _Place) -> None:
         worker, parcel = place.worker, self._parcel
         assert worker is not None
         try:
             await self._confirmed(worker, parcel)
+        except SenderLost:
+            raise
         except WorkerLost as lost:
             self._lose(place, worker, lost)
 
@@ -113,45 +166,92 @@ class Pool:
         if parcel is None:
             return
         content, version, digest = parcel
-        found = await worker.call("load", content)
+        found = await worker.call("load", self.attempt, content)
         if tuple(found) != (version, digest):
             raise WeightsError(f"{worker.name} confirmed weights {found}, but {(version, digest)} were sent.")
+
+    # --- places
 
     def _lose(self, place: _Place, worker: Worker, lost: WorkerLost) -> None:
         """Take a worker out once, however many of its callers notice, and start another in its place."""
         if place.worker is not worker:
             return
         place.worker = None
-        self.lost += 1
-        try:
-            self._failures(lost)
-        except RuntimeError as enough:
-            self._broken = enough
         self._say(f"lost {lost}; its prompts are asked again")
-        task = asyncio.get_running_loop().create_task(self._replace(place))
+        self._note(place, lost)
+        self._in_background(self._join(place))
+
+    def _note(self, place: _Place, lost: WorkerLost) -> None:
+        """A lost worker is a failure if the run counts on it; one that fails again and again is waited for longer."""
+        self.lost += 1
+        if place.number < self._count:
+            try:
+                self._failures(lost)
+            except RuntimeError as enough:
+                self._broken = enough
+        else:
+            place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
+
+    async def _join(self, place: _Place) -> None:
+        """Takes: an empty place. Waits for: room, and its worker. Woken by: the runtime. Gives: a ready worker."""
+        try:
+            await asyncio.sleep(place.pause)
+            await self._fill(place)
+            if place.worker is not None:
+                self._say(f"{place.worker.name} is ready")
+        except Exception as error:  # noqa: BLE001 - whoever waits for a worker is told
+            self._broken = error
+            await self._tell()
+
+    async def _fill(self, place: _Place) -> None:
+        """A worker with the newest weights, as many starts as it takes."""
+        while self._broken is None:
+            try:
+                worker = await self._start(place.number)
+                await self._brought_up(worker)
+            except WorkerLost as lost:
+                self._say(f"lost {lost}")
+                self._note(place, lost)
+                await asyncio.sleep(place.pause)
+                continue
+            place.worker = worker
+            break
+        await self._tell()
+
+    async def _brought_up(self, worker: Worker) -> None:
+        """Weights may be published while it takes the last ones."""
+        while True:
+            parcel = self._parcel
+            try:
+                await self._confirmed(worker, parcel)
+            except SenderLost:  # whoever publishes finds out, and sends others
+                if parcel is self._parcel:
+                    await asyncio.sleep(0.2)
+                continue
+            if parcel is self._parcel:
+                return
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _replace(self, place: _Place) -> None:
-        try:
-            if self._broken is None:
-                await self._fill(place)
-                self._say(f"{place.worker.name if place.worker else 'a worker'} is back")
-        except Exception as error:  # noqa: BLE001 - whoever waits for a worker is told
-            self._broken = error
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _fill(self, place: _Place) -> None:
-        worker = await self._start(place.number)
-        while True:  # weights may be published while it takes the last ones
-            parcel = self._parcel
-            await self._confirmed(worker, parcel)
-            if parcel is self._parcel:
-                break
-        place.worker = worker
-        async with self._changed:
-            self._changed.notify_all()
+    def give_way(self) -> str | None:
+        """End the last worker if others are left, so that its room can be used; its place waits for room again.
+        Returns its name."""
+        filled = [place for place in self._places if place.worker is not None]
+        if len(filled) < 2:
+            return None
+        place = filled[-1]
+        worker, place.worker = place.worker, None
+        assert worker is not None
+        worker.kill()
+        self._in_background(self._join(place))
+        return worker.name
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         raise NotImplementedError("a pool's weights come by publish()")

@@ -56,6 +56,8 @@ class RolloutSettings:
     """Sequences decoded side by side, by each worker."""
     workers: int = 1
     """Rollout workers; more than one needs runtime=ray."""
+    workers_max: int = 0
+    """ray: workers beyond `workers`, up to this many, are used while nodes have room for them; 0 starts none."""
     max_lag: int = 0
     """Policy versions that a sample may be old; 0 is synchronous."""
     max_redraw: float = 3.0

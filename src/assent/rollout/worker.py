@@ -3,17 +3,23 @@
     driver's pool -> generate, load (parcel) -> engine
 
 Every method is a coroutine, so that the process goes on decoding while it answers. Weights are taken only if version,
-names and digest are as sent.
+names and digest are as sent. A run that went back to a checkpoint is a new attempt: its versions begin anew, and calls
+of an earlier attempt are refused, however late they come.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from assent.rollout.accepted import Accepted
+from assent.rollout.accepted import Accepted, Ordered
 from assent.rollout.engine import Engine
 from assent.types import Completion, Sampling
 from assent.weights.parcel import Parcel, unpack
+
+
+class OutOfDateError(RuntimeError):
+    """The call belongs to an attempt that the run has given up."""
 
 
 class RolloutWorker:
@@ -21,18 +27,49 @@ class RolloutWorker:
 
     def __init__(self, engine: Engine):
         self.engine = engine
+        self.attempt = 0
         self._accepted = Accepted()
+        self._running: set[asyncio.Task[list[Completion]]] = set()
 
-    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
-        return await self.engine.generate(prompt_tokens, plan)
+    async def begin(self, attempt: int) -> None:
+        """Stop what runs. The next weights are those of a checkpoint, whatever their version."""
+        self._enter(attempt)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def load(self, parcel: Parcel) -> tuple[int, str]:
+    async def generate(self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        self._enter(attempt)
+        task = asyncio.ensure_future(self.engine.generate(prompt_tokens, plan))
+        self._running.add(task)
+        try:
+            await asyncio.wait((task,))
+        finally:
+            self._running.discard(task)
+            task.cancel()
+        if task.cancelled():
+            raise OutOfDateError(f"attempt {attempt} was given up for attempt {self.attempt}")
+        return task.result()
+
+    async def load(self, attempt: int, parcel: Parcel) -> tuple[int, str]:
         """Sample with these weights from now on, sequences under way included. Returns their version and digest.
 
         Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way.
         """
+        self._enter(attempt)
         weights = unpack(parcel)
         self._accepted.check(weights, parcel.version, sent=parcel.digest)
         self.engine.load(weights, parcel.version)
         self._accepted.take(weights, parcel.version)
         return parcel.version, parcel.digest
+
+    def _enter(self, attempt: int) -> None:
+        """Attempts only grow."""
+        if attempt < self.attempt:
+            raise OutOfDateError(f"attempt {attempt} was given up, attempt {self.attempt} is under way")
+        if attempt == self.attempt:
+            return
+        self.attempt = attempt
+        for task in self._running:
+            task.cancel()
+        for ordered in (self._accepted, self.engine):
+            if isinstance(ordered, Ordered):
+                ordered.go_back()

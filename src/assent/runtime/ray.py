@@ -24,12 +24,12 @@ from typing import Any
 
 import ray
 from ray import exceptions
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from assent.runtime.gang import Gang
 from assent.runtime.settings import RuntimeSettings
-from assent.runtime.worker import Worker, WorkerLost
+from assent.runtime.worker import SenderLost, WorkerLost
 
 Resources = dict[str, float]
 LOST = (
@@ -37,9 +37,9 @@ LOST = (
     exceptions.ActorUnavailableError,
     exceptions.WorkerCrashedError,
     exceptions.NodeDiedError,
-    exceptions.ObjectLostError,
-    exceptions.OwnerDiedError,
 )
+GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
+"""What a call fails with where something that it was handed by reference is gone."""
 
 
 class ResourcesError(ValueError):
@@ -92,16 +92,11 @@ class RayWorker:
 
     async def _listen(self) -> None:
         """A sign every quarter of the time allowed."""
-        while not self._lost.done():
-            try:
-                await asyncio.wait_for(_plain(self._actor.ping.remote()), self._heartbeat_timeout)
-            except TimeoutError:
-                self._end(f"gave no sign for {self._heartbeat_timeout:g} s (runtime.heartbeat_timeout)")
-                return
-            except LOST as error:
-                self._end(_reason(error))
-                return
+        while await self.found() is None:
             await asyncio.sleep(self._heartbeat_timeout / 4)
+
+    def _silent(self) -> str:
+        return f"gave no sign for {self._heartbeat_timeout:g} s (runtime.heartbeat_timeout)"
 
     def _end(self, reason: str) -> None:
         if not self._lost.done():
@@ -112,17 +107,34 @@ class RayWorker:
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
         answer = asyncio.ensure_future(_plain(self._actor.call.remote(method, *arguments)))
-        await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answer.cancel()  # does nothing to what is done
         if not answer.done():
-            answer.cancel()
             raise WorkerLost(self.name, self._lost.result())
         try:
             return answer.result()
         except exceptions.RayTaskError as error:
+            if isinstance(error.cause, GONE):
+                raise SenderLost("a sender", _reason(error.cause)) from error
             raise error.cause from error  # the worker's own exception
         except LOST as error:
             self._end(_reason(error))
             raise WorkerLost(self.name, _reason(error)) from error
+        except GONE as error:
+            raise SenderLost("a sender", _reason(error)) from error
+
+    async def found(self) -> WorkerLost | None:
+        """Ask for a sign now. Returns how the worker was lost, if it was."""
+        if not self._lost.done():
+            try:
+                await asyncio.wait_for(_plain(self._actor.ping.remote()), self._heartbeat_timeout)
+            except TimeoutError:
+                self._end(self._silent())
+            except LOST as error:
+                self._end(_reason(error))
+        return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
     def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
         """Call a method that returns a tuple, and get a reference to each of its parts: handed to other workers' calls,
@@ -145,13 +157,35 @@ class RayWorker:
 class RayGang(Gang):
     """Ranks in processes of their own; rank 0 answers for all where one is enough."""
 
-    def __init__(self, workers: Sequence[Worker]):
+    def __init__(self, workers: Sequence[RayWorker]):
         self.workers, self.world = tuple(workers), len(workers)
 
     async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Ends with the first failure: ranks that wait for a lost one would do so until their time-out."""
-        calls = [w.call(method, *mine) for w, mine in zip(self.workers, arguments, strict=True)]
-        return list(await asyncio.gather(*calls))
+        calls = [
+            asyncio.ensure_future(worker.call(method, *mine))
+            for worker, mine in zip(self.workers, arguments, strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        except WorkerLost:
+            raise
+        except Exception as error:
+            lost = await self._culprit(error, calls)
+            if lost is None:
+                raise
+            raise lost from error
+
+    async def _culprit(self, error: Exception, calls: Sequence[asyncio.Future[Any]]) -> WorkerLost | None:
+        """A rank that is gone, where another only noticed; a broken collective is nobody's own mistake."""
+        if self.world == 1:
+            return None
+        found = await asyncio.gather(*(worker.found() for worker in self.workers))
+        lost = next(filter(None, found), None)
+        if lost is None and _of_collective(error):
+            failed = next(w for w, call in zip(self.workers, calls, strict=True) if call.done() and call.exception())
+            lost = WorkerLost(failed.name, f"a collective failed ({_reason(error)})")
+        return lost
 
     async def any(self, method: str, *arguments: Any) -> Any:
         return await self.workers[0].call(method, *arguments)
@@ -169,7 +203,8 @@ class RayRuntime:
         """Connect, or start a cluster on this machine. Returns what there is, for people."""
         settings = self.settings
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "runtime_env": _environment()}
+        on_sigterm = signal.getsignal(signal.SIGTERM)
+        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
         if settings.address is not None:
             ray.init(address=settings.address, **common)
         else:
@@ -179,6 +214,8 @@ class RayRuntime:
                 object_store_memory=settings.object_store_mb << 20,
                 **common,
             )
+        with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run unsaved
         nodes = sum(node["Alive"] for node in _state().nodes())
         return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {_shown(self.resources())}"
 
@@ -190,28 +227,38 @@ class RayRuntime:
     def cpus(self) -> float:
         return self.resources().get("CPU", 0.0)
 
-    async def reserve(self, bundles: Sequence[Resources], *, what: str) -> Any:
-        """One bundle a worker, side by side where they fit. Raises ResourcesError where they never will."""
-        asked: Resources = {}
-        for bundle in bundles:
-            for name, amount in bundle.items():
-                asked[name] = asked.get(name, 0.0) + amount
-        there = self.resources()
+    def check(self, bundles: Sequence[Resources], *, what: str) -> None:
+        """Raises ResourcesError with the sum where the cluster can never hold the bundles as it is."""
+        asked, there = _sum(bundles), self.resources()
         if any(amount > there.get(name, 0.0) + 1e-6 for name, amount in asked.items()):
             raise ResourcesError(
                 f"{what} ask for {_shown(asked)} in all, the cluster has {_shown(there)}: lower "
                 "runtime.num_training_workers, rollout.workers or what each reserves, or add nodes"
             )
+
+    def reserve(self, bundles: Sequence[Resources]) -> Any:
+        """Ask for one bundle a worker, side by side where they fit. Ray's autoscaler sees what is asked; where a node
+        is lost, Ray looks for room on the others."""
         group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
         self._groups.append(group)
-        try:
-            await asyncio.wait_for(_plain(group.ready()), self.settings.start_timeout)
-        except TimeoutError:
-            raise ResourcesError(
-                f"{what} ask for {_shown(asked)}, which did not become free within {self.settings.start_timeout:g} s; "
-                f"free are {_shown(_state().available_resources())}"
-            ) from None
         return group
+
+    async def placed(self, group: Any, *, within: float | None) -> bool:
+        """Wait until all of a group has its room, or for so many seconds."""
+        loop = asyncio.get_running_loop()
+        until = None if within is None else loop.time() + within
+        while placement_group_table(group)["state"] != "CREATED":
+            if until is not None and loop.time() >= until:
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
+        """What to raise where a group was waited for in vain."""
+        return ResourcesError(
+            f"{what} ask for {_shown(_sum(bundles))}, which did not become free within "
+            f"{self.settings.start_timeout:g} s; free are {_shown(_state().available_resources())}"
+        )
 
     async def spawn(
         self, make: Callable[..., Any], *arguments: Any, name: str, group: Any, place: int, threads: int
@@ -246,6 +293,13 @@ class RayRuntime:
             raise error.cause from error
         except LOST as error:
             raise WorkerLost(owner, _reason(error)) from error
+
+    def end(self, *, name: str) -> None:
+        """End the workers whose names begin so. What was reserved for them is kept."""
+        ended = [worker for worker in self._workers if worker.name.startswith(name)]
+        for worker in ended:
+            worker.kill()
+        self._workers = [worker for worker in self._workers if worker not in ended]
 
     def end_workers(self) -> None:
         """End every worker and give back what was reserved."""
@@ -283,6 +337,19 @@ def _reason(error: BaseException) -> str:
     """The first line that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _sum(bundles: Sequence[Resources]) -> Resources:
+    asked: Resources = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            asked[name] = asked.get(name, 0.0) + amount
+    return asked
+
+
+def _of_collective(error: Exception) -> bool:
+    """torch has classes of its own for some failures of a process group, and a RuntimeError for those of gloo."""
+    return type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error).lower())
 
 
 def _shown(resources: Resources) -> str:

@@ -12,10 +12,18 @@ HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_thresh
 """So that a node that is gone is noticed in about five seconds."""
 
 
+QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+"""Ray prints its own view of a lost worker, on several lines; the run says in one what was lost and what follows."""
+
+
 def prepare(settings: RuntimeSettings) -> None:
     """Nobody else on this machine or network may use a cluster that we start: it asks for a token of its own, unless
     the user decided on it (RAY_AUTH_MODE) or ray is in use in this process already."""
-    if "ray" in sys.modules or settings.address is not None:
+    if "ray" in sys.modules:
+        return
+    for key, value in QUIET.items():
+        os.environ.setdefault(key, value)
+    if settings.address is not None:
         return
     for key, value in HEALTH.items():
         os.environ.setdefault(key, value)

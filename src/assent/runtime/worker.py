@@ -13,6 +13,14 @@ class WorkerLost(RuntimeError):
         self.name, self.reason = name, reason
 
 
+class SenderLost(WorkerLost):
+    """What a call was handed by reference is gone, and with it whoever made it; the worker that was called is well."""
+
+
+class NoWorkersError(RuntimeError):
+    """Nobody is left to ask, and no other worker could be started in time."""
+
+
 class TooManyFailures(RuntimeError):
     """More workers were lost than runtime.max_failures allows."""
 
