@@ -150,6 +150,10 @@ class VllmEngine:
         self._accepted.take(weights, version)
         self.version, self._weights, self._held = version, True, self.held()
 
+    def go_back(self) -> None:
+        """The run went back to a checkpoint: take the next weights whatever their version."""
+        self._accepted.go_back()
+
     def confirm(self) -> tuple[int, str]:
         """The version and the digest of what vLLM computes with now, which is what it held right after `load`.
 
