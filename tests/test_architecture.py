@@ -33,7 +33,7 @@ LAYERS = (
     {"trainer"},
     {"crew"},
     {"assemble"},
-    {"pipeline", "generate"},
+    {"pipeline", "generate", "serve"},
     {"demo"},
     {"cli", "__main__"},
     {"__init__"},
@@ -43,6 +43,8 @@ ONLY_TYPES = {"runtime", "monitor"}
 # Optional libraries and the only file that may import each; None: no file may.
 PLACES = {
     "ray": "runtime/ray.py",
+    "httpx2": "rewards/remote.py",
+    "uvicorn": "serve.py",
     "vllm": "rollout/vllm.py",
     "tensorboard": "monitor/tensorboard.py",
     "torch.utils.tensorboard": "monitor/tensorboard.py",

@@ -44,6 +44,8 @@ from assent.monitor.trackers import open_trackers
 from assent.recipes import completed
 from assent.records import Run, find_resume, open_folder
 from assent.rewards.base import Reward
+from assent.rewards.protocol import vocabulary_digest
+from assent.rewards.remote import HttpReward, check_servers
 from assent.rewards.rules import function_reward
 from assent.rewards.settings import RewardSettings
 from assent.rewards.weighted import WeightedReward
@@ -63,11 +65,14 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     settings = completed(settings)
     check(settings)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
+    absent = [problem for s in settings.rewards if s.kind == "http" for problem in finished(check_servers(s))]
     folder = open_folder(settings)
     store = Store(folder / records.CHECKPOINTS)
     store.sweep()
     resume, problems = find_resume(settings, store)
     reporter.log_to(folder / records.LOG)
+    for problem in absent:
+        reporter.say(f"warning: {problem}; the other reward servers are used")
     for problem in problems:
         reporter.say(f"warning: {problem}; an older checkpoint is used")
     (folder / records.SETTINGS).write_text(resolved(settings))
@@ -134,6 +139,9 @@ class Job:
         for settings in self.settings.rewards:
             if settings.kind == "judge":
                 parts.append((self.judge(settings, crew), settings.weight, settings.name or "judge"))
+            elif settings.kind == "http":
+                remote = HttpReward(settings, vocabulary=vocabulary_digest(self.tokenizer.get_vocab()))
+                parts.append((remote, settings.weight, remote.name))
             else:
                 reward = function_reward(settings)
                 parts.append((reward, settings.weight, reward.name))

@@ -185,6 +185,9 @@ def _about_rewards(s: Settings) -> list[str]:
             if not reward.path:
                 problems.append(f"rewards.{number}: kind judge needs path, the folder of a reward model")
             continue
+        if reward.kind == "http":
+            names.append(reward.name or "http")
+            continue
         try:
             names.append(function_reward(reward).name)
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:

@@ -92,11 +92,15 @@ RULES: dict[str, Callable[..., Any]] = {
 """Rules by the name that settings use as their kind."""
 
 
+KINDS = ("judge", "function", "http")
+"""Kinds of reward that are no rules."""
+
+
 def register_reward(name: str) -> Callable[[Rule], Rule]:
     """Decorator that makes a function a rule: `kind: name` in settings then means it."""
 
     def add(function: Rule) -> Rule:
-        if name in RULES or name in ("judge", "function"):
+        if name in RULES or name in KINDS:
             raise ValueError(f"There is a reward {name!r} already. Register yours under another name.")
         RULES[name] = function
         return function
@@ -111,7 +115,7 @@ def function_reward(settings: RewardSettings) -> FunctionReward:
     elif settings.kind in RULES:
         function = RULES[settings.kind]
     else:
-        known = ["judge", "function", *RULES]
+        known = [*KINDS, *RULES]
         close = difflib.get_close_matches(settings.kind, known, n=1)
         hint = f"; the nearest name is {close[0]!r}" if close else ""
         raise ValueError(f"There is no reward of kind {settings.kind!r}{hint}. Known are {', '.join(known)}.")

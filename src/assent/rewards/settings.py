@@ -1,10 +1,13 @@
-"""Settings of rewards and of their shaping. What they do is in `rules.py`, `weighted.py`, `judge.py`, `shaping.py`."""
+"""Settings of rewards and of their shaping. What they do is in `rules.py`, `weighted.py`, `judge.py`, `remote.py` and
+`shaping.py`.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 UNFINISHED = ("score", "penalty", "mask")
 
@@ -14,9 +17,10 @@ class RewardSettings:
     """One reward of a run. A run has a list of them; their weighted sum is the raw score."""
 
     kind: str = "judge"
-    """"judge" (a reward model), "function" (your Python function) or the name of a rule, such as "gsm8k"."""
+    """"judge" (a reward model), "function" (your Python function), "http" (servers of the protocol in docs/rewards.md)
+    or the name of a rule, such as "gsm8k"."""
     name: str = ""
-    """What its part is called in metrics and samples; empty: the rule's or function's own name, or "judge"."""
+    """What its part is called in metrics and samples; empty: the rule's or function's own name, "judge" or "http"."""
     weight: float = 1.0
     """Factor in the sum. With a weight of 0 it is computed and shown, and counts for nothing."""
     path: str = ""
@@ -24,23 +28,65 @@ class RewardSettings:
     function: str = ""
     """The function, for kind "function": "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments passed to the rule or function at every call."""
+    """Keyword arguments passed to the rule or function at every call, or sent with every request."""
     deadline: float = 60.0
     """Seconds that one call may take where it can be interrupted: async functions, and sync ones with thread=true."""
     thread: bool = False
     """Call a sync function in a thread, for functions that wait (a network, a subprocess). It must be thread-safe."""
+    urls: list[str] = field(default_factory=list)
+    """http: the servers, such as [http://127.0.0.1:8008]; the least busy one is asked, and who fails rests."""
+    token_env: str = ""
+    """http: name of the environment variable that holds the servers' token; empty: none is sent."""
+    timeout: float = 30.0
+    """http: seconds that one request may take."""
+    retries: int = 8
+    """http: how often a failed request is sent again, with growing pauses: about a minute before it is given up."""
+    batch: int = 32
+    """http: most completions in one request."""
+    concurrency: int = 8
+    """http: most requests under way at once, over all servers."""
 
     def __post_init__(self) -> None:
+        who = f"of reward {self.name or self.kind!r}"
         if not math.isfinite(self.weight):
-            raise ValueError(f"weight={self.weight} of reward {self.name or self.kind!r} must be a finite number.")
-        if not self.deadline > 0:
-            raise ValueError(f"deadline={self.deadline} of reward {self.name or self.kind!r} must be above 0 seconds.")
+            raise ValueError(f"weight={self.weight} {who} must be a finite number.")
+        for name in ("deadline", "timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} {who} must be above 0 seconds, and finite.")
+        for name, least in (("retries", 0), ("batch", 1), ("concurrency", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} {who} must be {least} or more.")
+        self._check_kind()
+        for url in self.urls:
+            _check_url(url)
+
+    def _check_kind(self) -> None:
         if self.kind == "function" and not self.function:
             raise ValueError("A reward of kind 'function' needs function='file.py:name' or 'package.module:name'.")
         if self.kind != "function" and self.function:
             raise ValueError(f"function={self.function!r} is read for kind 'function' only, not for {self.kind!r}.")
         if self.kind != "judge" and self.path:
             raise ValueError(f"path={self.path!r} is read for kind 'judge' only, not for {self.kind!r}.")
+        if self.kind == "http" and not self.urls:
+            raise ValueError("A reward of kind 'http' needs urls=[http://host:port, ...], the servers to ask.")
+        if self.kind != "http" and (self.urls or self.token_env):
+            raise ValueError(f"urls and token_env are read for kind 'http' only, not for {self.kind!r}.")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        named = False
+    if not named or any(character.isspace() for character in url):
+        raise ValueError(f"urls: {url!r} is not the address of a server. Write http://host:port or https://host.")
+    if parts.username or parts.password:
+        raise ValueError(
+            f"urls: the address of {parts.hostname} holds a password, which logs would show: use token_env."
+        )
+    if parts.query or parts.fragment:
+        raise ValueError(f"urls: {url!r} must end before '?' and '#': /score and /health are added to it.")
 
 
 @dataclass

@@ -1,0 +1,126 @@
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+from assent.rewards import protocol
+from assent.rewards.protocol import ProtocolError
+from assent.types import Completion, Finish, Prompt, Score
+
+
+def completion(text: str, *tokens: int, finish: Finish = Finish.EOS) -> Completion:
+    zeros = (0.0,) * len(tokens)
+    return Completion(tokens=tokens, logprobs=zeros, versions=(0,) * len(tokens), text=text, finish=finish)
+
+
+PROMPT = Prompt(id="p", text="2+2=", tokens=(5, 6), answer="4", extra={"level": 1})
+
+
+def test_what_is_asked_is_what_is_read() -> None:
+    items = [
+        protocol.item(PROMPT, completion("4", 7, 9)),
+        protocol.item(PROMPT, completion("\udc80é", 8, finish="length")),
+    ]
+    body = protocol.request(items, vocabulary="abc", options={"strict": True})
+    content = json.loads(body)
+    assert content["version"] == 1
+    assert content["options"] == {"strict": True}
+    assert content["items"][0] == {
+        "prompt": "2+2=",
+        "completion": "4",
+        "finish": "eos",
+        "prompt_tokens": [5, 6],
+        "completion_tokens": [7, 9],
+        "answer": "4",
+        "extra": {"level": 1},
+    }
+    first, second = protocol.read_request(body, vocabulary="abc")
+    assert (first.prompt.tokens, first.completion.tokens, first.same_vocabulary) == ((5, 6), (7, 9), True)
+    assert (first.prompt.answer, second.completion.finish, second.completion.text) == ("4", Finish.LENGTH, "\udc80é")
+    assert not any(question.same_vocabulary for question in protocol.read_request(body, vocabulary="other"))
+
+
+def test_two_texts_are_enough() -> None:
+    body = b'{"version": 1, "items": [{"prompt": "a", "completion": "b"}]}'
+    (question,) = protocol.read_request(body, vocabulary="abc")
+    assert (question.prompt.text, question.completion.text) == ("a", "b")
+    assert not question.same_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[]", "JSON of a list"),
+        (b'{"items": []}', '"version" is None'),
+        (b'{"version": 1}', '"items" must be a list'),
+        (b'{"version": 1, "items": []}', "at least one"),
+        (b'{"version": 1, "items": [1]}', "items.0 must be an object"),
+        (b'{"version": 1, "items": [{"prompt": "a"}]}', "items.0 must have the texts"),
+        (b'{"version": 1, "items": [{"prompt": "a", "completion": "b", "finish": "x"}]}', "must be one of eos"),
+        (b'{"version": 1, "items": [{"prompt": "a", "completion": "b", "finish": []}]}', "must be one of eos"),
+        (b'{"version": 1, "items": [' + b",".join([b"{}"] * 1025) + b"]}", "at most 1024"),
+    ],
+)
+def test_a_request_that_is_none_is_refused_with_the_reason(body: bytes, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said.replace("[", "\\[")):
+        protocol.read_request(body, vocabulary="abc")
+
+
+def test_scores_arrive_with_every_bit() -> None:
+    generator = random.Random(0)
+    values = [generator.gauss(0, 10 ** generator.randint(-20, 20)) for _ in range(500)]
+    sent = [Score(value=value) for value in values] + [Score(value=None, reason="too long")]
+    received = protocol.read_answer(protocol.answer(sent), len(sent))
+    assert [score.value for score in received] == [*values, None]
+    assert received[-1].reason == "not scored by the server: too long"
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, '"1"', "true", "[1]", "{}"]
+)
+def test_what_is_no_finite_number_is_no_score_and_takes_none_with_it(value: str) -> None:
+    scores = protocol.read_answer(f'{{"scores": [1.5, {value}, 2]}}'.encode(), 3)
+    assert [score.value for score in scores] == [1.5, None, 2.0]
+    assert scores[1].reason is not None and scores[1].reason.startswith("the server's score is")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", b"7", b"{}", b'{"scores": 1}', b'{"scores": []}', b'{"scores": [1]}', b'{"scores": [1, 2, 3]}'],
+)
+def test_an_answer_that_cannot_be_matched_is_no_answer(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        protocol.read_answer(body, 2)
+
+
+def test_damaged_answers_give_sent_numbers_or_none() -> None:
+    """A thousand damaged copies of an answer: an error, or three scores of which each is finite or has a reason."""
+    whole = protocol.answer([Score(value=1.25), Score(value=None, reason="no"), Score(value=-3.0)])
+    generator = random.Random(1)
+    for _ in range(1000):
+        body = bytearray(whole)
+        for _ in range(generator.randint(1, 4)):
+            body[generator.randrange(len(body))] = generator.randrange(256)
+        try:
+            scores: list[Any] = protocol.read_answer(bytes(body), 3)
+        except ProtocolError:
+            continue
+        assert len(scores) == 3
+        assert all(s.reason if s.value is None else math.isfinite(s.value) for s in scores)
+
+
+def test_a_row_that_cannot_be_written_is_an_error() -> None:
+    prompt = Prompt(id="p", text="p", tokens=(1,), extra={"level": math.nan})
+    with pytest.raises(ValueError, match="JSON"):
+        protocol.item(prompt, completion("c", 1))
+
+
+def test_vocabularies_are_told_apart() -> None:
+    digest = protocol.vocabulary_digest({"a": 0, "b": 1})
+    assert digest == protocol.vocabulary_digest({"b": 1, "a": 0})
+    assert digest != protocol.vocabulary_digest({"a": 1, "b": 0})
