@@ -60,7 +60,7 @@ class Contender:
     """A process behind a gate (`gate.py`): every message is awaited with a deadline."""
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, deadline: float):
-        self.deadline, self.log = deadline, log
+        self.deadline, self.log = deadline, os.path.relpath(log)
         self.result = Result()
         self.profile: dict[str, Any] | None = None
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -77,9 +77,10 @@ def ratio(record: dict[str, Any], theirs: dict[str, Any]) -> float | None:
 
 def floor_share(record: dict[str, Any], side: dict[str, Any], peaks: dict[str, Any]) -> float | None:
     """How much of the floor a side reaches; None where it has none."""
-    if "value" not in side or "work" not in side or record["precision"] not in peaks:
+    known = record.get("peak") or peaks.get(record["precision"])
+    if "value" not in side or "work" not in side or known is None:
         return None
-    best = Peak(**peaks[record["precision"]])
+    best = Peak(**known)
     return share(side["value"], best.seconds(side["work"]["flops"], side["work"]["bytes"]))
 
 
@@ -141,13 +142,13 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Records of several runs in the order of the table; the best peaks of all, the last run's note."""
+    """Records of several runs in the order of the table, each with the peak of its own run; the last run's note."""
     records: dict[tuple[str, ...], dict[str, Any]] = {}
     peaks: dict[str, Peak] = {}
     for result in results:
         for record in result["records"]:
             key = (record["line"], record["model"], record["precision"], str(record["threads"]))
-            records[key] = record
+            records[key] = {"peak": result["peaks"].get(record["precision"])} | record
         for precision, peak in result["peaks"].items():
             found = Peak(**peak)
             peaks[precision] = found.better(peaks.get(precision, found))
