@@ -79,6 +79,8 @@ def test_later_runs_replace_earlier_records() -> None:
     both = merged([first, second])
     assert [(one["line"], one["ours"]["value"]) for one in both["records"]] == [("sft", 900.0), ("dpo", 5.0)]
     assert both["peaks"] == {"fp32": {"flops": 2e9, "bandwidth": 1e6, "packed": 0.0}}, "the best that was seen"
+    shares = [row["ours / floor"] for row in cells(both)]
+    assert shares == ["45%", "0%"], "each beside the peak of its own run: 900 of 2,000, and 5 of 1,000"
 
 
 def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
