@@ -25,6 +25,7 @@ from assent.rollout.pool import Pool
 from assent.rollout.worker import RolloutWorker
 from assent.runtime.gang import Gang
 from assent.runtime.local import LocalGang
+from assent.runtime.memory import keep_freed_memory
 from assent.runtime.token import prepare
 from assent.runtime.worker import TooManyFailures, WorkerLost
 from assent.settings import Settings, to_plain
@@ -305,6 +306,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     """In its own process: an engine that waits for its first weights."""
     from assent.recipes import load_settings
 
+    keep_freed_memory()
     settings = load_settings(recipe)
     tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
     model = initial_model(settings, tokenizer, device_of(settings)).requires_grad_(False)

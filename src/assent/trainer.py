@@ -26,6 +26,7 @@ from assent.models.config import HeadKind
 from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
 from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
 from assent.models.tokenizer import check_vocabulary
+from assent.runtime.memory import keep_freed_memory
 from assent.settings import Settings, SettingsError
 from assent.types import Role
 from assent.weights.parcel import Parcel, pack
@@ -185,6 +186,7 @@ class RankProcess:
     def build(self, address: str, rank: int, world: int, timeout: float) -> None:
         from assent.recipes import load_settings
 
+        keep_freed_memory()
         settings = load_settings(self.recipe)
         torch.manual_seed(settings.seed)
         device = torch.device(device_of(settings))
