@@ -10,6 +10,7 @@ import pytest
 
 from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
 from assent.recipes import completed, defaults, load_settings
+from assent.rollout.settings import RolloutSettings
 from assent.settings import Settings, SettingsError, check, resolved
 
 VALID: dict[str, Any] = {
@@ -118,7 +119,9 @@ def test_defaults_are_those_of_the_method(method: str) -> None:
 
 
 def test_typed_settings_are_completed_by_their_method() -> None:
-    assert completed(Settings(method="ppo")).algorithm == PPO()
+    assert completed(Settings(method="ppo")).algorithm == PPO(recompute_old=False)
+    lagging = Settings(method="ppo", rollout=RolloutSettings(max_lag=1))
+    assert completed(lagging).algorithm == PPO(recompute_old=True)
     assert completed(Settings(method="dpo", algorithm=DPO(beta=0.3))).algorithm == DPO(beta=0.3)
     with pytest.raises(SettingsError, match="method=sft takes a SFT as its algorithm, not PPO"):
         completed(Settings(method="sft", algorithm=PPO()))
