@@ -1,5 +1,7 @@
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -123,6 +125,41 @@ def test_deadline_of_async_functions_and_threads() -> None:
         assert fast.value == 1.0
         assert (slow.value, slow.reason) == (None, "no answer within 0.1 s")
     assert scores(gives_up, "x")[0].reason == "TimeoutError: the server said so"
+
+
+def test_threads_that_hang_hold_up_neither_others_nor_the_end(environment: dict[str, str]) -> None:
+    """More hanging calls than may run at once, then one that answers; the process ends although they all still hang."""
+    script = """
+import asyncio, threading
+from assent.rewards.functions import THREADS, FunctionReward
+from assent.types import Completion, Finish, Prompt
+
+def reward(completion):
+    if completion == "hang":
+        threading.Event().wait()
+    return 1.0
+
+texts = ["hang"] * (2 * THREADS + 1) + ["answer"]
+found = asyncio.run(FunctionReward(reward, thread=True, deadline=0.2).score(
+    Prompt(id="p", text="p", tokens=(1,)),
+    [Completion(tokens=(1,), logprobs=(0.0,), versions=(0,), text=text, finish=Finish.EOS) for text in texts],
+))
+assert {(score.value, score.reason) for score in found[:-1]} == {(None, "no answer within 0.2 s")}, found
+print(found[-1].value)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "1.0\n"), ended.stderr
+
+
+def test_what_a_thread_raises_is_the_reason() -> None:
+    def stops(completion: str) -> float:
+        raise StopIteration("empty")
+
+    def exits(completion: str) -> float:
+        raise ValueError("odd")
+
+    assert scores(stops, "x", thread=True)[0].reason == "RuntimeError: StopIteration: empty"
+    assert scores(exits, "x", thread=True)[0].reason == "ValueError: odd"
 
 
 def test_sync_functions_run_inline_unless_asked() -> None:

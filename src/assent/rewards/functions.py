@@ -11,10 +11,13 @@ What it raises, and a value that is no finite number, is a Score without value a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from assent.types import Completion, Finish, Prompt, Score
@@ -33,13 +36,17 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
 }
 """What a function may ask for by the name of a parameter. `tokens` are those of the completion, its end included."""
 
+THREADS = 32
+"""Most calls of one reward that run at once in threads."""
+
 
 class FunctionReward:
     """Calls a function once per completion.
 
     Sync functions run inline, one after the other: fastest and deterministic, but without a deadline, and nothing else
-    runs meanwhile. With `thread` they run in threads, async ones as tasks: all completions at once, each with
-    `deadline` seconds. A thread that outlives its deadline cannot be stopped; its result is dropped.
+    runs meanwhile. With `thread` they run in threads, async ones as tasks: completions at once, each with `deadline`
+    seconds from the start of its call. A thread that outlives its deadline cannot be stopped: its result is dropped, it
+    holds up neither other calls nor the end of the process.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class FunctionReward:
             getattr(function, "__call__", None)  # noqa: B004 - the method itself: objects with an async __call__
         )
         self.thread = thread and not self.asynchronous
+        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self.arguments = _bindings(function, self.name, self.options)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -75,12 +83,19 @@ class FunctionReward:
             return _failure(error)
 
     async def _awaited(self, prompt: Prompt, completion: Completion) -> Score:
+        if not self.thread:
+            return await self._within_deadline(lambda: self._call(prompt, completion))
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._places[0] is not loop:
+            self._places = (loop, asyncio.Semaphore(THREADS))
+        async with self._places[1]:
+            return await self._within_deadline(lambda: _in_thread(lambda: self._call(prompt, completion)))
+
+    async def _within_deadline(self, call: Callable[[], Awaitable[Any]]) -> Score:
         limit = asyncio.timeout(self.deadline)
         try:
             async with limit:
-                if self.thread:
-                    return as_score(await asyncio.to_thread(self._call, prompt, completion))
-                return as_score(await self._call(prompt, completion))
+                return as_score(await call())
         except Exception as error:  # noqa: BLE001 - whatever a user function raises is a failed score
             if isinstance(error, TimeoutError) and limit.expired():
                 return Score(value=None, reason=f"no answer within {self.deadline:g} s")
@@ -90,6 +105,31 @@ class FunctionReward:
         positional = [get(prompt, completion) for name, get in self.arguments if not name]
         named = {name: get(prompt, completion) for name, get in self.arguments if name}
         return self.function(*positional, **named, **self.options)
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """In a thread of its own that the process does not wait for: one of asyncio's pool, which has few, would block
+    others' calls and the end of the run for as long as it hangs."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(result)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except StopIteration as error:  # a future takes any error but this one
+            failure = RuntimeError(f"StopIteration: {error}")
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True).start()
+    return await future
 
 
 def as_score(result: Any) -> Score:
