@@ -100,3 +100,15 @@ def test_overrides_reach_stages_shared_and_the_pipeline(recipe: dict[str, Any]) 
     assert settings.shared == {"seed": 8, "threads": 1}
     assert settings.name == "other"
     assert recipe["stages"]["ppo"]["train"]["steps"] == 2  # the given mapping is not changed
+
+
+def test_a_section_of_a_run_goes_over_that_of_every_stage() -> None:
+    recipe = {"stages": {"sft": {"seed": 1, "rollout": {"max_tokens": 5}}, "ppo": None}}
+    found = load_pipeline(recipe, ["runtime=ray", "runtime.max_failures=7", "rollout.workers=2", "seed=3"])
+    for stage in found.stages.values():
+        assert stage["runtime"] == {"kind": "ray", "max_failures": 7}
+        assert stage["rollout"]["workers"] == 2
+        assert stage["seed"] == 3
+    assert found.stages["sft"]["rollout"]["max_tokens"] == 5
+    with pytest.raises(SettingsError, match="there is no setting runtimes"):
+        load_pipeline(recipe, ["runtimes=ray"])

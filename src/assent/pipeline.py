@@ -8,13 +8,14 @@ says otherwise. Every stage's settings are checked before the first one starts.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assent.evaluate.settings import BeforeAfterSettings
-from assent.recipes import check_known, load_settings, load_tree, nested, parse_override, read_yaml
+from assent.recipes import check_known, load_settings, load_tree, nested, parse_override, read_yaml, spelled_out
 from assent.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class PipelineSettings:
     """Compare the first policy with the last one at the end."""
 
 
+OF_RUNS = {f.name for f in dataclasses.fields(Settings)} - {f.name for f in dataclasses.fields(PipelineSettings)}
+"""What an override sets of every stage's run."""
+
+
 @dataclass(frozen=True)
 class PipelineRun:
     """What a pipeline left behind."""
@@ -53,7 +58,8 @@ class PipelineRun:
 
 
 def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> PipelineSettings:
-    """A pipeline's settings; overrides begin with a stage's name, `shared`, `evaluation` or a key of the pipeline."""
+    """A pipeline's settings. Overrides begin with a stage's name, `shared`, `evaluation` or a key of the pipeline, or with
+    a section of a run (`runtime=ray`), which then goes over that of every stage."""
     given = dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
     stages = given.get("stages")
     if not isinstance(stages, Mapping) or not stages:
@@ -61,12 +67,15 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
     given["stages"] = {name: dict(stage or {}) for name, stage in stages.items()}
     own: list[str] = []
     for text in overrides:
-        override = parse_override(text)
+        override = spelled_out(parse_override(text))
         head, _, rest = override.key.partition(".")
         if head in stages and rest:
             given["stages"][head] = merged(given["stages"][head], nested(rest, override.value))
         elif head == "shared" and rest:
             given["shared"] = merged(given.get("shared") or {}, nested(rest, override.value))
+        elif head in OF_RUNS:
+            for name, stage in given["stages"].items():
+                given["stages"][name] = merged(stage, nested(override.key, override.value))
         else:
             own.append(text)
     settings = load_tree(PipelineSettings, given, own, free=("shared", "stages"))

@@ -36,7 +36,7 @@ def load_settings(
     """
     given = _read(recipe)
     parsed = [parse_override(text) for text in overrides]
-    given, parsed = _spelled_out(given), [_spelled_out_override(override) for override in parsed]
+    given, parsed = _spelled_out(given), [spelled_out(override) for override in parsed]
     named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `assent {named}`")
@@ -142,7 +142,7 @@ def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "runtime": {"kind": runtime}} if isinstance(runtime, str) else given
 
 
-def _spelled_out_override(override: Override) -> Override:
+def spelled_out(override: Override) -> Override:
     if override.key == "runtime" and isinstance(override.value, str):
         return dataclasses.replace(override, key="runtime.kind")
     return override
