@@ -58,7 +58,7 @@ class PipelineRun:
 
 
 def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> PipelineSettings:
-    """A pipeline's settings. Overrides begin with a stage's name, `shared`, `evaluation` or a key of the pipeline, or with
+    """A pipeline's settings. Overrides begin with a stage's name, `shared`, `evaluation`, a key of the pipeline, or
     a section of a run (`runtime=ray`), which then goes over that of every stage."""
     given = dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
     stages = given.get("stages")
