@@ -22,9 +22,13 @@ SHOWN = (
     ("gold", ("reward/gold",), "{:+.3f}"),
     ("kl", ("kl/reference",), "{:.2f}"),
     ("length", ("length/mean",), "{:.1f}"),
+    ("lag", ("lag/mean",), "{:.2f}"),
+    ("gap", ("kl/sampler",), "{:.1e}"),
     ("tok/s", ("tokens_per_second",), "{:,.0f}"),
 )
 """Columns of a step line: label, metric names of which the first present is shown, format."""
+NEXT_TO_NOTHING = {"lag": 1e-3, "gap": 1e-8}
+"""Columns that are left out below this: how old samples are, and how far sampler and learner are apart."""
 
 
 class Reporter:
@@ -129,7 +133,7 @@ def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
     parts = [f"step {tracker.done:>{width}}/{tracker.total}"]
     for label, names, form in SHOWN:
         value = next((record[name] for name in names if name in record), None)
-        if value is not None:
+        if value is not None and abs(value) >= NEXT_TO_NOTHING.get(label, 0.0):
             parts.append(f"{label} {form.format(value)}")
     for name, value in record.items():
         if name.startswith("validation/"):
