@@ -52,16 +52,17 @@ class Judge:
         """
         same = self.tokenizer.get_vocab() == tokenizer.get_vocab()
         return JudgeReward(
-            self._of_sequences,
+            self.of_sequences,
             busy=busy,
             pause=pause,
-            encode=None if same else self._encode,
+            encode=None if same else self.encode,
             append_eos=self.tokenizer.eos_token_id,
         )
 
-    def _of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
+    def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        """One score a sequence."""
         return self.scores(Batch.of([Row(tokens=tokens, trainable=(False,) * len(tokens)) for tokens in sequences]))
 
-    def _encode(self, prompt: Prompt, completion: Completion) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, completion: Completion) -> tuple[int, ...]:
         """Apart and joined, as the pairs it was trained on."""
         return (*encode_prompt(prompt.text, self.tokenizer), *encode_texts([completion.text], self.tokenizer)[0])

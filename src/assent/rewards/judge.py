@@ -2,14 +2,15 @@
 
     score (one group) -> pending -> one flush for all that wait -> score_batch -> one Score each
 
-Left out: the model itself. `score_batch` is whatever turns token sequences into numbers: a scorer here or a remote one.
+Left out: the model itself. `score_batch` is whatever turns token sequences into numbers, at once or as a coroutine: a
+scorer here, in a thread, or in another process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from assent.types import Completion, Finish, Prompt, Score
@@ -39,7 +40,7 @@ class JudgeReward:
 
     def __init__(
         self,
-        score_batch: Callable[[list[Tokens]], list[float]],
+        score_batch: Callable[[list[Tokens]], list[float] | Awaitable[list[float]]],
         *,
         batch: int = 64,
         busy: Callable[[], bool] = lambda: False,
@@ -55,10 +56,14 @@ class JudgeReward:
         self._flush: asyncio.Task[None] | None = None
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        if not completions:
+        return await self.scored([self.sequence(prompt, completion) for completion in completions])
+
+    async def scored(self, sequences: list[Tokens]) -> list[Score]:
+        """Scores of what the judge is to read, together with what others ask about meanwhile."""
+        if not sequences:
             return []
         loop = asyncio.get_running_loop()
-        request = _Request([self._sequence(prompt, completion) for completion in completions], loop.create_future())
+        request = _Request(sequences, loop.create_future())
         self._pending.append(request)
         if self._flush is None or self._flush.done():
             self._flush = loop.create_task(self._flush_pending())
@@ -70,7 +75,8 @@ class JudgeReward:
                 self._pending.remove(request)
             raise
 
-    def _sequence(self, prompt: Prompt, completion: Completion) -> Tokens:
+    def sequence(self, prompt: Prompt, completion: Completion) -> Tokens:
+        """What the judge reads."""
         if self.encode is not None:
             tokens = tuple(self.encode(prompt, completion))  # of a text, which never shows the end token
         else:
@@ -91,11 +97,12 @@ class JudgeReward:
             requests = list(self._pending)
             if not requests:  # all were cancelled meanwhile
                 return
-            values = self.score_batch([sequence for request in requests for sequence in request.sequences])
+            found = self.score_batch([sequence for request in requests for sequence in request.sequences])
+            values = await found if isinstance(found, Awaitable) else found
             total = sum(len(request.sequences) for request in requests)
             if len(values) != total:
                 raise ValueError(f"The judge was asked about {total} sequences and answered with {len(values)} scores.")
-            self._pending.clear()
+            self._pending = [request for request in self._pending if request not in requests]  # some came meanwhile
             start = 0
             for request in requests:
                 end = start + len(request.sequences)

@@ -1,0 +1,228 @@
+"""`assent serve-reward` as its own process: the same scores as in this one, and runs that outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install assent[serve]")
+
+from safetensors.torch import load_file
+
+from assent import Run, load_settings, run
+from assent.evaluate.judge import Judge
+from assent.loop.online import RewardFailureError
+from assent.rewards.protocol import vocabulary_digest
+from assent.rewards.remote import HttpReward, RewardServerError
+from assent.rewards.settings import RewardSettings
+from assent.serve import ServeSettings, make_guard
+from assent.types import Completion, Finish, Prompt, Score
+
+Recipe = Callable[..., dict[str, Any]]
+TOKEN = "0123456789abcdef0123"
+
+
+class Server:
+    """A server process on a port that stays the same over restarts."""
+
+    def __init__(self, judge: Path, environment: dict[str, str]):
+        self.judge, self.environment = judge, environment | {"JUDGE_TOKEN": TOKEN}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        words = [
+            "serve-reward",
+            str(self.judge),
+            "--port",
+            str(self.port),
+            "--token-env",
+            "JUDGE_TOKEN",
+            "--threads",
+            "1",
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "assent.cli", *words], env=self.environment, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], 120)[0], "the server said nothing for two minutes"
+        line = self.process.stdout.readline()
+        assert line == f"serving {self.judge} on {self.url}, with a token\n", line
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(judge: Path, environment: dict[str, str]) -> Iterator[Server]:
+    server = Server(judge, environment)
+    yield server
+    if server.process.poll() is None:
+        server.process.kill()
+        server.process.wait()
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+
+
+def rewards(server: Server, **more: Any) -> list[dict[str, Any]]:
+    given = {"kind": "http", "name": "judge", "urls": [server.url], "token_env": "JUDGE_TOKEN"}
+    return [given | more]
+
+
+def answers(tokenizer: Any) -> list[tuple[Prompt, list[Completion]]]:
+    """Of many lengths, ended and not, some of tokens that no tokenizer would make of the text."""
+    found = []
+    for g in range(12):
+        words = " ".join(f"word{k}" for k in range(g % 5 + 1))
+        tokens = tuple(tokenizer(words)["input_ids"])
+        prompt = Prompt(id=str(g), text=words, tokens=tokens)
+        group = []
+        for k in range(4):
+            made = tuple((7 * g + 3 * k + i) % 300 + 4 for i in range(1 + (g * 5 + k) % 17))
+            finish = (Finish.EOS, Finish.LENGTH, Finish.STOP)[k % 3]
+            if finish is Finish.EOS:
+                made = (*made, tokenizer.eos_token_id)
+            text = tokenizer.decode(made, skip_special_tokens=True)
+            zeros = (0.0,) * len(made)
+            group.append(Completion(tokens=made, logprobs=zeros, versions=(0,) * len(made), text=text, finish=finish))
+        found.append((prompt, group))
+    return found
+
+
+def scored(reward: Any, groups: list[tuple[Prompt, list[Completion]]]) -> list[list[Score]]:
+    async def run() -> list[list[Score]]:
+        return list(await asyncio.gather(*(reward.score(*group) for group in groups)))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_scores_are_those_of_this_process_to_the_bit(same: bool, server: Server, judge: Path) -> None:
+    here = Judge.load(str(judge))
+    tokenizer = here.tokenizer
+    settings = RewardSettings(**rewards(server, batch=5, concurrency=3)[0])
+    digest = vocabulary_digest(tokenizer.get_vocab()) if same else "another"
+    local: Any = here.reward(tokenizer)
+    if not same:
+        local.encode = here.encode
+    groups = answers(tokenizer)
+    mine, theirs = scored(local, groups), scored(HttpReward(settings, vocabulary=digest), groups)
+    assert mine == theirs
+    assert len({score.value for group in mine for score in group}) > 20
+
+
+def test_what_the_judge_cannot_read_gets_a_reason_and_the_rest_a_score(server: Server, judge: Path) -> None:
+    tokenizer = Judge.load(str(judge)).tokenizer
+    reward = HttpReward(RewardSettings(**rewards(server)[0]), vocabulary=vocabulary_digest(tokenizer.get_vocab()))
+
+    def completion(*tokens: int) -> Completion:
+        n = len(tokens)
+        return Completion(tokens=tokens, logprobs=(0.0,) * n, versions=(0,) * n, text="t", finish=Finish.LENGTH)
+
+    group = [completion(5), completion(*[5] * 500), completion(10**9), completion(6)]
+    (scores,) = scored(reward, [(Prompt(id="p", text="p", tokens=(4,)), group)])
+    assert [score.value is None for score in scores] == [False, True, True, False]
+    assert [s.reason for s in scores if s.value is None] == [
+        "not scored by the server: 502 tokens, the judge reads 1 to 128",
+        "not scored by the server: token 1000000000 is not in the vocabulary",
+    ]
+
+
+def same_weights(a: Run, b: Run) -> bool:
+    first, second = (load_file(found.model / "model.safetensors") for found in (a, b))
+    return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
+
+
+def test_grpo_learns_from_the_server_what_it_learns_from_the_judge(
+    server: Server, judge: Path, make_recipe: Recipe, tmp_path: Path
+) -> None:
+    found = []
+    for name, given in (("here", [{"kind": "judge", "path": str(judge)}]), ("there", rewards(server))):
+        recipe = make_recipe("grpo", tmp_path / name)
+        found.append(run(load_settings(recipe | {"rewards": given})))
+    here, there = found
+    assert [sample["score"] for sample in here.samples] == [sample["score"] for sample in there.samples]
+    assert [row["reward/judge"] for row in here.metrics] == [row["reward/judge"] for row in there.metrics]
+    assert same_weights(here, there)
+
+
+def test_a_run_outlives_its_server(server: Server, judge: Path, make_recipe: Recipe, tmp_path: Path) -> None:
+    """kill -9 in the middle of a run, and a new one on the same port: asked again, and nothing is lost."""
+    more = {"train": {"steps": 6}}
+    whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more) | {"rewards": rewards(server)}))
+    restart = threading.Timer(1.0, server.start)
+    killed = []
+
+    async def kill(moment: Any) -> dict[str, float]:
+        if moment.progress.step == 3:
+            server.end(signal.SIGKILL)
+            killed.append(time.monotonic())
+            restart.start()
+        return {}
+
+    recipe = make_recipe("grpo", tmp_path / "killed", **more) | {"rewards": rewards(server, retries=20)}
+    disturbed = run(load_settings(recipe), hooks=[kill])
+    restart.join()
+    assert killed
+    assert [row["reward/failed"] for row in disturbed.metrics] == [0.0] * 6
+    assert same_weights(whole, disturbed)
+
+
+def test_a_run_ends_by_itself_where_the_server_stays_away(server: Server, make_recipe: Recipe, tmp_path: Path) -> None:
+    async def kill(moment: Any) -> dict[str, float]:
+        server.end()
+        return {}
+
+    recipe = make_recipe("grpo", tmp_path) | {"rewards": rewards(server, retries=1)}
+    with pytest.raises(RewardFailureError, match=r"100% of the rewards.*judge: http://127.0.0.1.*\(2 attempts\)"):
+        run(load_settings(recipe), hooks=[kill])
+    with pytest.raises(RewardServerError, match="no server of reward 'judge' can be asked"):
+        run(load_settings(recipe | {"name": "later"}))
+    assert not (tmp_path / "later").exists()
+
+
+def test_it_ends_politely_and_says_what_is_wrong(judge: Path, environment: dict[str, str]) -> None:
+    server = Server(judge, environment)
+    command = [sys.executable, "-m", "assent.cli", "serve-reward", str(judge), "--port", str(server.port)]
+    taken = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (taken.returncode, "Traceback" in taken.stderr) == (2, False)
+    assert f"cannot listen on 127.0.0.1 port {server.port}" in taken.stderr
+    assert server.end() in (0, -signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server.process.pid, 0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "judge.example"])
+def test_other_addresses_need_a_token(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="give --token-env NAME"):
+        make_guard(ServeSettings(host=host))
+    for short in ("", "short", "ü" * 20):
+        monkeypatch.setenv("JUDGE_TOKEN", short)
+        with pytest.raises(ValueError, match="must hold a token of 16 or more"):
+            make_guard(ServeSettings(host=host, token_env="JUDGE_TOKEN"))
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+    assert make_guard(ServeSettings(host=host, token_env="JUDGE_TOKEN")).token == TOKEN
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    assert make_guard(ServeSettings(host=host)).token is None
