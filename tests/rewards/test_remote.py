@@ -163,6 +163,15 @@ def test_nobody_there_is_a_reason_too() -> None:
     assert "(3 attempts)" in score.reason
 
 
+def test_only_the_first_wait_long_for_a_server_that_is_gone() -> None:
+    async def run() -> list[str | None]:
+        reward = HttpReward(settings("http://127.0.0.1:1", retries=6))
+        return [(await reward.score(PROMPT, [completion("a")]))[0].reason for _ in range(3)]
+
+    reasons = asyncio.run(run())
+    assert [str(reason).rpartition("(")[2] for reason in reasons] == ["7 attempts)", "1 attempt)", "1 attempt)"]
+
+
 def test_one_odd_score_takes_no_other_with_it() -> None:
     async def run() -> list[Score]:
         async with FakeServer(lambda items: http("200 OK", b'{"scores": [1, NaN, 3]}')).running() as server:

@@ -118,7 +118,8 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
             future.set_exception(error) if error is not None else future.set_result(result)
 
     def work() -> None:
-        result, failure = None, None
+        result: Any = None
+        failure: BaseException | None = None
         try:
             result = call()
         except StopIteration as error:  # a future takes any error but this one

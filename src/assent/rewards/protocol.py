@@ -77,8 +77,8 @@ def read_request(body: bytes, *, vocabulary: str) -> list[Question]:
 def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
     if not isinstance(value, dict):
         raise ProtocolError(f"items.{number} must be an object")
-    texts = [value.get(name) for name in ("prompt", "completion")]
-    if not all(isinstance(text, str) for text in texts):
+    text, reply = value.get("prompt"), value.get("completion")
+    if not isinstance(text, str) or not isinstance(reply, str):
         raise ProtocolError(f'items.{number} must have the texts "prompt" and "completion"')
     tokens = [_tokens(value.get(name)) for name in ("prompt_tokens", "completion_tokens")]
     finish = value.get("finish", Finish.EOS)
@@ -87,12 +87,12 @@ def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
     answer = value.get("answer")
     asked, given = tokens[0] or (), tokens[1] or ()
     return Question(
-        prompt=Prompt(id=str(number), text=texts[0], tokens=asked, answer=answer if isinstance(answer, str) else None),
+        prompt=Prompt(id=str(number), text=text, tokens=asked, answer=answer if isinstance(answer, str) else None),
         completion=Completion(
             tokens=given,
             logprobs=(0.0,) * len(given),
             versions=(-1,) * len(given),
-            text=texts[1],
+            text=reply,
             finish=Finish(finish),
         ),
         same_vocabulary=same_vocabulary and bool(asked) and bool(given),

@@ -139,6 +139,8 @@ class HttpReward:
                 reason = f"{server.url}: {failed}"
                 if failed.final:
                     refused.add(server)
+            if all(server.failures > self.settings.retries for server in self.servers):
+                break  # others have waited long enough for them
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         return [Score(value=None, reason=f"{reason} ({tried})")] * len(items)
 
