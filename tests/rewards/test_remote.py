@@ -7,8 +7,11 @@ import contextlib
 import gzip
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from assent.rewards.settings import RewardSettings
 from assent.types import Completion, Finish, Prompt, Score
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+ROOT = Path(__file__).parents[2]
 PROMPT = Prompt(id="p", text="p", tokens=(1,))
 
 
@@ -304,6 +308,24 @@ def test_a_cancelled_request_is_not_sent() -> None:
 def test_settings_that_cannot_work_are_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RewardSettings(**({"kind": "http", "urls": ["http://h:1"]} | more))
+
+
+def test_the_example_is_what_the_page_prints_and_speaks_the_protocol() -> None:
+    path = ROOT / "examples" / "serving" / "my_server.py"
+    assert f"```python\n{path.read_text(encoding='utf-8')}```" in (ROOT / "docs" / "rewards.md").read_text(
+        encoding="utf-8"
+    )
+    command = [sys.executable, str(path), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            given = settings(process.stdout.readline().split()[-1])
+            assert asyncio.run(check_servers(given)) == []
+            scores = asyncio.run(HttpReward(given).score(PROMPT, [completion("a b a b"), completion("")]))
+        finally:
+            process.kill()
+    assert [score.value for score in scores] == [0.5, None]
+    assert scores[1].reason == "not scored by the server: an empty answer"
 
 
 def test_servers_are_for_kind_http() -> None:
