@@ -16,9 +16,9 @@ import torch
 from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
-from assent.crew import Crew, Crews
+from assent.crew import Crew, Crews, load_judge
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
-from assent.evaluate.judge import Judge
+from assent.evaluate.judge import judge_reward
 from assent.loop.cast import Actor, Cast
 from assent.loop.checkpoint import Store
 from assent.loop.hooks import (
@@ -55,7 +55,7 @@ from assent.runtime.gang import Gang, Part
 from assent.runtime.worker import WorkerLost
 from assent.settings import Settings, check, resolved
 from assent.stopping import Stopped, stop_signals, unless
-from assent.trainer import Plan, device_of, dtype_of
+from assent.trainer import Plan
 from assent.types import Role, Sampling, Stats
 
 
@@ -148,8 +148,10 @@ class Job:
         return WeightedReward(parts)
 
     def judge(self, settings: RewardSettings, crew: Crew) -> Reward:
-        device, dtype = device_of(self.settings), dtype_of(self.settings)
-        judge = Judge.load(settings.path, device=device, dtype=dtype, token_budget=self.settings.learn.score_tokens)
+        if settings.workers:
+            own = load_tokenizer(settings.path)
+            return judge_reward(crew.judges(settings.path, settings.workers), own, self.tokenizer, pause=0.005)
+        judge = load_judge(self.settings, settings.path)
         engine = crew.engine
         assert engine is not None
         if crew.apart:  # others decode meanwhile: what is there is scored

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from assent.algorithms.base import Algorithm
+from assent.evaluate.judge import Judge
 from assent.loop.checkpoint import Writer
 from assent.models.load import load_tokenizer
+from assent.rewards.workers import JudgeWorkers
 from assent.rollout.build import build_engine
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
@@ -29,7 +31,7 @@ from assent.runtime.memory import keep_freed_memory
 from assent.runtime.token import prepare
 from assent.runtime.worker import TooManyFailures, WorkerLost
 from assent.settings import Settings, to_plain
-from assent.trainer import Plan, RankProcess, Trainer, device_of, initial_model
+from assent.trainer import Plan, RankProcess, Trainer, device_of, dtype_of, initial_model
 from assent.types import Role
 
 if TYPE_CHECKING:
@@ -56,6 +58,10 @@ class Crew(Protocol):
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """What writes a role's model into a folder of a checkpoint. `staging` is a folder it may use meanwhile."""
+        ...
+
+    def judges(self, path: str, count: int) -> JudgeWorkers:
+        """Processes that hold the judge of a checkpoint."""
         ...
 
     def close(self) -> None: ...
@@ -86,6 +92,9 @@ class LocalCrew:
 
     async def writer(self, role: str, staging: Path) -> Writer:
         return partial(self.trainer.save, role)
+
+    def judges(self, path: str, count: int) -> JudgeWorkers:
+        raise NotImplementedError(f"rewards.workers={count} without runtime=ray, which settings refuse")
 
     def close(self) -> None:
         if self.engine is not None:
@@ -175,7 +184,8 @@ class RayCrew:
         self.pool: Pool | None = None
         online = isinstance(settings.algorithm, Algorithm)
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers if online else 0
-        share = _share(runtime.cpus(), training + rollout)
+        judges = sum(reward.workers for reward in settings.rewards)
+        share = _share(runtime.cpus(), training + rollout + judges)
         self.rank_bundles = [_reserved(settings.runtime.resources_per_worker, share)] * training
         self.rollout_bundle = _reserved(settings.runtime.resources_per_rollout_worker, share)
         if rollout:
@@ -190,6 +200,9 @@ class RayCrew:
         self._rollouts = rollout
         self._opened = False
         self._rollout_groups: dict[int, Any] = {}
+        self.judge_bundles = [{"CPU": share}] * judges
+        self._judges: dict[str, JudgeWorkers] = {}
+        self._judge_groups: dict[tuple[str, int], Any] = {}
 
     @classmethod
     async def open(
@@ -206,7 +219,8 @@ class RayCrew:
 
     async def _open(self) -> None:
         what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
-        self.runtime.check([*self.rank_bundles, *[self.rollout_bundle] * self._rollouts], what=what)
+        bundles = [*self.rank_bundles, *[self.rollout_bundle] * self._rollouts, *self.judge_bundles]
+        self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
         self.rank_group = self.runtime.reserve(self.rank_bundles)
         opened = [self._form()] if self.pool is None else [self._form(), self.pool.open()]
         await asyncio.gather(*opened)
@@ -272,6 +286,24 @@ class RayCrew:
             make_rollout_worker, self.recipe, name=name, group=group, place=0, threads=threads
         )
 
+    # --- judges
+
+    def judges(self, path: str, count: int) -> JudgeWorkers:
+        """The same ones after ranks were formed again."""
+        if path not in self._judges:
+            self._judges[path] = JudgeWorkers(partial(self._judge, path), count, failures=self.failures)
+        return self._judges[path]
+
+    async def _judge(self, path: str, number: int) -> RayWorker:
+        name, bundle = f"judge {number} ({Path(path).name})", self.judge_bundles[0]
+        if (path, number) not in self._judge_groups:
+            self._judge_groups[path, number] = self.runtime.reserve([bundle])
+        group = self._judge_groups[path, number]
+        if not await self.runtime.placed(group, within=self.settings.runtime.start_timeout):
+            raise self.runtime.no_room([bundle], what=name)
+        threads = self._threads(bundle)
+        return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
+
     def _threads(self, bundle: Mapping[str, float]) -> int:
         return self.settings.threads or max(1, int(bundle.get("CPU", 1.0)))
 
@@ -313,6 +345,20 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     rollout = settings.rollout
     vllm = rollout.vllm if rollout.engine == "vllm" else None
     return RolloutWorker(build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm))
+
+
+def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
+    """In its own process."""
+    from assent.recipes import load_settings
+
+    keep_freed_memory()
+    return load_judge(load_settings(recipe), path)
+
+
+def load_judge(settings: Settings, path: str) -> Judge:
+    """On the run's device, in its precision."""
+    device, dtype = device_of(settings), dtype_of(settings)
+    return Judge.load(path, device=device, dtype=dtype, token_budget=settings.learn.score_tokens)
 
 
 def _moved(staging: Path, folder: Path) -> None:

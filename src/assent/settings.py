@@ -184,6 +184,8 @@ def _about_rewards(s: Settings) -> list[str]:
             names.append(reward.name or "judge")
             if not reward.path:
                 problems.append(f"rewards.{number}: kind judge needs path, the folder of a reward model")
+            if reward.workers and s.runtime.kind == "local":
+                problems.append(f"rewards.{number}.workers={reward.workers} need processes: set runtime=ray")
             continue
         if reward.kind == "http":
             names.append(reward.name or "http")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from assent.evaluate.policy import check_lengths
 from assent.learn.scorer import Scorer
 from assent.models.base import LanguageModel
 from assent.models.load import load_model, load_tokenizer
-from assent.rewards.judge import JudgeReward
+from assent.rewards.judge import JudgeReward, ScoreBatch
 from assent.types import Completion, Prompt, Role, Row
 
 
@@ -50,19 +51,25 @@ class Judge:
 
         An answer that lacks the end token gets it: the judge was trained on whole texts.
         """
-        same = self.tokenizer.get_vocab() == tokenizer.get_vocab()
-        return JudgeReward(
-            self.of_sequences,
-            busy=busy,
-            pause=pause,
-            encode=None if same else self.encode,
-            append_eos=self.tokenizer.eos_token_id,
-        )
+        return judge_reward(self.of_sequences, self.tokenizer, tokenizer, busy=busy, pause=pause)
 
     def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
         """One score a sequence."""
         return self.scores(Batch.of([Row(tokens=tokens, trainable=(False,) * len(tokens)) for tokens in sequences]))
 
     def encode(self, prompt: Prompt, completion: Completion) -> tuple[int, ...]:
-        """Apart and joined, as the pairs it was trained on."""
-        return (*encode_prompt(prompt.text, self.tokenizer), *encode_texts([completion.text], self.tokenizer)[0])
+        return encode_pair(prompt, completion, self.tokenizer)
+
+
+def judge_reward(
+    score_batch: ScoreBatch, own: Any, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0
+) -> JudgeReward:
+    """A reward of answers that `tokenizer` made, wherever the judge is; `own` is the tokenizer it was trained with."""
+    same = own.get_vocab() == tokenizer.get_vocab()
+    encode = None if same else partial(encode_pair, tokenizer=own)
+    return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, append_eos=own.eos_token_id)
+
+
+def encode_pair(prompt: Prompt, completion: Completion, tokenizer: Any) -> tuple[int, ...]:
+    """Apart and joined, as the pairs that judges are trained on."""
+    return (*encode_prompt(prompt.text, tokenizer), *encode_texts([completion.text], tokenizer)[0])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from assent.types import Completion, Finish, Prompt, Score
 
 Tokens = tuple[int, ...]
+ScoreBatch = Callable[[list[Tokens]], list[float] | Awaitable[list[float]]]
 
 GRACE = 2
 """Turns of the loop after the engine went idle, in which those it answered last get to ask for their scores."""
@@ -40,7 +41,7 @@ class JudgeReward:
 
     def __init__(
         self,
-        score_batch: Callable[[list[Tokens]], list[float] | Awaitable[list[float]]],
+        score_batch: ScoreBatch,
         *,
         batch: int = 64,
         busy: Callable[[], bool] = lambda: False,

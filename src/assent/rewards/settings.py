@@ -25,6 +25,8 @@ class RewardSettings:
     """Factor in the sum. With a weight of 0 it is computed and shown, and counts for nothing."""
     path: str = ""
     """Checkpoint of the judge; empty in a pipeline: the judge trained there."""
+    workers: int = 0
+    """judge: processes that hold it, with runtime=ray; 0 keeps it in the run's own process."""
     function: str = ""
     """The function, for kind "function": "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class RewardSettings:
         for name in ("deadline", "timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} {who} must be above 0 seconds, and finite.")
-        for name, least in (("retries", 0), ("batch", 1), ("concurrency", 1)):
+        for name, least in (("workers", 0), ("retries", 0), ("batch", 1), ("concurrency", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} {who} must be {least} or more.")
         self._check_kind()
@@ -65,8 +67,10 @@ class RewardSettings:
             raise ValueError("A reward of kind 'function' needs function='file.py:name' or 'package.module:name'.")
         if self.kind != "function" and self.function:
             raise ValueError(f"function={self.function!r} is read for kind 'function' only, not for {self.kind!r}.")
-        if self.kind != "judge" and self.path:
-            raise ValueError(f"path={self.path!r} is read for kind 'judge' only, not for {self.kind!r}.")
+        for name in ("path", "workers"):
+            if self.kind != "judge" and getattr(self, name):
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value!r} is read for kind 'judge' only, not for {self.kind!r}.")
         if self.kind == "http" and not self.urls:
             raise ValueError("A reward of kind 'http' needs urls=[http://host:port, ...], the servers to ask.")
         if self.kind != "http" and (self.urls or self.token_env):
