@@ -150,7 +150,7 @@ def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, dat
         ("cluster: {num_workers: 4}", "cluster.num_workers=4 needs cluster.runtime=ray"),
         ("cluster: {cpus_per_worker: 0}", "cluster.cpus_per_worker=0 must be at least 1"),
         ("cluster: {gpus_per_worker: 2}", "cluster.gpus_per_worker=2 must be 0, 1 or null"),
-        ("strategy: {name: zero}", "strategy.name=zero is not one of replicate"),
+        ("strategy: {name: zero}", "strategy.name=zero is not one of replicate, fsdp"),
         ("strategy: {micro_tokens: 0}", "strategy.micro_tokens=0 must be at least 1"),
         ("fault_tolerance: {max_failures: 3}", "fault_tolerance.max_failures=3 needs cluster.runtime=ray"),
         ("fault_tolerance: {checkpoint_interval: 0}", "fault_tolerance.checkpoint_interval=0 must be at least 1"),

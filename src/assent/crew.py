@@ -314,7 +314,8 @@ class RayCrew:
         if self.pool is None:
             return
         parcel, seal = self.ranks[0].references("parcel", version, parts=2)
-        digest = await self.runtime.fetched(seal, self.ranks[0].name)
+        others = [rank.call("parcel", version) for rank in self.ranks[1:]]  # each has a share of sharded weights
+        digest, *_ = await asyncio.gather(self.runtime.fetched(seal, self.ranks[0].name), *others)
         await self.pool.publish(parcel, version, digest)
 
     async def writer(self, role: str, staging: Path) -> Writer:

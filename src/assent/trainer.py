@@ -20,6 +20,7 @@ from assent.algorithms.base import Objective
 from assent.learn.learner import Learner
 from assent.learn.ranks import Alone, Ranks, free_address, join
 from assent.learn.scorer import BaseScorer, Scorer
+from assent.learn.sharding import Placement, Sharded, Whole, recompute_layers
 from assent.loop.checkpoint import Store
 from assent.models.base import LanguageModel
 from assent.models.config import HeadKind
@@ -82,13 +83,14 @@ class Trainer:
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         self.store = Store(plan.checkpoints)
         self.models: dict[Role, LanguageModel] = {}
+        self.placements: dict[Role, Placement] = {}
         for role in self.objective.losses():
-            self.models[role] = self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm")
-            check_vocabulary(self.tokenizer, self.models[role])
+            self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
+            if settings.learn.activation_checkpointing:
+                recompute_layers(self.models[role])
         self._check_lengths()
         if Role.REFERENCE in self.objective.asks:
-            self.models[Role.REFERENCE] = self._reference()
-            check_vocabulary(self.tokenizer, self.models[Role.REFERENCE])
+            self._place(Role.REFERENCE, self._reference())
         self.members = {role: self._member(role) for role in self.models}
 
     def do(self, role: str, method: str, *arguments: Any) -> Any:
@@ -96,8 +98,11 @@ class Trainer:
         return getattr(self.members[Role(role)], method)(*arguments)
 
     def save(self, role: str, folder: Path) -> None:
-        """Write a role's whole model, adapters merged, and beside it the adapters alone."""
-        model = self.models[Role(role)]
+        """Write a role's whole model, adapters merged, and beside it the adapters alone. All ranks are asked, the
+        first writes."""
+        model = self.placements[Role(role)].whole()
+        if model is None:
+            return
         save_model(model, folder, tokenizer=self.tokenizer)
         if lora_of(model) is not None:
             path = self.settings.model.path
@@ -105,8 +110,9 @@ class Trainer:
             save_lora(model, folder / FOLDER, base=base)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters by their Hugging Face names, for samplers."""
-        return dict(self.models[Role.POLICY].hf_tensors())
+        """The policy's parameters by their Hugging Face names, for samplers. All are asked, the first tells."""
+        model = self.placements[Role.POLICY].whole()
+        return {} if model is None else dict(model.hf_tensors())
 
     # --- models
 
@@ -141,6 +147,21 @@ class Trainer:
         dtype = dtype or dtype_of(self.settings)
         return load_model(path, head=head, dtype=dtype, device=self.device, seed=self.settings.seed)
 
+    def _place(self, role: Role, model: LanguageModel) -> None:
+        """Give a model its place among the ranks. One that plays two roles has it already."""
+        check_vocabulary(self.tokenizer, model)
+        places = {id(self.models[other]): place for other, place in self.placements.items()}
+        self.models[role] = model
+        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model)
+
+    def _placement(self, model: LanguageModel) -> Placement:
+        runtime = self.settings.runtime
+        if runtime.strategy == "replicate" or isinstance(self.ranks, Alone):
+            return Whole(model, self.ranks)
+        if runtime.cpu_offload and self.device == "cpu":
+            raise SettingsError("runtime.cpu_offload=true has no effect on the CPU: set it to false, or device=cuda")
+        return Sharded(model, self.ranks, device=torch.device(self.device), cpu_offload=runtime.cpu_offload)
+
     def _check_lengths(self) -> None:
         """Refuse rows that would not fit a model's context."""
         room = min(model.max_positions for model in self.models.values())
@@ -159,7 +180,8 @@ class Trainer:
             policy = self.models[Role.POLICY]
             kind = BaseScorer if model is policy else Scorer
             budget = settings.learn.score_tokens
-            return kind(model, role, temperature=temperature, token_budget=budget, leader=policy)
+            place = self.placements[role]
+            return kind(model, role, temperature=temperature, token_budget=budget, leader=policy, placement=place)
         return Learner(
             model,
             role,
@@ -169,7 +191,7 @@ class Trainer:
             total_steps=self.plan.total_steps,
             temperature=temperature,
             halt=self.objective.halt if role is Role.POLICY else lambda stats: None,
-            ranks=self.ranks,
+            placement=self.placements[role],
         )
 
 
@@ -190,7 +212,9 @@ class RankProcess:
         settings = load_settings(self.recipe)
         torch.manual_seed(settings.seed)
         device = torch.device(device_of(settings))
-        self.trainer = Trainer(settings, self.plan, join(address, rank, world, device=device, timeout=timeout))
+        shards = settings.runtime.strategy == "fsdp"
+        ranks = join(address, rank, world, device=device, timeout=timeout, always=shards)
+        self.trainer = Trainer(settings, self.plan, ranks)
 
     def do(self, role: str, method: str, *arguments: Any) -> Any:
         assert self.trainer is not None
@@ -199,11 +223,13 @@ class RankProcess:
     def save(self, role: str, folder: Path) -> None:
         """Rank 0 writes; the others are asked too, for weights that are spread over ranks."""
         assert self.trainer is not None
-        if self.trainer.ranks.rank == 0:
-            self.trainer.save(role, folder)
+        self.trainer.save(role, folder)
 
-    def parcel(self, version: int) -> tuple[Parcel, str]:
-        """The policy's weights for samplers, and their digest."""
+    def parcel(self, version: int) -> tuple[Parcel | None, str]:
+        """The policy's weights for samplers, and their digest, from rank 0; the others are asked likewise."""
         assert self.trainer is not None
-        parcel = pack(self.trainer.weights(), version)
+        weights = self.trainer.weights()
+        if not weights:
+            return None, ""
+        parcel = pack(weights, version)
         return parcel, parcel.digest

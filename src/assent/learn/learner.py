@@ -17,10 +17,10 @@ from torch import Tensor
 from assent.algorithms.base import LossFn
 from assent.batch import Batch
 from assent.learn.optim import Optimizer, schedule
-from assent.learn.ranks import Alone, Ranks
 from assent.learn.readout import READOUTS
 from assent.learn.scorer import Scorer
 from assent.learn.settings import LearnSettings, OptimizerSettings
+from assent.learn.sharding import Placement, Whole
 from assent.models.base import LanguageModel
 from assent.types import Role, Stats, merge_stats
 
@@ -28,8 +28,8 @@ Halt = Callable[[Stats], str | None]
 
 
 class Learner:
-    """Trains `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule; `ranks` are the others
-    that train the same model on other shards of each batch."""
+    """Trains `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule; `placement` knows the
+    other ranks, which train the same model on other shards of each batch."""
 
     def __init__(
         self,
@@ -42,13 +42,14 @@ class Learner:
         total_steps: int,
         temperature: float = 1.0,
         halt: Halt = lambda stats: None,
-        ranks: Ranks | None = None,
+        placement: Placement | None = None,
     ):
-        self.ranks = ranks or Alone()
+        self.placement = placement or Whole(model)
         self.model, self.role, self.loss, self.halt = model, role, loss, halt
         self.settings, self.optimizer_settings, self.total_steps = settings, optimizer, total_steps
-        self.optimizer = Optimizer(model, optimizer)
-        self.scorer = Scorer(model, role, temperature=temperature, token_budget=settings.score_tokens)
+        self.optimizer = Optimizer(model, optimizer, self.placement)
+        budget = settings.score_tokens
+        self.scorer = Scorer(model, role, temperature=temperature, token_budget=budget, placement=self.placement)
 
     def step(self, batch: Batch, step: int) -> Stats:
         """One optimizer step on a weighed batch, or none: `prepare`, and `apply` where nothing speaks against it."""
@@ -63,9 +64,9 @@ class Learner:
         """
         rate = self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
         self.optimizer.rate = rate
-        stats = self.ranks.merge(merge_stats([self._backward(part) for part in self._micro(batch)]))
-        if self.ranks.world > 1:
-            self.ranks.sum(self.optimizer.gradients())
+        parts = self._micro(batch, self.settings.micro_tokens)
+        stats = self.placement.ranks.merge(merge_stats([self._backward(part) for part in parts]))
+        self.placement.sum(self.optimizer.gradients())
         norm = self.optimizer.gradient_norm()
         stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate}
         stats |= {"skipped": 0.0, "halted": 0.0}
@@ -81,10 +82,10 @@ class Learner:
             self.optimizer.step()
         self.optimizer.clear()
 
-    def _micro(self, batch: Batch) -> list[Batch]:
-        """As many micro-batches as every other rank has, since each forward pass may hold collectives."""
-        parts = batch.micro(self.settings.micro_tokens)
-        return parts + [parts[0].weightless()] * (self.ranks.most(len(parts)) - len(parts))
+    def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
+        """As many micro-batches as every other rank has, where each forward pass holds collectives."""
+        parts = batch.micro(tokens)
+        return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
 
     def _backward(self, part: Batch) -> Stats:
         loss, stats = self._loss(part)
@@ -93,7 +94,7 @@ class Learner:
         return stats
 
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
-        part = part.to(self.model.device)
+        part = part.to(self.placement.device)
         return self.loss(READOUTS[self.role](self.model, part, self.scorer.temperature), part)
 
     def annotate(self, batch: Batch) -> Batch:
@@ -103,16 +104,18 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Stats:
         """The loss's figures over a weighed batch, without learning from it."""
-        return merge_stats([self._loss(part)[1] for part in batch.micro(self.settings.score_tokens)])
+        stats = merge_stats([self._loss(part)[1] for part in self._micro(batch, self.settings.score_tokens)])
+        self.placement.settle()
+        return stats
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The parameters themselves, by name: shared, not copied."""
+        """The parameters themselves, by name: shared, not copied, and in shards where they are spread."""
         return dict(self.model.named_parameters())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The optimizer's tensors by parameter name, alike on every rank, so the first alone tells. The weights are the
+        """The optimizer's tensors by parameter name, whole, from the first rank; all must be asked. The weights are the
         model's own checkpoint."""
-        return {} if self.ranks.rank else self.optimizer.state(), {}
+        return self.placement.full(self.optimizer.state()), {}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Back to `state`. Raises ValueError if the tensors are not this model's."""

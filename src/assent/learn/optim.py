@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from assent.learn.settings import OptimizerSettings
+from assent.learn.sharding import Placement, Whole, local
 
 MASTER = "master"
 """Kind of the tensors of `Optimizer.state` that hold masters, beside AdamW's moments."""
@@ -33,24 +34,30 @@ class Optimizer:
     """AdamW in float32 on a model's trained parameters, whatever their precision; decay on matrices only.
 
     A parameter of lower precision has a master, a float32 copy: gradients are added up there, it moves, and the
-    parameter is what it rounds to. In bfloat16 most steps of a small learning rate would round to nothing.
+    parameter is what it rounds to. In bfloat16 most steps of a small learning rate would round to nothing. Of sharded
+    parameters, which are float32, a rank moves its own rows.
 
     Torch's kernel is called directly: its `torch.optim` loads the compiler, for seconds, to be passed over by it.
     """
 
-    def __init__(self, model: nn.Module, settings: OptimizerSettings):
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, placement: Placement | None = None):
         self.settings, self.rate, self.norm = settings, settings.learning_rate, 0.0
+        self.placement = placement or Whole(model)
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: p if p.dtype.itemsize >= 4 else _master(p) for name, p in self.parameters.items()}
+        self.masters = {name: local(p) if p.dtype.itemsize >= 4 else _master(p) for name, p in self.parameters.items()}
         self.moments = {name: _moments(master) for name, master in self.masters.items()}
 
     def collect(self) -> None:
         """Add the gradients of one backward pass to those of the passes before."""
-        for name, parameter in self._rounded():
+        for name, parameter in self.parameters.items():
             master = self.masters[name]
-            if parameter.grad is not None:
-                master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
-                parameter.grad = None
+            if master is parameter or parameter.grad is None:
+                continue
+            if parameter.dtype == master.dtype:  # sharded: added up where it is
+                master.grad = local(parameter.grad)
+                continue
+            master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+            parameter.grad = None
 
     def gradients(self) -> Iterator[Tensor]:
         """What was collected for every trained parameter; one that no row touched has zeros."""
@@ -62,7 +69,7 @@ class Optimizer:
     def gradient_norm(self) -> float:
         """Over everything collected; the next step is scaled by it."""
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        self.norm = float(torch.nn.utils.get_total_norm(gradients, foreach=True))
+        self.norm = self.placement.norm(float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
         return self.norm
 
     @torch.no_grad()
@@ -108,13 +115,15 @@ class Optimizer:
             tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and masters, as kind/parameter."""
+        """Moments and masters, as kind/parameter: this rank's rows of them, where parameters are sharded."""
         moments = {f"{kind}/{name}": value for name, kinds in self.moments.items() for kind, value in kinds.items()}
-        return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name, _ in self._rounded()}
+        names = self.masters if self.placement.rounds else [name for name, _ in self._rounded()]
+        return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name in names}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Back to `state`. Raises ValueError if the tensors are not this model's, or of another precision."""
+        """Back to `state`, from whole tensors. Raises ValueError if they are not this model's, or of another
+        precision."""
         own = self.state()
         unknown = sorted(key for key in tensors if key.split("/", 1)[1] not in self.masters)
         if unknown:
@@ -125,12 +134,12 @@ class Optimizer:
                 "Resume with the precision that the run began with"
             )
         for key, value in tensors.items():
-            own[key].copy_(value)
+            own[key].copy_(self.placement.part(key, value))
         self._round()
 
     def _rounded(self) -> list[tuple[str, Tensor]]:
-        """The parameters that have a master."""
-        return [(name, p) for name, p in self.parameters.items() if self.masters[name] is not p]
+        """The parameters that have a master apart."""
+        return [(name, p) for name, p in self.parameters.items() if self.masters[name].dtype != p.dtype]
 
     @torch.no_grad()
     def _round(self) -> None:

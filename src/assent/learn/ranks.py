@@ -43,6 +43,14 @@ class Ranks(Protocol):
         """The largest count of any rank."""
         ...
 
+    def total(self, value: float) -> float:
+        """A number's sum over ranks, the same on all."""
+        ...
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which are alike in shape, in rank order; for rank 0 alone, the others get none."""
+        ...
+
 
 class Alone:
     """A gang of one."""
@@ -58,6 +66,12 @@ class Alone:
     def most(self, count: int) -> int:
         return count
 
+    def total(self, value: float) -> float:
+        return value
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
 
 class Together:
     """One of several ranks of the default process group, which `join` makes."""
@@ -66,7 +80,7 @@ class Together:
         self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        for bucket in _buckets(tensors):
+        for bucket in buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 dist.all_reduce(bucket[0])
                 continue
@@ -90,8 +104,19 @@ class Together:
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return int(found)
 
+    def total(self, value: float) -> float:
+        found = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(found)
+        return float(found)
 
-def _buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        mine = tensor.to(self.device)
+        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else []
+        dist.gather(mine, parts or None)
+        return parts
+
+
+def buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     """Neighbours of one dtype, together at most BUCKET_ELEMENTS (a larger tensor goes alone)."""
     bucket: list[Tensor] = []
     size = 0
@@ -123,9 +148,13 @@ def _own_address() -> str:
         return "127.0.0.1"
 
 
-def join(address: str, rank: int, world: int, *, device: torch.device, timeout: float) -> Ranks:
-    """Meet the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds."""
-    if world == 1:
+def join(
+    address: str, rank: int, world: int, *, device: torch.device, timeout: float, always: bool = False
+) -> Together | Alone:
+    """Meet the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds.
+
+    One rank alone has no group, unless `always`."""
+    if world == 1 and not always:
         return Alone()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(

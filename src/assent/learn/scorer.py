@@ -10,6 +10,7 @@ from torch import Tensor
 from assent.algorithms.base import Output
 from assent.batch import Batch
 from assent.learn.readout import READOUTS
+from assent.learn.sharding import Placement, Whole, local
 from assent.models.base import LanguageModel
 from assent.models.lowrank import adapters_off
 from assent.types import Role
@@ -34,8 +35,10 @@ class Scorer:
         temperature: float = 1.0,
         token_budget: int = 16384,
         leader: LanguageModel | None = None,
+        placement: Placement | None = None,
     ):
         self.model, self.role, self.leader = model, role, leader
+        self.placement = placement or Whole(model)
         self.temperature, self.token_budget = temperature, token_budget
 
     def annotate(self, batch: Batch) -> Batch:
@@ -52,9 +55,13 @@ class Scorer:
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:
         """Outputs of consecutive runs of rows, each within the token budget; together they cover the batch in order."""
-        readout, device = READOUTS[self.role], self.model.device
+        readout, device = READOUTS[self.role], self.placement.device
         parts = consecutive(batch, self.token_budget)
-        return [readout(self.model, part.to(device), self.temperature) for part in parts]
+        needed = len(parts)
+        parts += [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for this one in each pass
+        outputs = [readout(self.model, part.to(device), self.temperature) for part in parts]
+        self.placement.settle()
+        return outputs[:needed]
 
     def follow(self, share: float) -> None:
         """Move by `share` of the way towards the leader."""
@@ -65,7 +72,7 @@ class Scorer:
     def blend(self, weights: Mapping[str, Tensor], share: float) -> None:
         """Move every parameter by `share` of the way towards `weights` (an exponential moving average)."""
         for name, parameter in self.model.named_parameters():
-            parameter.lerp_(weights[name].to(parameter.dtype), share)
+            local(parameter).lerp_(local(weights[name]).to(parameter.dtype), share)
 
 
 class BaseScorer(Scorer):

@@ -39,6 +39,9 @@ class LearnSettings:
     """Of weights and activations: float32, or bfloat16 with float32 masters and moments in the optimizer."""
     micro_tokens: int = 8192
     """Tokens in one forward and backward pass; a step is cut to fit and accumulated."""
+    activation_checkpointing: bool = False
+    """Keep each layer's input alone for the backward pass, and compute the layer again there: less memory, a third more
+    work, the same gradient."""
     score_tokens: int = 16384
     """Tokens in one forward pass without gradients."""
     max_skipped: int = 3

@@ -48,6 +48,11 @@ class LanguageModel(nn.Module, ABC):
         """Longest sequence, in tokens."""
 
     @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers, one after another: units of sharding and of recomputation."""
+        return ()
+
+    @property
     def window(self) -> int | None:
         """Sliding attention window that contexts must apply, None for full attention."""
         return None

@@ -10,7 +10,7 @@ generation run this same code on the same parameters, so sampler and learner agr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -180,6 +180,10 @@ class Decoder(LanguageModel):
     @property
     def max_positions(self) -> int:
         return self.config.max_positions
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return tuple(self.layers)
 
     @property
     def window(self) -> int | None:

@@ -14,7 +14,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,6 +77,11 @@ class Fallback(LanguageModel):
             if value:
                 return int(value)
         return 2**31 - 1  # recurrent and ALiBi models have no limit of their own
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        names = set(getattr(self.inner, "_no_split_modules", None) or ())
+        return [module for module in self.modules() if type(module).__name__ in names]
 
     def forward(self, tokens: Tensor, context: Context) -> Tensor:
         if type(context) is not Packed:  # a subclass writes a cache, which would stay empty

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-STRATEGIES = ("replicate",)
+STRATEGIES = ("replicate", "fsdp")
 """How a training step is spread over ranks."""
 
 
@@ -29,6 +29,10 @@ class RuntimeSettings:
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share of the CPUs."""
     resources_per_rollout_worker: dict[str, float] = field(default_factory=dict)
     """ray: likewise for a rollout worker."""
+    strategy: str = "replicate"
+    """ray: replicate keeps the whole model on every training rank, fsdp shards weights, gradients and moments."""
+    cpu_offload: bool = False
+    """fsdp on GPUs: shards of weights, gradients and moments stay in the CPU's memory."""
     object_store_mb: int = 512
     """ray: memory for what processes hand each other, where we start the cluster."""
     dashboard: bool = False
@@ -47,6 +51,10 @@ class RuntimeSettings:
         found = []
         if self.kind not in ("local", "ray"):
             found.append(f"runtime.kind={self.kind} is not one of local, ray")
+        if self.strategy not in STRATEGIES:
+            found.append(f"runtime.strategy={self.strategy} is not one of {', '.join(STRATEGIES)}")
+        if self.cpu_offload and self.strategy != "fsdp":
+            found.append(f"runtime.cpu_offload=true needs runtime.strategy=fsdp, not {self.strategy}")
         if self.num_training_workers < 1:
             found.append(f"runtime.num_training_workers={self.num_training_workers} must be 1 or more")
         if self.max_failures < -1:
@@ -66,7 +74,8 @@ class RuntimeSettings:
     def _of_ray(self) -> list[str]:
         """What was set that only ray follows."""
         plain = RuntimeSettings()
-        keys = ("address", "num_training_workers", "resources_per_worker", "resources_per_rollout_worker", "dashboard")
+        keys = ["address", "num_training_workers", "strategy", "dashboard"]
+        keys += ["resources_per_worker", "resources_per_rollout_worker"]
         return [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) != getattr(plain, key)]
 
 
@@ -93,7 +102,7 @@ class StrategySettings:
     """How a training step is spread."""
 
     name: str = "replicate"
-    """replicate: every rank holds the whole model, gradients are summed."""
+    """replicate: every rank holds the whole model, gradients are summed; ray: fsdp shards it over the ranks."""
     micro_tokens: int | None = None
     """Tokens in one forward and backward pass; null leaves the recipe's. Changes memory and speed, not the gradient."""
 
@@ -195,6 +204,7 @@ class DistributedSettings:
         return {
             "kind": "ray",
             "num_training_workers": self.cluster.num_workers,
+            "strategy": self.strategy.name,
             "resources_per_worker": _without_none(reserved),
             "resources_per_rollout_worker": _without_none(reserved),
             **_without_none(

@@ -1,0 +1,155 @@
+"""Two ranks learn what one learns, whole or in shards, and go on from each other's checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_at_work import Job, at_work, do
+from safetensors.torch import load_file
+from tiny import GPT2
+
+from assent import load_settings
+from assent.batch import Batch
+from assent.learn.ranks import free_address, join
+from assent.learn.readout import policy_output
+from assent.learn.sharding import recompute_layers
+from assent.models.load import fresh_model
+from assent.settings import SettingsError
+from assent.trainer import Plan, Trainer
+
+Recipe = Callable[..., dict[str, Any]]
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 30,  # not a multiple of the ranks, nor is the vocabulary
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "sft": {"learn": {"activation_checkpointing": True}},
+    "dpo": {},
+    "grpo": {"reference": {"ema": 0.1}, "algorithm": {"kl_in_loss": 0.1}},
+    "ppo": {"critic": {"optimizer": {"eps": 1e-3, "learning_rate": 0.003}}, "algorithm": {"minibatches": 2}},
+    "lora": {"model": {"lora": {"rank": 3, "alpha": 6.0}}, "algorithm": {"kl_in_loss": 0.1}},
+    "half": {"learn": {"precision": "bfloat16"}},
+}
+METHOD = {"lora": "grpo", "half": "sft"}
+ON_TWO = [("dpo", "replicate"), ("ppo", "replicate"), *((case, "fsdp") for case in CASES)]
+ON_ONE = [("grpo", "fsdp"), ("ppo", "replicate"), ("lora", "fsdp"), ("half", "fsdp")]
+ON_THREE = [("grpo", "fsdp"), ("ppo", "fsdp"), ("ppo", "replicate")]
+SAVED = "epoch1epochstep1globalstep1"
+
+
+@pytest.fixture(scope="module")
+def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """Folders of finished jobs, <case>/<how>: on one rank, on two, and resumed on one and on three."""
+    root = tmp_path_factory.mktemp("ranks")
+
+    def job(case: str, how: str, strategy: str | None = None, **more: Any) -> Job:
+        sections = dict(CASES[case])
+        sections["learn"] = {"micro_tokens": 40, "score_tokens": 30} | sections.get("learn", {})
+        # eps of the size of the gradients: Adam's first step is g / (|g| + eps), a sign where g is rounding alone
+        sections["optimizer"] = {"eps": 1e-3, "schedule": "constant"}
+        if strategy is not None:
+            sections["runtime"] = {"kind": "ray", "strategy": strategy}
+        recipe = make_recipe(METHOD.get(case, case), root / "unused", **sections)
+        if case == "dpo":
+            recipe["model"]["config"] = LLAMA
+        return {
+            "recipe": recipe,
+            "folder": str(root / case / how),
+            "steps": (0, 3),
+            "out": str(root / case / how),
+            **more,
+        }
+
+    def resumed(case: str, how: str, on: str, strategy: str | None = None) -> Job:
+        folder = str(root / case / how)
+        found = job(case, f"{how} on {on}", strategy, steps=(1, 3), resume=SAVED)
+        return {**found, "folder": folder}
+
+    at_work([job(case, how, how, save=1) for case, how in ON_TWO], 2, root / "two", environment)
+    at_work([resumed(case, how, "three", how) for case, how in ON_THREE], 3, root / "three", environment)
+    for case in CASES:
+        do(job(case, "alone"), 0, 1, "")
+    for case, how in ON_ONE:
+        do(resumed(case, how, "one"), 0, 1, "")
+    return root
+
+
+def furthest(one: Path, other: Path) -> float:
+    """The largest difference of any weight of any model."""
+    files = sorted(one.glob("*.safetensors"))
+    assert files and [f.name for f in files] == [f.name for f in sorted(other.glob("*.safetensors"))]
+    found = 0.0
+    for file in files:
+        mine, theirs = load_file(file), load_file(other / file.name)
+        assert {n: (x.shape, x.dtype) for n, x in mine.items()} == {n: (x.shape, x.dtype) for n, x in theirs.items()}
+        found = max(found, *(float((mine[name].float() - theirs[name].float()).abs().max()) for name in mine))
+    return found
+
+
+def tolerance(case: str) -> float:
+    return 2e-3 if case == "half" else 1e-6  # bfloat16 knows weights of 0.1 to 0.0005
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "figures.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("case", "how"), ON_TWO)
+def test_two_ranks_learn_what_one_learns(case: str, how: str, done: Path) -> None:
+    """Weights of every model, and every figure: the norm among them, which clipping would hide from the weights."""
+    assert furthest(done / case / "alone", done / case / how) < tolerance(case)
+    alone, two = figures(done / case / "alone"), figures(done / case / how)
+    for mine, theirs in zip(alone["steps"], two["steps"], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            assert theirs[name] == pytest.approx(value, rel=1e-4, abs=1e-2 if case == "half" else 1e-5), name
+    share = two["kept"] / alone["kept"]
+    assert share == 1.0 if how == "replicate" else 0.5 <= share < 0.51
+
+
+@pytest.mark.parametrize(
+    ("case", "how", "world"), [*((*pair, "one") for pair in ON_ONE), *((*pair, "three") for pair in ON_THREE)]
+)
+def test_a_checkpoint_of_two_ranks_goes_on_on_any_number(case: str, how: str, world: str, done: Path) -> None:
+    assert furthest(done / case / how, done / case / f"{how} on {world}") < tolerance(case)
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA])
+def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, Any], batch: Batch) -> None:
+    found = []
+    for recompute in (False, True):
+        model = fresh_model(config, seed=0, vocab_size=50)
+        calls: list[int] = []
+        model.blocks[1].get_submodule("mlp").register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        if recompute:
+            recompute_layers(model)
+        output = policy_output(model, batch, 1.0)
+        assert output.logprobs is not None
+        output.logprobs.sum().backward()
+        with torch.no_grad():
+            policy_output(model, batch, 1.0)
+        assert len(calls) == (3 if recompute else 2)
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        assert gradient is not None and torch.equal(gradient, found[1][name]), name
+
+
+def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, runtime={"kind": "ray", "strategy": "fsdp", "cpu_offload": True})
+    ranks = join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, always=True)
+    try:
+        with pytest.raises(SettingsError, match="no effect on the CPU"):
+            Trainer(load_settings(recipe), Plan(tmp_path, None, 1, 8, "a row"), ranks)
+    finally:
+        torch.distributed.destroy_process_group()

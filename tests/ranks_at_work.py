@@ -1,0 +1,163 @@
+"""Training ranks as plain processes on gloo, each running the loop's own step over a gang of themselves.
+
+    python ranks_at_work.py JOBS.json RANK WORLD ADDRESS
+
+A job trains from a fresh model or a checkpoint, on batches that are the same for any number of ranks, and leaves
+weights, figures and, if asked, a checkpoint. Left out: data, rollout and Ray, which tests of whole runs have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from assent import load_settings
+from assent.batch import Batch
+from assent.learn.ranks import Ranks, Together, free_address, join
+from assent.learn.sharding import local
+from assent.loop.cast import Actor, Cast
+from assent.loop.progress import Delivery
+from assent.loop.train import learn
+from assent.runtime.gang import Gang, Part
+from assent.trainer import Plan, Trainer
+from assent.types import Role, Row
+
+Job = dict[str, Any]
+
+
+class Among(Gang):
+    """Every rank runs the loop, answers for itself and hears what the others answered."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.world = trainer, trainer.ranks.world
+
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        answer = getattr(self.trainer, method)(*arguments[self.trainer.ranks.rank])
+        if self.world == 1:
+            return [answer]
+        answers = [None] * self.world
+        dist.all_gather_object(answers, answer)
+        return answers
+
+    async def any(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+
+def batch_of(step: int, *, unit: int, rows: int = 10) -> Batch:
+    """Rows of very different lengths, so that ranks differ in their number of micro-batches."""
+    draw = torch.Generator().manual_seed(step)
+    sizes = [4 + 3 * (number * 7 % rows) for number in range(rows)]
+    made = []
+    for number, size in enumerate(sizes):
+        noise = torch.randn(size, generator=draw)
+        made.append(
+            Row(
+                tokens=tuple((torch.randint(300, (size,), generator=draw) + 5).tolist()),
+                trainable=(False, False, *(True,) * (size - 2)),
+                group=number // 5,
+                logprobs=(0.0, 0.0, *(-6.0 + 0.1 * noise[2:]).tolist()),
+                versions=(-1, -1, *(step,) * (size - 2)),
+                reward=float(noise[0]),
+            )
+        )
+    return Batch.of(made, unit=unit)
+
+
+def do(job: Job, rank: int, world: int, address: str) -> None:
+    settings = load_settings(job["recipe"])
+    cpu = torch.device("cpu")
+    if dist.is_initialized():
+        ranks: Ranks = Together(cpu)
+    else:
+        ranks = join(address, rank, world, device=cpu, timeout=60.0)
+    asyncio.run(train(job, Trainer(settings, Plan(Path(job["folder"]), job.get("resume"), 6, 40, "a row"), ranks)))
+
+
+async def train(job: Job, trainer: Trainer) -> None:
+    objective, store, first = trainer.objective, trainer.store, trainer.ranks.rank == 0
+    gang = Among(trainer)
+    actors = {role: Actor(Part(gang, role)) for role in objective.losses()}
+    reference = Actor(Part(gang, Role.REFERENCE)) if Role.REFERENCE in objective.asks else None
+    cast = Cast(objective, actors, reference, trainer.settings.reference.ema)
+    if job.get("resume"):
+        tensors, values = store.read(job["resume"])
+        for role, actor in actors.items():
+            mine = {key.removeprefix(f"{role}/"): x for key, x in tensors.items() if key.startswith(f"{role}/")}
+            await actor.restore(mine, values[role])
+    figures = []
+    memory: dict[str, float] = {}
+    for step in range(*job["steps"]):
+        batch = batch_of(step, unit=objective.unit)
+        _, stats = await learn(cast, Delivery(batch=batch, epoch=1), memory, step=step, seed=0)
+        figures.append(stats)
+        if job.get("save") == step + 1:
+            await save(trainer, actors, f"epoch1epochstep{step + 1}globalstep{step + 1}")
+    weighed = objective.weigh(batch)
+    if job["recipe"]["method"] == "sft":
+        figures.append(await actors[Role.POLICY].evaluate(weighed))
+    kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
+    whole = {role: trainer.placements[role].whole() for role in trainer.models}
+    if first:
+        out = Path(job["out"])
+        out.mkdir(parents=True, exist_ok=True)
+        for role, model in whole.items():
+            assert model is not None
+            save_file({name: x.contiguous().clone() for name, x in model.hf_tensors()}, out / f"{role}.safetensors")
+        (out / "figures.json").write_text(json.dumps({"steps": figures, "kept": kept}))
+
+
+async def save(trainer: Trainer, actors: dict[Role, Actor], name: str) -> None:
+    """A checkpoint as a run makes it: every rank takes part, the first writes."""
+    tensors: dict[str, Tensor] = {}
+    values = {}
+    for role, actor in actors.items():
+        mine, values[role] = await actor.state()
+        tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
+    for role in trainer.models:
+        trainer.save(role, trainer.store.staging(role))
+    if trainer.ranks.rank == 0:
+        copy = partial(shutil.copytree, dirs_exist_ok=True)
+        writers = {role: partial(copy, trainer.store.staging(role)) for role in trainer.models}
+        trainer.store.write(name, writers, tensors, values)
+
+
+def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str, str], timeout: float = 240.0) -> None:
+    """Do the jobs on so many ranks. Raises with what a rank said where one fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
+    address = free_address()
+    command = [sys.executable, __file__, str(folder / "jobs.json")]
+    path = {"PYTHONPATH": f"{environment['PYTHONPATH']}:{Path(__file__).parent}"}
+    logs = [folder / f"rank{rank}.log" for rank in range(world)]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), address], env=environment | path, stdout=log.open("w"), stderr=-2
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        codes = [process.wait(timeout) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        do(job, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    if dist.is_initialized():
+        dist.destroy_process_group()
