@@ -24,10 +24,10 @@ from assent import Run, load_settings, run
 from assent.evaluate.judge import Judge
 from assent.loop.online import RewardFailureError
 from assent.rewards import remote
-from assent.rewards.protocol import vocabulary_digest
+from assent.rewards.protocol import Question, vocabulary_digest
 from assent.rewards.remote import HttpReward, RewardServerError
 from assent.rewards.settings import RewardSettings
-from assent.serve import ServeSettings, make_guard
+from assent.serve import JudgeService, ServeSettings, make_guard
 from assent.types import Completion, Finish, Prompt, Score
 
 Recipe = Callable[..., dict[str, Any]]
@@ -127,6 +127,29 @@ def test_scores_are_those_of_this_process_to_the_bit(same: bool, server: Server,
     mine, theirs = scored(local, groups), scored(HttpReward(settings, vocabulary=digest), groups)
     assert mine == theirs
     assert len({score.value for group in mine for score in group}) > 20
+
+
+def test_what_comes_together_is_one_batch(judge: Path) -> None:
+    sizes: list[int] = []
+
+    class Counted(Judge):
+        def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
+            sizes.append(len(sequences))
+            return super().of_sequences(sequences)
+
+    loaded = Judge.load(str(judge))
+    groups = answers(loaded.tokenizer)
+    service = JudgeService(Counted(loaded.model, loaded.tokenizer))
+
+    async def run() -> list[list[Score]]:
+        asked = [
+            [Question(prompt=prompt, completion=completion, same_vocabulary=True) for completion in group]
+            for prompt, group in groups
+        ]
+        return list(await asyncio.gather(*(service(questions) for questions in asked)))
+
+    assert asyncio.run(run()) == scored(loaded.reward(loaded.tokenizer), groups)
+    assert sizes == [48], "twelve requests of four, in one pass of the model"
 
 
 def test_a_port_that_is_taken_is_said_in_a_line(server: Server, environment: dict[str, str]) -> None:

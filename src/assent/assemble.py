@@ -150,7 +150,7 @@ class Job:
     def judge(self, settings: RewardSettings, crew: Crew) -> Reward:
         if settings.workers:
             own = load_tokenizer(settings.path)
-            return judge_reward(crew.judges(settings.path, settings.workers), own, self.tokenizer, pause=0.005)
+            return judge_reward(crew.judges(settings), own, self.tokenizer, pause=0.005)
         judge = load_judge(self.settings, settings.path)
         engine = crew.engine
         assert engine is not None

@@ -20,6 +20,7 @@ from assent.algorithms.base import Algorithm
 from assent.evaluate.judge import Judge
 from assent.loop.checkpoint import Writer
 from assent.models.load import load_tokenizer
+from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
 from assent.rollout.build import build_engine
 from assent.rollout.engine import Engine
@@ -60,8 +61,8 @@ class Crew(Protocol):
         """What writes a role's model into a folder of a checkpoint. `staging` is a folder it may use meanwhile."""
         ...
 
-    def judges(self, path: str, count: int) -> JudgeWorkers:
-        """Processes that hold the judge of a checkpoint."""
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
+        """Processes that hold the judge of a reward."""
         ...
 
     def close(self) -> None: ...
@@ -93,8 +94,8 @@ class LocalCrew:
     async def writer(self, role: str, staging: Path) -> Writer:
         return partial(self.trainer.save, role)
 
-    def judges(self, path: str, count: int) -> JudgeWorkers:
-        raise NotImplementedError(f"rewards.workers={count} without runtime=ray, which settings refuse")
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
+        raise NotImplementedError(f"rewards.workers={reward.workers} without runtime=ray, which settings refuse")
 
     def close(self) -> None:
         if self.engine is not None:
@@ -185,7 +186,7 @@ class RayCrew:
         online = isinstance(settings.algorithm, Algorithm)
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers if online else 0
         judges = sum(reward.workers for reward in settings.rewards)
-        share = _share(runtime.cpus(), training + rollout + judges)
+        self.share = share = _share(runtime.cpus(), training + rollout + judges)
         self.rank_bundles = [_reserved(settings.runtime.resources_per_worker, share)] * training
         self.rollout_bundle = _reserved(settings.runtime.resources_per_rollout_worker, share)
         if rollout:
@@ -200,7 +201,7 @@ class RayCrew:
         self._rollouts = rollout
         self._opened = False
         self._rollout_groups: dict[int, Any] = {}
-        self.judge_bundles = [{"CPU": share}] * judges
+        self.judge_bundles = [_reserved(r.resources, share) for r in settings.rewards for _ in range(r.workers)]
         self._judges: dict[str, JudgeWorkers] = {}
         self._judge_groups: dict[tuple[str, int], Any] = {}
 
@@ -288,19 +289,21 @@ class RayCrew:
 
     # --- judges
 
-    def judges(self, path: str, count: int) -> JudgeWorkers:
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
         """The same ones after ranks were formed again."""
+        path = reward.path
         if path not in self._judges:
-            self._judges[path] = JudgeWorkers(partial(self._judge, path), count, failures=self.failures)
+            start = partial(self._judge, path, _reserved(reward.resources, self.share))
+            self._judges[path] = JudgeWorkers(start, reward.workers, failures=self.failures)
         return self._judges[path]
 
-    async def _judge(self, path: str, number: int) -> RayWorker:
-        name, bundle = f"judge {number} ({Path(path).name})", self.judge_bundles[0]
+    async def _judge(self, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
+        name = f"judge {number} ({Path(path).name})"
         if (path, number) not in self._judge_groups:
-            self._judge_groups[path, number] = self.runtime.reserve([bundle])
+            self._judge_groups[path, number] = self.runtime.reserve([dict(bundle)])
         group = self._judge_groups[path, number]
         if not await self.runtime.placed(group, within=self.settings.runtime.start_timeout):
-            raise self.runtime.no_room([bundle], what=name)
+            raise self.runtime.no_room([dict(bundle)], what=name)
         threads = self._threads(bundle)
         return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
 

@@ -27,6 +27,8 @@ class RewardSettings:
     """Checkpoint of the judge; empty in a pipeline: the judge trained there."""
     workers: int = 0
     """judge: processes that hold it, with runtime=ray; 0 keeps it in the run's own process."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """judge: what each of its processes reserves, such as {GPU: 1}; empty takes an equal share of the CPUs."""
     function: str = ""
     """The function, for kind "function": "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class RewardSettings:
             raise ValueError("A reward of kind 'function' needs function='file.py:name' or 'package.module:name'.")
         if self.kind != "function" and self.function:
             raise ValueError(f"function={self.function!r} is read for kind 'function' only, not for {self.kind!r}.")
-        for name in ("path", "workers"):
+        for name in ("path", "workers", "resources"):
             if self.kind != "judge" and getattr(self, name):
                 value = getattr(self, name)
                 raise ValueError(f"{name}={value!r} is read for kind 'judge' only, not for {self.kind!r}.")
