@@ -1,36 +1,115 @@
-"""A trained linear layer beside torch's own, in value and gradient."""
+"""Products beside torch's own, in value and gradient, and which of them are oneDNN's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from assent.maths.products import trained_linear
+from assent.maths import logprobs, products
+from assent.maths.logprobs import chosen_logprobs
+from assent.maths.products import by_onednn, onednn_present, product, summed_outer_products
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products go to oneDNN too, so that small tests see it."""
+    monkeypatch.setattr(products, "SMALLEST", 1)
+
+
+def random(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+
+
+def compare(x: Tensor, weight: Tensor, bias: Tensor | None, above: Tensor) -> None:
+    """Value and gradients of `product` and of torch's linear."""
+    leaves = [leaf.requires_grad_() for leaf in (x, weight, bias) if leaf is not None]
+    ours, theirs = (layer(x, weight, bias) for layer in (product, F.linear))
+    assert_close(ours, theirs)
+    with torch.no_grad():
+        assert_close(product(x, weight, bias), theirs)
+    gradients = [torch.autograd.grad(y, leaves, above) for y in (ours, theirs)]
+    for mine, other in zip(*gradients, strict=True):
+        assert mine.is_contiguous()
+        assert_close(mine, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape", [(7, 5, 3), (1, 32, 64), (130, 64, 33), (0, 4, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 5, 3), (1, 32, 64), (130, 64, 33), (61, 33, 130), (5, 9, 1), (0, 4, 4)], ids=str)
 def test_it_is_torchs_linear_in_value_and_gradient(
     shape: tuple[int, int, int], biased: bool, dtype: torch.dtype
 ) -> None:
     rows, width, out = shape
-    generator = torch.Generator().manual_seed(0)
-    sizes = ((rows, width), (out, width), (out,), (rows, out))
-    x, weight, bias, above = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
-    leaves = [x.requires_grad_(), weight.requires_grad_(), *([bias.requires_grad_()] if biased else [])]
-    ours, theirs = (layer(x, weight, bias if biased else None) for layer in (trained_linear, F.linear))
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
-    gradients = [torch.autograd.grad(y, leaves, above) for y in (ours, theirs)]
-    for mine, other in zip(*gradients, strict=True):
-        assert mine.is_contiguous()
-        torch.testing.assert_close(mine, other, atol=2e-5, rtol=1e-5)
+    x, weight, bias, above = random((rows, width), (out, width), (out,), (rows, out), dtype=dtype)
+    compare(x, weight, bias if biased else None, above)
+
+
+def test_factors_may_lie_in_memory_in_any_way() -> None:
+    x, weight, bias, above = random((16, 9), (24, 40), (30,), (12, 1))
+    # Transposed, every other row and some columns, every other entry, and one column repeated for all (as sums do).
+    compare(x.T[:, :12].T, weight[::2, 3:12], bias[6::2], above.expand(12, 12))
 
 
 def test_a_frozen_weight_gets_no_gradient() -> None:
-    x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(2, 3)
-    y = trained_linear(x, weight, None)
-    y.sum().backward()
-    assert weight.grad is None
-    torch.testing.assert_close(x.grad, weight.sum(0).expand(4, 3))
+    x, weight = random((4, 3), (2, 3))
+    product(x.requires_grad_(), weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is None and x.grad is not None
+    assert_close(x.grad, weight.sum(0).expand(4, 3))
+
+
+@pytest.mark.parametrize("sizes", [(6, 40), (40, 6), (17, 17)])
+def test_outer_products_are_summed_from_either_side(sizes: tuple[int, int]) -> None:
+    first, second = random((23, sizes[0]), (23, sizes[1]))
+    found = summed_outer_products(first, second)
+    assert found.is_contiguous()
+    assert_close(found, first.T @ second)
+
+
+def test_gradients_in_float64_are_those_of_the_value() -> None:
+    leaves = [leaf.requires_grad_() for leaf in random((5, 4), (3, 4), (3,), dtype=torch.float64)]
+    assert torch.autograd.gradcheck(product, leaves)
+
+
+class Looks(Tensor):
+    """A tensor of another kind, as those are whose rows lie on several ranks."""
+
+
+def test_onednn_gets_plain_large_float32_matrices_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not onednn_present():
+        pytest.skip("no x86 CPU with oneDNN")
+    x, weight = random((4, 64), (32, 64))
+    assert by_onednn(x, weight)
+    assert by_onednn(x, torch.nn.Parameter(weight))
+    assert not by_onednn(x.double(), weight.double())
+    assert not by_onednn(x.bfloat16(), weight.bfloat16())
+    assert not by_onednn(x.to("meta"), weight.to("meta"))
+    assert not by_onednn(x, weight.as_subclass(Looks))
+    assert not by_onednn(x[None], weight)
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+    try:
+        assert not by_onednn(x, weight)
+    finally:
+        torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(products, "SMALLEST", 32 * 64 + 1)
+    assert not by_onednn(x, weight)
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_log_probs_through_it_are_torchs(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """In one chunk and in several, the last of them a part, whose gradients add up in the head's."""
+    monkeypatch.setattr(logprobs, "_chunk_rows", lambda hidden, vocab: rows)
+    hidden, weight, bias = (leaf.requires_grad_() for leaf in random((20, 12), (33, 12), (33,)))
+    targets = torch.arange(20)
+    found = chosen_logprobs(hidden, weight, targets, bias=bias)
+    logp = torch.log_softmax(F.linear(hidden, weight, bias), -1)
+    expected = logp[torch.arange(20), targets], -(logp.exp() * logp).sum(-1)
+    gradients = [torch.autograd.grad(a.sum() + 0.5 * b.sum(), (hidden, weight, bias)) for a, b in (found, expected)]
+    for ours, theirs in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        assert_close(ours, theirs)

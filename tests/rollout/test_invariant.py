@@ -42,6 +42,20 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(shape: tuple[int, int]
             assert torch.equal(linear(x[7 : 7 + count], weight, bias), whole[7 : 7 + count]), count
 
 
+def test_nor_when_threads_share_them() -> None:
+    width, out = 256, 1024
+    x, weight, bias = (torch.randn(size) for size in ((300, width), (out, width), (out,)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            whole = linear(x, weight, bias)
+            for count in (1, 2, 3, 5, 8, 9, 31, 257):
+                assert torch.equal(linear(x[7 : 7 + count], weight, bias), whole[7 : 7 + count]), count
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_hidden_states_of_a_sequence_do_not_depend_on_the_others(kind: str) -> None:
     found = model(kind)

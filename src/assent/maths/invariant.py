@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from assent.maths.products import trained_linear
+from assent.maths.products import product
 
 ROWS = 4
 """Rows of a matrix product that a kernel takes at once, for each thread that shares it."""
@@ -34,13 +34,13 @@ def keys(count: int) -> int:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (rows, width) times weight.T, each row as if it were alone where no gradients are kept."""
-    rows = x.shape[0]
     if torch.is_grad_enabled():
-        return trained_linear(x, weight, bias)
+        return product(x, weight, bias)
+    rows = x.shape[0]
     whole = filled_up(rows, ROWS * torch.get_num_threads())
     if whole == rows:
-        return F.linear(x, weight, bias)
-    return F.linear(F.pad(x, (0, 0, 0, whole - rows)), weight, bias)[:rows]
+        return product(x, weight, bias)
+    return product(F.pad(x, (0, 0, 0, whole - rows)), weight, bias)[:rows]
 
 
 class Linear(nn.Linear):

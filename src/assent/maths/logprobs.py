@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from assent.maths.invariant import linear
+from assent.maths.products import by_onednn, product, summed_outer_products
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits computed at once on the CPU; about 16 MB in float32."""
@@ -67,7 +68,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 slope = torch.special.entr(p).addcmul_(p, entropy[part, None], value=-1.0)
                 grad.addcmul_(slope, grad_entropy[part, None], value=1.0 / ctx.temperature)
             grad = grad.to(hidden.dtype)
-            torch.mm(grad, weight, out=grad_hidden[part])
+            grad_hidden[part] = product(grad, weight.T)
             if grad_weight is not None:
                 _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
@@ -89,10 +90,10 @@ def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatur
 
 def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
     """total += grad.T @ hidden, summed over chunks in float32."""
-    if grad.dtype == total.dtype:
+    if grad.dtype == total.dtype and not by_onednn(grad, hidden):
         total.addmm_(grad.T, hidden)
     else:
-        total += grad.T @ hidden
+        total += summed_outer_products(grad, hidden)
 
 
 def chosen_logprobs(

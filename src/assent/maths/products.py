@@ -1,52 +1,91 @@
-"""A linear layer whose float32 products, forwards and backwards, are oneDNN's.
+"""Matrix products by the fastest library that torch carries, with gradients.
 
-PyTorch sends float32 products to MKL, which uses half of the registers' width on AMD processors. Left out: bfloat16,
-which PyTorch gives to oneDNN itself, and other devices.
+On the CPU torch sends float32 products to MKL, which uses half of the registers' width on AMD processors. oneDNN, which
+torch asks for bfloat16 alone, uses all of it and takes weights as they lie in memory, transposed ones too. Both add up
+in float32: `torch.set_float32_matmul_precision` keeps its meaning, and `torch.backends.mkldnn.set_flags(False)` sends
+everything to MKL again. Left out: batches of small products (attention), for which torch offers no such way.
 """
 
 from __future__ import annotations
 
+import functools
 import platform
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-AVAILABLE = (
-    platform.machine().lower() in ("x86_64", "amd64")
-    and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-)
+SMALLEST = 1 << 15
+"""Entries of a second factor below which calling oneDNN costs more than it saves. The first factor's rows do not count:
+a row's result must not depend on how many there are."""
 
 
-def trained_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (rows, width) times weight.T plus bias, (rows, out)."""
-    fits = x.dim() == 2 and min(x.shape) > 0 and x.dtype == weight.dtype == torch.float32
-    if AVAILABLE and fits and x.device.type == "cpu":
-        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
-    return F.linear(x, weight, bias)
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (rows, inner) times weight (columns, inner) transposed, plus bias (columns,). Differentiable once."""
+    if not by_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _onednn(x, weight, bias)
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a (n, k) times b.T (k, m)."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")  # type: ignore[no-any-return]
+def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
+    """first (n, a) transposed times second (n, b): a weight's gradient, (a, b). Not differentiable."""
+    if not by_onednn(first, second):
+        return first.T @ second
+    if first.shape[1] < second.shape[1]:  # oneDNN's first factor is copied if it is transposed: let it be the smaller
+        return _onednn(first.T, second.T)
+    return _onednn(second.T, first.T).T.contiguous()
 
 
-class _Linear(torch.autograd.Function):
+def by_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN multiplies these: plain float32 matrices on an x86 CPU. Tensors that only look like one (those of
+    several ranks, fake ones) are left to torch."""
+    return (
+        weight.numel() >= SMALLEST
+        and x.numel() > 0
+        and all(
+            type(factor) in (Tensor, nn.Parameter)
+            and factor.dtype is torch.float32
+            and factor.device.type == "cpu"
+            and factor.ndim == 2
+            for factor in (x, weight)
+        )
+        and onednn_present()
+        and bool(torch.backends.mkldnn.enabled)
+    )
+
+
+@functools.cache
+def onednn_present() -> bool:
+    return (
+        platform.machine().lower() in ("x86_64", "amd64")
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return _onednn(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
+        grad = grad.contiguous()  # sums broadcast theirs
+        of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
-            _product(grad, weight.T) if for_x else None,
-            _product(grad.T, x.T) if for_weight else None,
-            grad.sum(0) if for_bias else None,
+            product(grad, weight.T) if of_x else None,
+            summed_outer_products(grad, x) if of_weight else None,
+            grad.sum(0) if of_bias else None,
         )

@@ -10,7 +10,6 @@ once more. Left out: gradients, layers that are not plain (adapters compute as t
 from __future__ import annotations
 
 import copy
-import platform
 from typing import TypeGuard, cast
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from assent.maths.invariant import filled_up
+from assent.maths.products import onednn_present
 from assent.models.decoder import MLP, Decoder
 from assent.models.lowrank import LoraLinear
 
@@ -79,13 +79,7 @@ class PackedMLP(nn.Module):
 
 def can_pack(model: Decoder) -> bool:
     """Whether packed weights are any use: x86 with oneDNN, in the two precisions it multiplies."""
-    return (
-        model.device.type == "cpu"
-        and platform.machine().lower() in ("x86_64", "amd64")
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and model.dtype in (torch.float32, torch.bfloat16)
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16) and onednn_present()
 
 
 def packed(model: Decoder) -> Decoder:
