@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import select
 import signal
 import socket
@@ -174,6 +176,28 @@ def test_what_the_judge_cannot_read_gets_a_reason_and_the_rest_a_score(server: S
         "not scored by the server: 502 tokens, the judge reads 1 to 128",
         "not scored by the server: token 1000000000 is not in the vocabulary",
     ]
+
+
+def test_noise_on_the_wire_gets_no_score_and_harms_nobody(server: Server, judge: Path) -> None:
+    generator = random.Random(0)
+    given = ("host: localhost", f"authorization: Bearer {TOKEN}", "content-type: application/json")
+    head = "\r\n".join(["POST /score HTTP/1.1", *given, ""])
+    body = b'{"version": 1, "items": [{"prompt": "a", "completion": "b"}]}'
+    whole = head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+    for _ in range(100):
+        sent = bytearray(whole)
+        for _ in range(generator.randint(1, 8)):
+            sent[generator.randrange(len(head))] = generator.randrange(256)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                connection.recv(100)
+    here = Judge.load(str(judge))
+    groups = answers(here.tokenizer)[:1]
+    there = HttpReward(RewardSettings(**rewards(server)[0]), vocabulary=vocabulary_digest(here.tokenizer.get_vocab()))
+    assert scored(there, groups) == scored(here.reward(here.tokenizer), groups)
+    assert server.process.poll() is None
 
 
 def same_weights(a: Run, b: Run) -> bool:

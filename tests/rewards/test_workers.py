@@ -1,9 +1,13 @@
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from assent import load_settings
 from assent.rewards.judge import Tokens
+from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
 from assent.runtime.worker import WorkerLost
 
@@ -69,3 +73,12 @@ def test_a_lost_worker_is_replaced_until_it_is_too_much() -> None:
         return SumWorker("judge", last=1)
 
     asyncio.run(run())
+
+
+def test_workers_need_a_runtime_with_processes(make_recipe: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = make_recipe("grpo", tmp_path) | {"rewards": [{"kind": "judge", "path": "judge", "workers": 2}]}
+    with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 need processes: set runtime=ray"):
+        load_settings(recipe)
+    assert load_settings(recipe, ["runtime=ray"]).rewards[0].workers == 2
+    with pytest.raises(ValueError, match="workers=2 is read for kind 'judge' only"):
+        RewardSettings(kind="length", workers=2)
