@@ -1,9 +1,9 @@
 """Matrix products by the fastest library that torch carries, with gradients.
 
 On the CPU torch sends float32 products to MKL, which uses half of the registers' width on AMD processors. oneDNN, which
-torch asks for bfloat16 alone, uses all of it and takes weights as they lie in memory, transposed ones too. Both add up
-in float32: `torch.set_float32_matmul_precision` keeps its meaning, and `torch.backends.mkldnn.set_flags(False)` sends
-everything to MKL again. Left out: batches of small products (attention), for which torch offers no such way.
+torch asks for bfloat16 alone, uses all of it and takes weights as they lie in memory, transposed ones too; the products
+stay float32. `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again. Left out: batches of small
+products (attention), which torch gives to oneDNN only with leave to round them to bfloat16.
 """
 
 from __future__ import annotations
