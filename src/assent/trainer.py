@@ -27,7 +27,7 @@ from assent.models.config import HeadKind
 from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
 from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
 from assent.models.tokenizer import check_vocabulary
-from assent.runtime.memory import keep_freed_memory
+from assent.runtime.memory import keep_freed_memory, release_freed_memory
 from assent.settings import Settings, SettingsError
 from assent.types import Role
 from assent.weights.parcel import Parcel, pack
@@ -160,7 +160,9 @@ class Trainer:
             return Whole(model, self.ranks)
         if runtime.cpu_offload and self.device == "cpu":
             raise SettingsError("runtime.cpu_offload=true has no effect on the CPU: set it to false, or device=cuda")
-        return Sharded(model, self.ranks, device=torch.device(self.device), cpu_offload=runtime.cpu_offload)
+        place = Sharded(model, self.ranks, device=torch.device(self.device), cpu_offload=runtime.cpu_offload)
+        release_freed_memory()  # of the whole model
+        return place
 
     def _check_lengths(self) -> None:
         """Refuse rows that would not fit a model's context."""

@@ -25,9 +25,9 @@ from assent.trainer import Plan, Trainer
 Recipe = Callable[..., dict[str, Any]]
 LLAMA = {
     "model_type": "llama",
-    "hidden_size": 30,  # not a multiple of the ranks, nor is the vocabulary
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "hidden_size": 126,  # large enough for oneDNN's products
+    "intermediate_size": 181,
+    "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,

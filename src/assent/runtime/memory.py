@@ -28,3 +28,10 @@ def keep_freed_memory() -> bool:
         return False
     set_all = [mallopt(MMAP_THRESHOLD, 1 << 30), mallopt(TRIM_THRESHOLD, (1 << 31) - 1), mallopt(TOP_PAD, 1 << 26)]
     return all(set_all)
+
+
+def release_freed_memory() -> None:
+    """Hand what is free back to the kernel, once: after something large that will not come again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,114 @@
+"""Memory of a training rank: the whole model on each of two ranks, or its shards. Prints a table.
+
+    python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024]
+
+`held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `peak` is how far its
+resident memory rose over two steps above what the process had before there was a model, the passing whole model of
+loading left out. Left out: speed, which two processes of one machine say nothing of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from assent.algorithms import SFT
+from assent.batch import Batch
+from assent.learn.learner import Learner
+from assent.learn.ranks import free_address, join
+from assent.learn.settings import LearnSettings, OptimizerSettings
+from assent.learn.sharding import Sharded, Whole, local, recompute_layers
+from assent.models.load import fresh_model
+from assent.runtime.memory import keep_freed_memory, release_freed_memory
+from assent.types import Role, Row
+
+MODES = {
+    "replicate": ("replicate", "float32", False),
+    "fsdp": ("fsdp", "float32", False),
+    "replicate, recomputed": ("replicate", "float32", True),
+    "fsdp, recomputed": ("fsdp", "float32", True),
+    "replicate, bfloat16": ("replicate", "bfloat16", False),
+    "fsdp, bfloat16": ("fsdp", "bfloat16", False),
+}
+
+
+def resident(field: str) -> float:
+    """MiB by this process's own account: VmRSS now, VmHWM at most since it was last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
+    strategy, precision, recompute = MODES[mode]
+    keep_freed_memory()  # as ranks do
+    cpu = torch.device("cpu")
+    ranks = join(options.address, options.rank, 2, device=cpu, timeout=300.0)
+    if strategy == "fsdp":
+        importlib.import_module("torch.distributed.fsdp")  # no part of a model's memory
+    before = resident("VmRSS")
+    config = {
+        "model_type": "llama",
+        "hidden_size": options.width,
+        "intermediate_size": options.width * 43 // 16,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": options.width // 64,
+        "vocab_size": 768,
+    }
+    model = fresh_model(config, dtype=getattr(torch, precision))
+    placement = Whole(model, ranks) if strategy == "replicate" else Sharded(model, ranks, device=cpu)
+    release_freed_memory()
+    if recompute:
+        recompute_layers(model)
+    settings = LearnSettings(precision=precision, micro_tokens=options.tokens)
+    objective = SFT()
+    learner = Learner(
+        model,
+        Role.POLICY,
+        objective.losses()[Role.POLICY],
+        optimizer=OptimizerSettings(),
+        settings=settings,
+        total_steps=9,
+        placement=placement,
+    )
+    Path("/proc/self/clear_refs").write_text("5")
+    tokens = torch.randint(768, (2 * options.tokens // 64, 64)).tolist()
+    rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
+    batch = objective.weigh(Batch.of(rows)).shard(options.rank, 2)
+    for step in range(2):
+        learner.prepare(batch, step)
+        kept = [*map(local, model.parameters()), *learner.optimizer.gradients(), *learner.optimizer.state().values()]
+        held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept}
+        learner.apply(True)
+    return {"held": sum(held.values()) / 2**20, "peak": resident("VmHWM") - before}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for name, default in (("width", 512), ("layers", 8), ("tokens", 1024), ("rank", -1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("--address")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.rank >= 0:
+        print(json.dumps(measure(options.mode, options)))
+        return
+    print("| two ranks, MiB a rank | held | peak |\n|---|---|---|")
+    for mode in MODES:
+        address = free_address()
+        command = [sys.executable, *sys.argv, "--mode", mode, "--address", address]
+        running = [
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)
+        ]
+        found = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in running]
+        print(f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in ("held", "peak")) + " |")
+
+
+if __name__ == "__main__":
+    main()
