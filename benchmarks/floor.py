@@ -103,11 +103,11 @@ class Peak:
     """The best that this machine did in this run, at one precision and number of threads."""
 
     flops: float
-    """FLOP/s of the best matrix product as torch does it by itself: the floor's."""
+    """FLOP/s of the best matrix product as torch does it by itself."""
     bandwidth: float
     """Bytes/s of the best read of as much memory as weights take."""
     packed: float = 0.0
-    """FLOP/s of the best product by oneDNN with a weight laid out beforehand: for the note, not for the floor."""
+    """FLOP/s of the best product by oneDNN with a weight laid out beforehand, which float32 gets only by asking for it."""
 
     def better(self, other: Peak) -> Peak:
         """The best of both, figure by figure."""
@@ -115,7 +115,7 @@ class Peak:
 
     def seconds(self, flops: float, read: float = 0.0) -> float:
         """The least time for so many FLOPs and bytes, if they overlap perfectly."""
-        return max(flops / self.flops, read / self.bandwidth)
+        return max(flops / max(self.flops, self.packed), read / self.bandwidth)
 
 
 def share(rate: float, seconds_a_token: float) -> float:
