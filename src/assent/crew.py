@@ -30,7 +30,7 @@ from assent.runtime.gang import Gang
 from assent.runtime.local import LocalGang
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.token import prepare
-from assent.runtime.worker import TooManyFailures, WorkerLost
+from assent.runtime.worker import NodeLost, TooManyFailures, WorkerLost
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess, Trainer, device_of, dtype_of, initial_model
 from assent.types import Role
@@ -241,9 +241,14 @@ class RayCrew:
     async def _form(self) -> None:
         from assent.runtime.ray import RayGang
 
-        await self._room_for_ranks()
         world, settings = len(self.rank_bundles), self.settings.runtime
-        self.ranks = list(await asyncio.gather(*(self._rank(number) for number in range(world))))
+        while True:
+            await self._room_for_ranks()
+            try:
+                self.ranks = list(await asyncio.gather(*(self._rank(number) for number in range(world))))
+                break
+            except NodeLost:
+                self._end_ranks()
         gang = RayGang(self.ranks)
         address = await gang.any("address")
         await gang.scatter("build", [(address, number, world, settings.collective_timeout) for number in range(world)])

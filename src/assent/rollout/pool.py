@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assent.rollout.accepted import WeightsError
-from assent.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
+from assent.runtime.worker import NodeLost, NoWorkersError, SenderLost, Worker, WorkerLost
 from assent.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ class Pool:
             try:
                 worker = await self._start(place.number)
                 await self._brought_up(worker)
+            except NodeLost:
+                continue
             except WorkerLost as lost:
                 self._say(f"lost {lost}")
                 self._note(place, lost)
@@ -263,5 +265,6 @@ class Pool:
         """Nothing slept."""
 
     def close(self) -> None:
+        self._broken = self._broken or RuntimeError("the pool was closed")
         for task in self._tasks:
             task.cancel()

@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from assent.runtime.gang import Gang
 from assent.runtime.settings import RuntimeSettings
-from assent.runtime.worker import SenderLost, WorkerLost
+from assent.runtime.worker import NodeLost, SenderLost, WorkerLost
 
 Resources = dict[str, float]
 LOST = (
@@ -244,11 +244,12 @@ class RayRuntime:
         return group
 
     async def placed(self, group: Any, *, within: float | None) -> bool:
-        """Wait until all of a group has its room, or for so many seconds."""
+        """Wait until all of a group has its room, or for so many seconds. False where it has none then, or was given
+        back."""
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
-        while placement_group_table(group)["state"] != "CREATED":
-            if until is not None and loop.time() >= until:
+        while (state := placement_group_table(group)["state"]) != "CREATED":
+            if state == "REMOVED" or (until is not None and loop.time() >= until):
                 return False
             await asyncio.sleep(0.1)
         return True
@@ -263,8 +264,9 @@ class RayRuntime:
     async def spawn(
         self, make: Callable[..., Any], *arguments: Any, name: str, group: Any, place: int, threads: int
     ) -> RayWorker:
-        """A process with `make(*arguments)` inside, in a place of a reserved group. Raises what `make` raises."""
-        bundle = group.bundle_specs[place]
+        """A process with `make(*arguments)` inside, in a place of a reserved group. Raises what `make` raises, and
+        NodeLost where the fault is the node's."""
+        bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         options = {
             "num_cpus": bundle.get("CPU", 0.0),
@@ -283,6 +285,10 @@ class RayRuntime:
         except exceptions.RayTaskError as error:
             worker.kill()
             raise error.cause from error
+        except WorkerLost as lost:
+            if any(there["NodeID"] == node and there["Alive"] for there in _state().nodes()):
+                raise
+            raise NodeLost(name, lost.reason) from lost
         return worker
 
     async def fetched(self, reference: Any, owner: str) -> Any:

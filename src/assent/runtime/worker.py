@@ -13,6 +13,10 @@ class WorkerLost(RuntimeError):
         self.name, self.reason = name, reason
 
 
+class NodeLost(WorkerLost):
+    """The node on which a worker was being started is gone: it may start on another."""
+
+
 class SenderLost(WorkerLost):
     """What a call was handed by reference is gone, and with it whoever made it; the worker that was called is well."""
 
