@@ -9,7 +9,7 @@ ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo test lint format results bench bench-peers race renew clean
+.PHONY: help setup vllm demo test lint format results bench bench-peers race kills renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ bench-peers: $(STAMP) ## Create the peers' environments: TRL, its last version w
 
 race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL's trainers
 	@$(BIN)/python benchmarks/race.py $(ARGS)
+
+kills: $(STAMP) ## Kill processes of runs on Ray at random, 200 times, and compare each run's end; ARGS="--kills 50"
+	@$(BIN)/python benchmarks/kills.py $(ARGS)
 
 renew: ## Rewrite requirements.txt with the newest versions that pyproject.toml allows
 	@echo "Resolving the newest versions in .venv-renew (a few minutes)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
 
 
@@ -13,3 +15,9 @@ def varied(tokens: tuple[int, ...]) -> float:
 def often_equal(tokens: tuple[int, ...]) -> float:
     """Most groups agree on it."""
     return float(tokens[0] % 8 == 0)
+
+
+def slow(tokens: tuple[int, ...]) -> float:
+    """As `varied`, but a run of it lasts long enough to be disturbed."""
+    time.sleep(0.005)
+    return varied(tokens)

@@ -1,0 +1,186 @@
+"""A pool of real rollout workers with native engines, in this process: handles that can be lost at will."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from tiny_models import Letters, prompts
+
+from assent.models.decoder import Decoder
+from assent.rollout.accepted import WeightsError
+from assent.rollout.native import NativeEngine
+from assent.rollout.pool import Pool
+from assent.rollout.worker import OutOfDateError, RolloutWorker
+from assent.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
+from assent.types import Sampling
+from assent.weights.parcel import Parcel, pack
+
+PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
+QUESTIONS = prompts(3, 7, 5, 4)
+
+
+class Here:
+    """A `Worker` in this process, whose process can be lost."""
+
+    def __init__(self, name: str, worker: RolloutWorker):
+        self.name, self.worker, self.lost = name, worker, False
+        self.calls: list[str] = []
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.calls.append(method)
+        if self.lost:
+            raise WorkerLost(self.name, "its process ended")
+        if method == "load" and isinstance(arguments[1], str):
+            raise SenderLost("a sender", "the parcel is gone")
+        answer = await getattr(self.worker, method)(*arguments)
+        if self.lost:
+            raise WorkerLost(self.name, "its process ended")
+        return answer
+
+    def kill(self) -> None:
+        self.lost = True
+
+
+class Case:
+    """A pool whose workers start when there is room for them."""
+
+    def __init__(self, model: Decoder, count: int, *, most: int = 0, room: int = 99):
+        self.model, self.room = model, room
+        self.started: list[Here] = []
+        self.failures: list[WorkerLost] = []
+        self.pool = Pool(self._start, count, most=most, patience=0.3, failures=self.failures.append)
+
+    async def _start(self, number: int) -> Worker:
+        while sum(not here.lost for here in self.started) >= self.room:
+            await asyncio.sleep(0.01)
+        engine = NativeEngine(deepcopy(self.model), Letters(), slots=4)
+        self.started.append(Here(f"worker {number}", RolloutWorker(engine)))
+        return self.started[-1]
+
+    def parcel(self, version: int) -> Parcel:
+        return pack(dict(self.model.hf_tensors()), version)
+
+    async def publish(self, version: int) -> None:
+        parcel = self.parcel(version)
+        await self.pool.publish(parcel, version, parcel.digest)
+
+    async def answers(self) -> list[list[tuple[int, ...]]]:
+        found = await asyncio.gather(*(self.pool.generate(question, PLAN) for question in QUESTIONS))
+        return [[completion.tokens for completion in group] for group in found]
+
+
+@pytest.fixture
+def do(pairs: Any) -> Callable[..., Any]:
+    """do(test, count, ...): run a coroutine function on a fresh case."""
+    model, _ = pairs("gpt2")
+
+    def run(test: Callable[[Case], Awaitable[None]], count: int, **more: Any) -> None:
+        async def whole() -> None:
+            case = Case(model, count, **more)
+            await case.pool.open()
+            await test(case)
+            case.pool.close()
+
+        asyncio.run(whole())
+
+    return run
+
+
+def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any]) -> None:
+    found = []
+
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        asking = asyncio.ensure_future(case.answers())
+        await asyncio.sleep(0)
+        if len(case.started) > 1:
+            case.started[0].kill()
+        found.append(await asking)
+        await asyncio.sleep(0.05)
+        if len(case.started) > 1:
+            assert [lost.name for lost in case.failures] == ["worker 0"]
+            assert [here.name for here in case.started] == ["worker 0", "worker 1", "worker 0"]
+            assert case.started[2].calls[0] == "load", "it confirmed the newest weights before it answers"
+            assert case.started[2].worker.engine.version == 1  # type: ignore[attr-defined]
+
+    do(steps, 1)
+    do(steps, 2)
+    assert found[0] == found[1]
+
+
+def test_a_new_attempt_drops_what_runs_and_takes_older_versions(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(5)
+        with pytest.raises(WeightsError, match="version 4, the engine has 5"):
+            await case.publish(4)
+        asked = asyncio.ensure_future(case.started[0].call("generate", 0, QUESTIONS[0], PLAN))
+        await asyncio.sleep(0)
+        await case.pool.begin(1)
+        with pytest.raises(OutOfDateError, match="attempt 0 was given up for attempt 1"):
+            await asked
+        assert not case.started[0].worker.engine.busy
+        await case.publish(4)
+        with pytest.raises(OutOfDateError, match="attempt 0 was given up, attempt 1 is under way"):
+            await case.started[0].call("load", 0, case.parcel(6))
+        (first, *_) = await case.pool.generate(QUESTIONS[0], PLAN)
+        assert set(first.versions) == {4}
+
+    do(steps, 1)
+
+
+def test_workers_beyond_the_count_come_and_go_without_failing(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        assert len(case.pool.workers) == 1, "there is room for one"
+        case.room = 2
+        await asyncio.sleep(0.05)
+        assert len(case.pool.workers) == 2
+        case.room = 1
+        case.started[1].kill()
+        await case.answers()
+        assert len(case.pool.workers) == 1
+        assert case.failures == []
+        assert case.pool.lost == 1
+
+    do(steps, 1, most=2, room=1)
+
+
+def test_one_gives_way_but_never_the_last(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        case.room = 1
+        assert case.pool.give_way() == "worker 1"
+        assert case.pool.give_way() is None
+        await case.answers()
+        case.room = 2
+        await asyncio.sleep(0.05)
+        assert [worker.name for worker in case.pool.workers] == ["worker 0", "worker 1"]
+        assert case.failures == []
+
+    do(steps, 2)
+
+
+def test_without_any_worker_requests_wait_a_while_and_no_longer(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        case.room = 0
+        case.started[0].kill()
+        with pytest.raises(NoWorkersError, match=r"no rollout worker became ready within 0\.3 s"):
+            await case.pool.generate(QUESTIONS[0], PLAN)
+
+    do(steps, 1)
+
+
+def test_a_parcel_that_is_gone_is_not_the_workers_fault(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        with pytest.raises(SenderLost):
+            await case.pool.publish("gone", 2, "")
+        assert len(case.pool.workers) == 2
+        assert case.failures == []
+
+    do(steps, 2)

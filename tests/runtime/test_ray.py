@@ -1,0 +1,188 @@
+"""Processes behind handles, on one real cluster: what is refused, what is raised, how a loss is noticed and named."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
+    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.token import prepare
+
+SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.0, start_timeout=60.0)
+prepare(SETTINGS)  # before ray is imported
+from assent.runtime.ray import RayGang, RayRuntime, RayWorker, ResourcesError  # noqa: E402
+from assent.runtime.worker import SenderLost, WorkerLost  # noqa: E402
+
+Runtime = tuple[RayRuntime, Callable[[Coroutine[Any, Any, Any]], Any]]
+
+
+class Clerk:
+    """A worker that loads nothing heavy."""
+
+    def __init__(self, mood: str = "well"):
+        if mood == "ill":
+            raise ValueError("a clerk must be well")
+
+    def answer(self, question: str) -> str:
+        return question.upper()
+
+    def fail(self) -> None:
+        raise KeyError("no such file")
+
+    def work(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return os.getpid()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+        raise RuntimeError("[gloo] Connection closed by peer")
+
+    async def chat(self, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        return os.getpid()
+
+    def letter(self) -> tuple[bytes, str]:
+        return b"x" * 200_000, "x"
+
+    def weigh(self, letter: bytes) -> int:
+        return len(letter)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    """A cluster, and the one event loop that its handles live in."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), before)))
+    handler = signal.getsignal(signal.SIGTERM)
+    loop = asyncio.new_event_loop()
+    runtime = RayRuntime(SETTINGS)
+    assert runtime.start().startswith("Ray ")
+    assert signal.getsignal(signal.SIGTERM) is handler, "ray's own handler would end a run unsaved"
+    yield runtime, loop.run_until_complete
+
+    async def end() -> None:
+        runtime.end_workers()
+
+    loop.run_until_complete(end())
+    loop.close()
+    runtime.close()
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+async def clerks(runtime: RayRuntime, count: int) -> list[RayWorker]:
+    group = runtime.reserve([{"CPU": 0.01}] * count)
+    assert await runtime.placed(group, within=30.0)
+    starts = [
+        runtime.spawn(sys.modules[__name__].Clerk, name=f"clerk {place}", group=group, place=place, threads=1)
+        for place in range(count)
+    ]
+    return list(await asyncio.gather(*starts))
+
+
+def test_what_never_fits_is_refused_with_the_sum(runtime: Runtime) -> None:
+    cluster, _ = runtime
+    asked = int(cluster.cpus()) + 1
+    with pytest.raises(ResourcesError, match=rf"two clerks ask for {asked} CPU, 2 GPU in all, the cluster has "):
+        cluster.check([{"CPU": 1.0, "GPU": 1.0}, {"CPU": asked - 1.0, "GPU": 1.0}], what="two clerks")
+
+
+def test_what_is_taken_is_waited_for_in_time(runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        assert await cluster.placed(cluster.reserve([{"CPU": cluster.cpus()}]), within=20.0)
+        assert not await cluster.placed(cluster.reserve([{"CPU": 1.0}]), within=0.5)
+        cluster.end_workers()  # gives back what was reserved
+
+    do(steps())
+
+
+def test_answers_and_exceptions_are_the_workers_own(runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        assert await clerk.call("answer", "yes") == "YES"
+        with pytest.raises(KeyError, match="no such file"):
+            await clerk.call("fail")
+        first, second = await asyncio.gather(clerk.call("work", 0.3), clerk.call("chat", 0.0))
+        assert first == second == clerk.pid != os.getpid()
+        group = cluster.reserve([{"CPU": 0.01}])
+        with pytest.raises(ValueError, match="must be well"):
+            await cluster.spawn(sys.modules[__name__].Clerk, "ill", name="ill", group=group, place=0, threads=1)
+
+    do(steps())
+
+
+@pytest.mark.parametrize("method", ["work", "chat"])
+def test_a_frozen_process_is_found_by_its_heart(method: str, runtime: Runtime) -> None:
+    """In the worker's thread or on its event loop, as a rank's calls and a rollout worker's are."""
+    cluster, do = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        answer = asyncio.ensure_future(clerk.call(method, 60.0))
+        await asyncio.sleep(0.2)
+        os.kill(clerk.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match=r"clerk 0: gave no sign for 2 s \(runtime.heartbeat_timeout\)"):
+            await answer
+        await asyncio.sleep(0.5)
+        assert not Path(f"/proc/{clerk.pid}").exists(), "a frozen process is killed"
+
+    do(steps())
+
+
+def test_the_rank_that_died_is_named_not_the_one_that_noticed(runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        pair = await clerks(cluster, 2)
+        call = asyncio.ensure_future(RayGang(pair).each("wait", 0.3))
+        await asyncio.sleep(0.1)
+        os.kill(pair[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="clerk 1"):
+            await call
+
+    do(steps())
+
+
+def test_a_broken_collective_is_a_loss_and_a_mistake_is_not(runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        gang = RayGang(await clerks(cluster, 2))
+        with pytest.raises(WorkerLost, match=r"clerk 0: a collective failed \(.*Connection closed"):
+            await gang.each("wait", 0.0)
+        with pytest.raises(KeyError):
+            await gang.each("fail")
+
+    do(steps())
+
+
+def test_what_was_sent_by_a_lost_worker_is_not_the_receivers_fault(runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        sender, receiver = await clerks(cluster, 2)
+        letter, _ = sender.references("letter", parts=2)
+        assert await receiver.call("weigh", letter) == 200_000
+        os.kill(sender.pid, signal.SIGKILL)
+        lost, _ = sender.references("letter", parts=2)
+        with pytest.raises(SenderLost):
+            await receiver.call("weigh", lost)
+        assert await receiver.found() is None
+        assert await receiver.call("answer", "yes") == "YES"
+
+    do(steps())
