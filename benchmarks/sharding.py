@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from assent.algorithms import SFT
+from assent.algorithms.sft import SFT
 from assent.batch import Batch
 from assent.learn.learner import Learner
 from assent.learn.ranks import free_address, join

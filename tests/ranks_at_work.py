@@ -28,6 +28,7 @@ from assent.batch import Batch
 from assent.learn.ranks import Ranks, Together, free_address, join
 from assent.learn.sharding import local
 from assent.loop.cast import Actor, Cast
+from assent.loop.checkpoint import Writer
 from assent.loop.progress import Delivery
 from assent.loop.train import learn
 from assent.runtime.gang import Gang, Part
@@ -121,7 +122,7 @@ async def train(job: Job, trainer: Trainer) -> None:
 async def save(trainer: Trainer, actors: dict[Role, Actor], name: str) -> None:
     """A checkpoint as a run makes it: every rank takes part, the first writes."""
     tensors: dict[str, Tensor] = {}
-    values = {}
+    values: dict[str, Any] = {}
     for role, actor in actors.items():
         mine, values[role] = await actor.state()
         tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
@@ -129,7 +130,7 @@ async def save(trainer: Trainer, actors: dict[Role, Actor], name: str) -> None:
         trainer.save(role, trainer.store.staging(role))
     if trainer.ranks.rank == 0:
         copy = partial(shutil.copytree, dirs_exist_ok=True)
-        writers = {role: partial(copy, trainer.store.staging(role)) for role in trainer.models}
+        writers: dict[str, Writer] = {role: partial(copy, trainer.store.staging(role)) for role in trainer.models}
         trainer.store.write(name, writers, tensors, values)
 
 
