@@ -107,7 +107,7 @@ class Peak:
     bandwidth: float
     """Bytes/s of the best read of as much memory as weights take."""
     packed: float = 0.0
-    """FLOP/s of the best product by oneDNN with a weight laid out beforehand, which float32 gets only by asking for it."""
+    """FLOP/s of the best product by oneDNN with a weight laid out beforehand, which float32 gets only if asked for."""
 
     def better(self, other: Peak) -> Peak:
         """The best of both, figure by figure."""

@@ -139,7 +139,6 @@ class PolicyGradient(Algorithm):
                 figures["kl/old"] = float((k3(batch.behaviour - current) * share).sum())
         return total, figures
 
-
     def _correction(self, batch: Batch, proximal: Tensor, behaviour: Tensor) -> Tensor:
         return off_policy_weight(
             proximal,
