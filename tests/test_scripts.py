@@ -184,6 +184,7 @@ def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() ->
     assert found["rollout"] == {"workers": 3}
     assert found["runtime"] == {
         "kind": "ray",
+        "strategy": "replicate",
         "num_training_workers": 2,
         "resources_per_worker": {"CPU": 4},
         "resources_per_rollout_worker": {"CPU": 4},
