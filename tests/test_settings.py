@@ -129,3 +129,10 @@ def test_typed_settings_are_completed_by_their_method() -> None:
         completed(Settings(method="ppoo"))
     with pytest.raises(SettingsError, match="no model"):
         check(completed(Settings(algorithm=SFT())))
+
+
+def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'" in problems_of(
+        "sft", ["runtime=ray"]
+    )

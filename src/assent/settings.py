@@ -7,6 +7,7 @@ Each part of the tree stands beside what it sets (`data/settings.py`, `learn/set
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -266,6 +267,8 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
 
 def _about_runtime(s: Settings) -> list[str]:
     problems = s.runtime.problems()
+    if s.runtime.kind == "ray" and importlib.util.find_spec("ray") is None:
+        problems.append("runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'")
     if s.rollout.workers < 1:
         problems.append(f"rollout.workers={s.rollout.workers} must be 1 or more")
     if s.rollout.workers_max and s.rollout.workers_max < s.rollout.workers:
