@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from assent.runtime.coroutines import finished
+from assent.runtime.coroutines import Background, finished
 from assent.runtime.local import LocalGang
 
 
@@ -70,3 +70,33 @@ def test_errors_come_out_of_both() -> None:
     for work in (lambda: finished(where(fail=True)), lambda: asyncio.run(cell())):
         with pytest.raises(ArithmeticError):
             work()
+
+
+def test_background_work_is_one_task_that_starts_again_and_tells_how_it_went_wrong() -> None:
+    done: list[int] = []
+    ends: list[BaseException | None] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        done.append(len(done))
+        if len(done) == 3:
+            raise ArithmeticError("three")
+        if len(done) == 4:
+            await asyncio.sleep(60)
+
+    async def cell() -> None:
+        background = Background(work, ends.append)
+        for _ in range(4):
+            background.wake()
+            background.wake()  # it runs already
+            for _ in range(5):
+                await asyncio.sleep(0)
+        asyncio.all_tasks().difference({asyncio.current_task()}).pop().cancel()  # type: ignore[arg-type]
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run(cell())
+    assert done == [0, 1, 2, 3]
+    error, cancelled = ends
+    assert isinstance(error, ArithmeticError)
+    assert cancelled is None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Prompt, Score
 
 Tokens = tuple[int, ...]
@@ -54,7 +55,7 @@ class JudgeReward:
         self.score_batch, self.batch, self.busy, self.pause = score_batch, batch, busy, pause
         self.encode, self.append_eos = encode, append_eos
         self._pending: list[_Request] = []
-        self._flush: asyncio.Task[None] | None = None
+        self._flush = Background(self._flush_pending, self._fail)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         return await self.scored([self.sequence(prompt, completion) for completion in completions])
@@ -66,9 +67,7 @@ class JudgeReward:
         loop = asyncio.get_running_loop()
         request = _Request(sequences, loop.create_future())
         self._pending.append(request)
-        if self._flush is None or self._flush.done():
-            self._flush = loop.create_task(self._flush_pending())
-            self._flush.add_done_callback(self._settle)
+        self._flush.wake()
         try:
             return [_score(value) for value in await request.future]
         except asyncio.CancelledError:
@@ -112,11 +111,8 @@ class JudgeReward:
                 start = end
             await asyncio.sleep(0)
 
-    def _settle(self, flush: asyncio.Task[None]) -> None:
-        """Nobody awaits the flush: whoever waits for a score hears of its end."""
-        error = None if flush.cancelled() else flush.exception()
-        if error is None and not flush.cancelled():
-            return
+    def _fail(self, error: BaseException | None) -> None:
+        """Give everyone who waits the error, or cancel them for None."""
         pending, self._pending = self._pending, []
         for request in pending:
             if not request.future.done():

@@ -21,9 +21,10 @@ from assent.models.cache import Cache, Decode, Joined, Prefill, cache_dtype
 from assent.models.decoder import Decoder
 from assent.models.layout import fill, layout
 from assent.models.packed import can_pack, packed, stamp
-from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
+from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample
+from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
 
 LENGTH_STEP = 64
@@ -64,7 +65,7 @@ class NativeEngine:
         self._waiting: deque[Request] = deque()
         self._active: list[Active] = []
         self._step = 0
-        self._driver: asyncio.Task[None] | None = None
+        self._driver = Background(self._drive, self._fail)
         self._asleep = False
         self._packs = can_pack(model)
         self._forget()
@@ -92,9 +93,7 @@ class NativeEngine:
         loop = asyncio.get_running_loop()
         request = Request(list(prompt_tokens), plan, loop.create_future())
         self._waiting.append(request)
-        if self._driver is None or self._driver.done():
-            self._driver = loop.create_task(self._drive())
-            self._driver.add_done_callback(self._settle)
+        self._driver.wake()
         try:
             return await request.future
         except asyncio.CancelledError:
@@ -127,13 +126,6 @@ class NativeEngine:
         while self.busy:
             self._advance()
             await asyncio.sleep(0)
-
-    def _settle(self, driver: asyncio.Task[None]) -> None:
-        """Nobody awaits the driver: whoever waits for a completion hears of its end."""
-        if driver.cancelled():
-            self._fail(None)
-        elif (error := driver.exception()) is not None:
-            self._fail(error)
 
     @torch.no_grad()
     def _advance(self) -> None:
@@ -230,15 +222,7 @@ class NativeEngine:
         """The text in front of a stop string that the newest token completed (or, at min_tokens, any token so far)."""
         assert self._rows is not None
         sampling, emitted = self._active[row].sampling, self._step - self._active[row].born
-        if emitted < sampling.min_tokens:
-            return None
-        tokens = self._rows.tokens[row, :emitted].tolist()
-        # A token adds at least a byte, so a stop string spans no more tokens than its bytes; the few before them are
-        # for tokenizers that treat the start of a text differently.
-        window = max(len(stop.encode()) for stop in sampling.stop) + 4
-        if emitted > sampling.min_tokens and cut_at_stop(self._text(tokens[-window:]), sampling.stop) is None:
-            return None
-        return cut_at_stop(self._text(tokens), sampling.stop)
+        return text_before_stop(self._text, self._rows.tokens[row, :emitted].tolist(), sampling)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -24,6 +24,7 @@ from assent.models.base import LanguageModel
 from assent.models.fallback import Fallback
 from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
 from assent.rollout.sampler import Draw, sample, uniforms
+from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class StaticEngine:
         self.version = 0
         self._waiting: list[_Sample] = []
         self._running: list[_Sample] = []
-        self._driver: asyncio.Task[None] | None = None
+        self._driver = Background(self._drive, self._fail)
         self._asleep = False
         self._cached: bool | None = None  # known once a batch has come
 
@@ -148,9 +149,8 @@ class StaticEngine:
             for sampling in plan
         ]
         self._waiting += samples
-        if samples and (self._driver is None or self._driver.done()):
-            self._driver = loop.create_task(self._drive())
-            self._driver.add_done_callback(self._settle)
+        if samples:
+            self._driver.wake()
         try:
             return list(await asyncio.gather(*(sample.future for sample in samples)))
         except asyncio.CancelledError:
@@ -187,13 +187,6 @@ class StaticEngine:
             self._waiting = self._waiting[self.slots :]
             await self._answer(self._running)
             self._running = []
-
-    def _settle(self, driver: asyncio.Task[None]) -> None:
-        """Nobody awaits the driver: whoever waits for a completion hears of its end."""
-        if driver.cancelled():
-            self._fail(None)
-        elif (error := driver.exception()) is not None:
-            self._fail(error)
 
     def _fail(self, error: BaseException | None) -> None:
         samples = self._running + self._waiting

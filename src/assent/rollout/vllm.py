@@ -29,6 +29,7 @@ from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_b
 from assent.rollout.settings import VllmSettings
 from assent.rollout.undisturbed import undisturbed
 from assent.rollout.vllm_worker import blank, held, reload
+from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
 
 ENVIRONMENT = {
@@ -81,7 +82,7 @@ class VllmEngine:
         self._held = self.held()
         self._samples: dict[str, _Sample] = {}
         self._keys = itertools.count()
-        self._driver: asyncio.Task[None] | None = None
+        self._driver = Background(self._drive, self._fail)
         self._asleep = self._closed = False
 
     @classmethod
@@ -115,9 +116,8 @@ class VllmEngine:
                     "a larger one, or set rollout.engine=native."
                 )
         samples = [self._ask(prompt_tokens, sampling) for sampling in plan]
-        if samples and (self._driver is None or self._driver.done()):
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
-            self._driver.add_done_callback(self._settle)
+        if samples:
+            self._driver.wake()
         try:
             return list(await asyncio.gather(*(sample.future for sample in samples)))
         except asyncio.CancelledError:
@@ -225,13 +225,6 @@ class VllmEngine:
         while self.busy:
             self._advance()
             await asyncio.sleep(0)
-
-    def _settle(self, driver: asyncio.Task[None]) -> None:
-        """Nobody awaits the driver: whoever waits for a completion hears of its end."""
-        if driver.cancelled():
-            self._fail(None)
-        elif (error := driver.exception()) is not None:
-            self._fail(error)
 
     def _advance(self) -> None:
         for output in self._engine.step():

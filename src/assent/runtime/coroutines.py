@@ -1,10 +1,10 @@
-"""Running a coroutine from plain code."""
+"""Running coroutines: from plain code to the end, and in the background while there is work."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -31,3 +31,24 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
     if errors:
         raise errors[0]
     return results[0]
+
+
+class Background:
+    """One task that does `work` whenever there is some. Nobody awaits it, so `ended` hears how it went wrong: with the
+    error, or with None where it was cancelled."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[BaseException | None], None]):
+        self._work, self._ended = work, ended
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """There is work."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._work())
+            self._task.add_done_callback(self._settle)
+
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self._ended(None)
+        elif (error := task.exception()) is not None:
+            self._ended(error)
