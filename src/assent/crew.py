@@ -29,8 +29,9 @@ from assent.rollout.worker import RolloutWorker
 from assent.runtime.gang import Gang
 from assent.runtime.local import LocalGang
 from assent.runtime.memory import keep_freed_memory
+from assent.runtime.resources import equal_share, reserved
 from assent.runtime.token import prepare
-from assent.runtime.worker import NodeLost, TooManyFailures, WorkerLost
+from assent.runtime.worker import Failures, NodeLost
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess, Trainer, device_of, dtype_of, initial_model
 from assent.types import Role
@@ -147,23 +148,6 @@ class Crews:
             self._runtime.close()
 
 
-class Failures:
-    """Counts lost workers over a whole run, restarts of its gang included."""
-
-    def __init__(self, most: int):
-        self.most, self.lost = most, list[WorkerLost]()
-
-    def __call__(self, lost: WorkerLost) -> None:
-        """Raises TooManyFailures where one is too many."""
-        self.lost.append(lost)
-        if 0 <= self.most < len(self.lost):
-            reasons = "; ".join(str(lost) for lost in self.lost[-3:])
-            raise TooManyFailures(
-                f"{len(self.lost)} workers were lost, runtime.max_failures={self.most} are allowed: {reasons}. "
-                "Nothing that was committed is lost: resume=latest goes on"
-            ) from lost
-
-
 class RayCrew:
     """Ranks and rollout workers as processes. `open` makes one.
 
@@ -186,9 +170,9 @@ class RayCrew:
         online = isinstance(settings.algorithm, Algorithm)
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers if online else 0
         judges = sum(reward.workers for reward in settings.rewards)
-        self.share = share = _share(runtime.cpus(), training + rollout + judges)
-        self.rank_bundles = [_reserved(settings.runtime.resources_per_worker, share)] * training
-        self.rollout_bundle = _reserved(settings.runtime.resources_per_rollout_worker, share)
+        self.share = share = equal_share(runtime.cpus(), training + rollout + judges)
+        self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
+        self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
         if rollout:
             self.engine = self.pool = Pool(
                 self._rollout_worker,
@@ -201,7 +185,7 @@ class RayCrew:
         self._rollouts = rollout
         self._opened = False
         self._rollout_groups: dict[int, Any] = {}
-        self.judge_bundles = [_reserved(r.resources, share) for r in settings.rewards for _ in range(r.workers)]
+        self.judge_bundles = [reserved(r.resources, share) for r in settings.rewards for _ in range(r.workers)]
         self._judges: dict[str, JudgeWorkers] = {}
         self._judge_groups: dict[tuple[str, int], Any] = {}
 
@@ -298,7 +282,7 @@ class RayCrew:
         """The same ones after ranks were formed again."""
         path = reward.path
         if path not in self._judges:
-            start = partial(self._judge, path, _reserved(reward.resources, self.share))
+            start = partial(self._judge, path, reserved(reward.resources, self.share))
             self._judges[path] = JudgeWorkers(start, reward.workers, failures=self.failures)
         return self._judges[path]
 
@@ -374,13 +358,3 @@ def _moved(staging: Path, folder: Path) -> None:
     for path in list(staging.iterdir()):
         path.rename(folder / path.name)
     staging.rmdir()
-
-
-def _share(cpus: float, processes: int) -> float:
-    """CPUs of one of so many equal processes, in hundredths."""
-    share = cpus / processes
-    return float(int(share)) if share >= 1 else max(int(share * 100) / 100, 0.01)
-
-
-def _reserved(given: Mapping[str, float], share: float) -> dict[str, float]:
-    return {"CPU": share} | {name: float(amount) for name, amount in given.items()}

@@ -22,7 +22,8 @@ from assent.runtime.token import prepare
 
 SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.0, start_timeout=60.0)
 prepare(SETTINGS)  # before ray is imported
-from assent.runtime.ray import RayGang, RayRuntime, RayWorker, ResourcesError  # noqa: E402
+from assent.runtime.ray import RayGang, RayRuntime, RayWorker  # noqa: E402
+from assent.runtime.resources import ResourcesError  # noqa: E402
 from assent.runtime.worker import SenderLost, WorkerLost  # noqa: E402
 
 Runtime = tuple[RayRuntime, Callable[[Coroutine[Any, Any, Any]], Any]]

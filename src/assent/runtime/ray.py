@@ -28,10 +28,10 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from assent.runtime.gang import Gang
+from assent.runtime.resources import Resources, ResourcesError, added, shown
 from assent.runtime.settings import RuntimeSettings
 from assent.runtime.worker import NodeLost, SenderLost, WorkerLost
 
-Resources = dict[str, float]
 LOST = (
     exceptions.ActorDiedError,
     exceptions.ActorUnavailableError,
@@ -40,10 +40,6 @@ LOST = (
 )
 GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
 """What a call fails with where something that it was handed by reference is gone."""
-
-
-class ResourcesError(ValueError):
-    """More is asked for than the cluster has."""
 
 
 class Host:
@@ -217,7 +213,7 @@ class RayRuntime:
         with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run unsaved
         nodes = sum(node["Alive"] for node in _state().nodes())
-        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {_shown(self.resources())}"
+        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}"
 
     def resources(self) -> Resources:
         """Everything that the cluster has, used or not."""
@@ -229,10 +225,10 @@ class RayRuntime:
 
     def check(self, bundles: Sequence[Resources], *, what: str) -> None:
         """Raises ResourcesError with the sum where the cluster can never hold the bundles as it is."""
-        asked, there = _sum(bundles), self.resources()
+        asked, there = added(bundles), self.resources()
         if any(amount > there.get(name, 0.0) + 1e-6 for name, amount in asked.items()):
             raise ResourcesError(
-                f"{what} ask for {_shown(asked)} in all, the cluster has {_shown(there)}: lower "
+                f"{what} ask for {shown(asked)} in all, the cluster has {shown(there)}: lower "
                 "runtime.num_training_workers, rollout.workers or what each reserves, or add nodes"
             )
 
@@ -257,8 +253,8 @@ class RayRuntime:
     def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
         """What to raise where a group was waited for in vain."""
         return ResourcesError(
-            f"{what} ask for {_shown(_sum(bundles))}, which did not become free within "
-            f"{self.settings.start_timeout:g} s; free are {_shown(_state().available_resources())}"
+            f"{what} ask for {shown(added(bundles))}, which did not become free within "
+            f"{self.settings.start_timeout:g} s; free are {shown(_state().available_resources())}"
         )
 
     async def spawn(
@@ -345,27 +341,9 @@ def _reason(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _sum(bundles: Sequence[Resources]) -> Resources:
-    asked: Resources = {}
-    for bundle in bundles:
-        for name, amount in bundle.items():
-            asked[name] = asked.get(name, 0.0) + amount
-    return asked
-
-
 def _of_collective(error: Exception) -> bool:
     """torch has classes of its own for some failures of a process group, and a RuntimeError for those of gloo."""
     return type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error).lower())
-
-
-def _shown(resources: Resources) -> str:
-    """Whole CPUs and GPUs, and memory in GiB; Ray's own markers of nodes are left out."""
-    parts = []
-    for name, amount in sorted(resources.items()):
-        if name.startswith("node:") or name == "object_store_memory":
-            continue
-        parts.append(f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}")
-    return ", ".join(parts) or "nothing"
 
 
 def _environment() -> dict[str, Any]:

@@ -29,6 +29,23 @@ class TooManyFailures(RuntimeError):
     """More workers were lost than runtime.max_failures allows."""
 
 
+class Failures:
+    """Counts lost workers over a whole run, restarts of its gang included."""
+
+    def __init__(self, most: int):
+        self.most, self.lost = most, list[WorkerLost]()
+
+    def __call__(self, lost: WorkerLost) -> None:
+        """Raises TooManyFailures where one is too many."""
+        self.lost.append(lost)
+        if 0 <= self.most < len(self.lost):
+            reasons = "; ".join(str(lost) for lost in self.lost[-3:])
+            raise TooManyFailures(
+                f"{len(self.lost)} workers were lost, runtime.max_failures={self.most} are allowed: {reasons}. "
+                "Nothing that was committed is lost: resume=latest goes on"
+            ) from lost
+
+
 class Worker(Protocol):
     name: str
 
