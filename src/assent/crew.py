@@ -90,6 +90,8 @@ class LocalCrew:
     async def publish(self, version: int) -> None:
         """Nothing moves where the engine shares the parameters."""
         if self.engine is not None:
+            if not self.settings.rollout.interrupt:
+                await self.engine.drain()
             self.engine.load(self.trainer.weights() if self.copies else None, version)
 
     async def writer(self, role: str, staging: Path) -> Writer:
@@ -337,7 +339,8 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     model = initial_model(settings, tokenizer, device_of(settings)).requires_grad_(False)
     rollout = settings.rollout
     vllm = rollout.vllm if rollout.engine == "vllm" else None
-    return RolloutWorker(build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm))
+    engine = build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm)
+    return RolloutWorker(engine, interrupt=rollout.interrupt)
 
 
 def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:

@@ -77,7 +77,7 @@ def present_weights(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "case" in request.fixturenames:
         case = request.getfixturevalue("case")
-        case.engine.ends, case.engine.settings = frozenset(), SMALL
+        case.engine.ends = frozenset()
         case.load(case.model)
 
 
@@ -180,30 +180,38 @@ def test_a_live_update_leaves_nothing_of_the_old_weights(case: Case) -> None:
 
 @pytest.mark.parametrize("interrupt", [True, False])
 def test_weights_that_come_under_way(case: Case, interrupt: bool) -> None:
-    """Interrupted sequences go on as if the new weights had read them from the start; else the old ones end them."""
-    case.engine.settings = replace(SMALL, interrupt=interrupt)
+    """Interrupted sequences go on as if the new weights had read them from the start; else the old ones end them, and
+    what was not begun waits for the new ones."""
     [question] = prompts(40)
     model, sampling = case.changed(3), replace(GREEDY, max_tokens=20)
     old = case.engine.version
 
-    async def under_way() -> Completion:
-        asking = asyncio.create_task(case.engine.generate(question, [sampling]))
+    async def under_way() -> list[Completion]:
+        asking = asyncio.create_task(case.engine.generate(question, [sampling] * 9))  # one more than slots
         for _ in range(8):
             await asyncio.sleep(0)
         assert case.engine.busy
+        if not interrupt:
+            await case.engine.drain()
+            assert case.engine.busy
+            assert not asking.done()
         case.load(model)
-        return (await asking)[0]
+        return await asking
 
-    answer = asyncio.run(under_way())
+    *answers, last = asyncio.run(under_way())
     expected = native(case.model, question, sampling).tokens
-    done = answer.versions.index(old + 1) if interrupt else 20
-    assert answer.versions == (old,) * done + (old + 1,) * (20 - done)
-    assert answer.tokens[:done] == expected[:done]
+    done = answers[0].versions.index(old + 1) if interrupt else 20
+    for answer in answers:
+        assert answer.versions == (old,) * done + (old + 1,) * (20 - done)
+        assert answer.tokens[:done] == expected[:done]
+    assert set(last.versions) == {old + 1}
+    assert last.tokens == native(model, question, sampling).tokens
     if interrupt:
         assert 2 < done < 12
-        rest = native(model, [*question, *answer.tokens[:done]], replace(GREEDY, max_tokens=20 - done))
-        assert answer.tokens[done:] == rest.tokens
-        torch.testing.assert_close(torch.tensor(answer.logprobs[done:]), torch.tensor(rest.logprobs), atol=1e-4, rtol=0)
+        rest = native(model, [*question, *answers[0].tokens[:done]], replace(GREEDY, max_tokens=20 - done))
+        assert answers[0].tokens[done:] == rest.tokens
+        found = torch.tensor(answers[0].logprobs[done:])
+        torch.testing.assert_close(found, torch.tensor(rest.logprobs), atol=1e-4, rtol=0)
 
 
 def test_old_damaged_and_foreign_weights_are_refused(case: Case) -> None:

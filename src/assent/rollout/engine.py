@@ -38,6 +38,10 @@ class Engine(Protocol):
         """One completion of the prompt for each entry of the plan, in its order; the prompt is computed once."""
         ...
 
+    async def drain(self) -> None:
+        """Return once no sequence is under way, so that `load` interrupts none. What is not begun yet waits for it."""
+        ...
+
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """From now on sample with these weights as `version`: all parameters by their Hugging Face names
         (`LanguageModel.hf_tensors`), or None where the engine shares them and they have changed in place."""

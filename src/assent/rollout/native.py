@@ -17,7 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from assent.models.cache import Cache, Decode, Joined, Prefill, cache_dtype
+from assent.models.bags import make_cache
+from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
 from assent.models.layout import fill, layout
 from assent.models.packed import can_pack, packed, stamp
@@ -66,7 +67,7 @@ class NativeEngine:
         self._active: list[Active] = []
         self._step = 0
         self._driver = Background(self._drive, self._fail)
-        self._asleep = False
+        self._asleep = self._drained = False
         self._packs = can_pack(model)
         self._forget()
 
@@ -100,11 +101,18 @@ class NativeEngine:
             self._withdraw(request)
             raise
 
+    async def drain(self) -> None:
+        self._drained = True
+        while self._active:
+            await asyncio.sleep(0)
+
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Weights are copied into the decoder. Sequences under way keep their cache."""
         if weights is not None:
             self._copy(weights)
-        self.version = version
+        self.version, self._drained = version, False
+        if self._waiting:
+            self._driver.wake()
 
     def sleep(self) -> None:
         if self.busy:
@@ -123,7 +131,7 @@ class NativeEngine:
 
     async def _drive(self) -> None:
         """Takes waiting requests, waits for nothing, lets others run between steps; ends when no work is left."""
-        while self.busy:
+        while self._active or (self._waiting and not self._drained):
             self._advance()
             await asyncio.sleep(0)
 
@@ -248,13 +256,13 @@ class NativeEngine:
     # Rows
 
     def _admit(self) -> Admission:
-        """Give free rows to waiting requests, first come first served."""
+        """Give free rows to waiting requests, first come first served; none while weights are awaited."""
         base, budget = len(self._active), self.prefill_tokens
         new = Admission()
         holders = {
             id(sequence.request): row for row, sequence in enumerate(self._active) if sequence.version == self.version
         }
-        while self._waiting and (room := self.slots - base - len(new.sequences)):
+        while self._waiting and not self._drained and (room := self.slots - base - len(new.sequences)):
             request = self._waiting[0]
             holder = holders.get(id(request)) if request.first is not None else None
             if holder is None:
@@ -281,9 +289,9 @@ class NativeEngine:
         answer = max(sequence.limit for sequence in admitted)
         total = max(len(sequence.request.tokens) + sequence.limit for sequence in admitted)
         total, answer = (-(-size // LENGTH_STEP) * LENGTH_STEP for size in (total, answer))
-        config, dtype = self.model.config, cache_dtype(self.model.dtype, self.device)
+        config = self.model.config
         if self._cache is None:
-            self._cache = Cache(config, self.slots, total, dtype=dtype, device=self.device)
+            self._cache = make_cache(config, self.slots, total, dtype=self.model.dtype, device=self.device)
         elif self._cache.length < total:
             self._cache = self._cache.grown(config, total)
         if self._rows is None:

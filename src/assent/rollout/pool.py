@@ -255,6 +255,9 @@ class Pool:
         self._in_background(self._join(place))
         return worker.name
 
+    async def drain(self) -> None:
+        """Each worker does so itself when weights come."""
+
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         raise NotImplementedError("a pool's weights come by publish()")
 

@@ -26,8 +26,6 @@ class VllmSettings:
     """Without compilation and CUDA graphs; null is true on a CPU and false on a GPU."""
     prefix_caching: bool = True
     """Prompts' beginnings are computed once, in whole blocks."""
-    interrupt: bool = True
-    """New weights take over sequences under way, which are computed again up to there; false lets them end first."""
     sleep_level: int = 0
     """What happens to a GPU's memory while the learner works: 0 nothing, 1 the weights wait in host memory and the
     cache is dropped, 2 both are dropped."""
@@ -60,6 +58,9 @@ class RolloutSettings:
     """ray: workers beyond `workers`, up to this many, are used while nodes have room for them; 0 starts none."""
     max_lag: int = 0
     """Policy versions that a sample may be old; 0 is synchronous."""
+    interrupt: bool = True
+    """New weights take over answers under way; false lets those end first, and begins no other meanwhile. Only with
+    max_lag."""
     max_redraw: float = 3.0
     """Prompts drawn for a step, at most, as a multiple of prompts_per_step, to replace groups without a signal."""
     max_failed: float = 0.1

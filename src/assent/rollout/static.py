@@ -131,7 +131,7 @@ class StaticEngine:
         self._waiting: list[_Sample] = []
         self._running: list[_Sample] = []
         self._driver = Background(self._drive, self._fail)
-        self._asleep = False
+        self._asleep = self._drained = False
         self._cached: bool | None = None  # known once a batch has come
 
     @property
@@ -157,6 +157,11 @@ class StaticEngine:
             self._waiting = [sample for sample in self._waiting if sample not in samples]
             raise
 
+    async def drain(self) -> None:
+        self._drained = True
+        while self._running:
+            await asyncio.sleep(0)
+
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         if weights is not None:
             own = dict(self.model.hf_tensors())
@@ -166,7 +171,9 @@ class StaticEngine:
             with torch.no_grad():
                 for name, parameter in own.items():
                     parameter.copy_(weights[name])
-        self.version = version
+        self.version, self._drained = version, False
+        if self._waiting:
+            self._driver.wake()
 
     def sleep(self) -> None:
         if self.busy:
@@ -182,7 +189,7 @@ class StaticEngine:
 
     async def _drive(self) -> None:
         """Takes waiting samples, a batch at a time; lets others run between steps; ends when none is left."""
-        while self._waiting:
+        while self._waiting and not self._drained:
             self._running = self._waiting[: self.slots]
             self._waiting = self._waiting[self.slots :]
             await self._answer(self._running)

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import tempfile
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,10 @@ class _Sample:
     """One completion in the making."""
 
     key: str
+    prompt: list[int]
     sampling: Sampling
+    request: Any
+    """The same for vLLM."""
     future: asyncio.Future[Completion]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -76,14 +80,16 @@ class VllmEngine:
         self.version = 0
         self._accepted = Accepted()
         self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
+        self.slots = slots
         self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights)
         self.max_length = int(self._engine.model_config.max_model_len)
         self._engine.set_weight_version("0")
         self._held = self.held()
-        self._samples: dict[str, _Sample] = {}
+        self._waiting: deque[_Sample] = deque()
+        self._samples: dict[str, _Sample] = {}  # under way, by key
         self._keys = itertools.count()
         self._driver = Background(self._drive, self._fail)
-        self._asleep = self._closed = False
+        self._asleep = self._closed = self._drained = False
 
     @classmethod
     def of(
@@ -102,7 +108,7 @@ class VllmEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._samples)
+        return bool(self._waiting or self._samples)
 
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
         if self._asleep or not self._weights:
@@ -115,7 +121,8 @@ class VllmEngine:
                     f"temperature={sampling.temperature} is below vLLM's least, {LEAST_TEMPERATURE}. Give 0 (greedy), "
                     "a larger one, or set rollout.engine=native."
                 )
-        samples = [self._ask(prompt_tokens, sampling) for sampling in plan]
+        samples = [self._sample(prompt_tokens, sampling) for sampling in plan]
+        self._waiting += samples
         if samples:
             self._driver.wake()
         try:
@@ -123,6 +130,11 @@ class VllmEngine:
         except asyncio.CancelledError:
             self._drop(samples)
             raise
+
+    async def drain(self) -> None:
+        self._drained = True
+        while self._samples:
+            await asyncio.sleep(0)
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int, *, sent: str | None = None) -> None:
         """Weights are copied into vLLM, converted to its dtype. `sent` is the sender's `digest` of them, if it has one.
@@ -137,9 +149,6 @@ class VllmEngine:
         self._accepted.check(weights, version, sent=sent)
         if self._weights:
             self.confirm()
-        if not self.settings.interrupt:
-            while self.busy:  # what runs ends with the weights that it began with
-                self._advance()
         self._weights = False  # until all of what follows has succeeded
         self._engine.collective_rpc(reload, args=(weights,))
         # Blocks of the old weights would answer new prompts, silently; sequences under way lose theirs too, and are
@@ -149,6 +158,9 @@ class VllmEngine:
         self._engine.set_weight_version(str(version))
         self._accepted.take(weights, version)
         self.version, self._weights, self._held = version, True, self.held()
+        self._drained = False
+        if self._waiting:
+            self._driver.wake()
 
     def go_back(self) -> None:
         """The run went back to a checkpoint: take the next weights whatever their version."""
@@ -196,7 +208,7 @@ class VllmEngine:
 
     # Requests
 
-    def _ask(self, prompt_tokens: Sequence[int], sampling: Sampling) -> _Sample:
+    def _sample(self, prompt_tokens: Sequence[int], sampling: Sampling) -> _Sample:
         from vllm.sampling_params import RequestOutputKind as Kind
         from vllm.sampling_params import SamplingParams
 
@@ -215,18 +227,24 @@ class VllmEngine:
             detokenize=False,
             output_kind=Kind.DELTA if sampling.stop else Kind.FINAL_ONLY,
         )
-        sample = _Sample(str(next(self._keys)), sampling, asyncio.get_running_loop().create_future())
-        self._engine.add_request(sample.key, {"prompt_token_ids": list(prompt_tokens)}, request)
-        self._samples[sample.key] = sample
-        return sample
+        future = asyncio.get_running_loop().create_future()
+        return _Sample(str(next(self._keys)), list(prompt_tokens), sampling, request, future)
 
     async def _drive(self) -> None:
         """Takes the steps while there is work, lets others run between them; ends when nobody waits."""
-        while self.busy:
+        while self._samples or (self._waiting and not self._drained):
             self._advance()
             await asyncio.sleep(0)
 
+    def _admit(self) -> None:
+        """Ask vLLM for no more than it decodes at once: what waits in there could not wait for new weights."""
+        while self._waiting and not self._drained and len(self._samples) < self.slots:
+            sample = self._waiting.popleft()
+            self._engine.add_request(sample.key, {"prompt_token_ids": sample.prompt}, sample.request)
+            self._samples[sample.key] = sample
+
     def _advance(self) -> None:
+        self._admit()
         for output in self._engine.step():
             sample = self._samples.get(output.request_id)
             if sample is not None:
@@ -273,11 +291,12 @@ class VllmEngine:
 
     def _drop(self, samples: Collection[_Sample]) -> None:
         """Callers gave these up: their places are free from now on."""
+        self._waiting = deque(sample for sample in self._waiting if sample not in samples)
         self._engine.abort_request([sample.key for sample in samples if self._samples.pop(sample.key, None)])
 
     def _fail(self, error: BaseException | None) -> None:
         """Give every caller the error, or cancel them for None."""
-        samples = list(self._samples.values())
+        samples = [*self._samples.values(), *self._waiting]
         self._drop(samples)
         if isinstance(error, FloatingPointError):
             self._engine.collective_rpc(blank)

@@ -25,8 +25,9 @@ class OutOfDateError(RuntimeError):
 class RolloutWorker:
     """Answers for one engine."""
 
-    def __init__(self, engine: Engine):
-        self.engine = engine
+    def __init__(self, engine: Engine, *, interrupt: bool = True):
+        """`interrupt` lets new weights take over sequences under way; else they end with those that they began with."""
+        self.engine, self.interrupt = engine, interrupt
         self.attempt = 0
         self._accepted = Accepted()
         self._running: set[asyncio.Task[list[Completion]]] = set()
@@ -50,13 +51,16 @@ class RolloutWorker:
         return task.result()
 
     async def load(self, attempt: int, parcel: Parcel) -> tuple[int, str]:
-        """Sample with these weights from now on, sequences under way included. Returns their version and digest.
+        """Sample with these weights from now on. Returns their version and digest.
 
         Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way.
         """
         self._enter(attempt)
         weights = unpack(parcel)
         self._accepted.check(weights, parcel.version, sent=parcel.digest)
+        if not self.interrupt:
+            await self.engine.drain()
+            self._enter(attempt)
         self.engine.load(weights, parcel.version)
         self._accepted.take(weights, parcel.version)
         return parcel.version, parcel.digest
