@@ -1,7 +1,12 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 
-from assent.models.cache import Cache, Decode, Joined, Prefill
+from assent.models.bags import BagCache
+from assent.models.cache import Cache, Decode, Joined, Prefill, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
 
@@ -28,8 +33,13 @@ def decoder(kind: str) -> Decoder:
     return model
 
 
-def cache_for(model: Decoder, slots: int, length: int) -> Cache:
-    return Cache(model.config, slots, length, dtype=torch.float32)
+CacheFor = Callable[[Decoder, int, int], Cache]
+
+
+@pytest.fixture(params=[ProductCache, BagCache])
+def cache_for(request: pytest.FixtureRequest) -> CacheFor:
+    """A cache for a model, of so many slots and positions; every test here holds for both kinds."""
+    return lambda model, slots, length: request.param(model.config, slots, length, dtype=torch.float32)
 
 
 def texts(*lengths: int) -> list[torch.Tensor]:
@@ -57,7 +67,7 @@ def decode_from(model: Decoder, cache: Cache, sequences: list[torch.Tensor], sta
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_prompt_and_steps_equal_one_packed_pass(kind: str) -> None:
+def test_prompt_and_steps_equal_one_packed_pass(kind: str, cache_for: CacheFor) -> None:
     model, sequences, prompts = decoder(kind), texts(15, 9, 12), [6, 1, 3]
     expected, cache = whole(model, sequences), cache_for(model, 4, 20)
     with torch.no_grad():
@@ -69,7 +79,7 @@ def test_prompt_and_steps_equal_one_packed_pass(kind: str) -> None:
         torch.testing.assert_close(decoded[row], expected[row][size : size + 8], atol=1e-5, rtol=0)
 
 
-def test_a_copied_prompt_serves_other_slots() -> None:
+def test_a_copied_prompt_serves_other_slots(cache_for: CacheFor) -> None:
     model = decoder("grouped")
     [prompt, *answers] = texts(7, 5, 5, 5)
     sequences = [torch.cat((prompt, answer)) for answer in answers]
@@ -81,7 +91,7 @@ def test_a_copied_prompt_serves_other_slots() -> None:
         torch.testing.assert_close(decoded, expected[7:], atol=1e-5, rtol=0)
 
 
-def test_what_a_slot_held_before_is_never_seen() -> None:
+def test_what_a_slot_held_before_is_never_seen(cache_for: CacheFor) -> None:
     model, [old, new] = decoder("rotary"), texts(20, 6)
     cache = cache_for(model, 1, 20)
     with torch.no_grad():
@@ -93,7 +103,7 @@ def test_what_a_slot_held_before_is_never_seen() -> None:
     torch.testing.assert_close(torch.cat(steps), whole(model, [new])[0][1:], atol=1e-5, rtol=0)
 
 
-def test_growing_keeps_the_contents() -> None:
+def test_growing_keeps_the_contents(cache_for: CacheFor) -> None:
     model, [text] = decoder("learned"), texts(10)
     cache = cache_for(model, 2, 4)
     with torch.no_grad():
@@ -105,7 +115,7 @@ def test_growing_keeps_the_contents() -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_prompts_that_join_next_tokens_change_neither(kind: str) -> None:
+def test_prompts_that_join_next_tokens_change_neither(kind: str, cache_for: CacheFor) -> None:
     model, [old, *new] = decoder(kind), texts(8, 5, 9)
     cache = cache_for(model, 3, 12)
     with torch.no_grad():
@@ -122,7 +132,7 @@ def test_prompts_that_join_next_tokens_change_neither(kind: str) -> None:
         torch.testing.assert_close(states, full[start:], atol=1e-5, rtol=0)
 
 
-def test_a_cache_of_higher_precision_serves_a_lower_one() -> None:
+def test_a_cache_of_higher_precision_serves_a_lower_one(cache_for: CacheFor) -> None:
     model, sequences = decoder("grouped").to(torch.bfloat16), texts(12, 9)
     cache = cache_for(model, 2, 12)  # float32
     with torch.no_grad():
@@ -131,3 +141,25 @@ def test_a_cache_of_higher_precision_serves_a_lower_one() -> None:
     for states, expected in zip(decoded, whole(model, sequences), strict=True):
         assert states.dtype == torch.bfloat16
         torch.testing.assert_close(states, expected[4:9], atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "grouped", "window"])
+def test_both_kinds_hold_the_same(kind: str) -> None:
+    model, sequences = decoder(kind), texts(70, 45)  # over several pages
+    states = []
+    for cache in (form(model.config, 2, 80, dtype=torch.float32) for form in (ProductCache, BagCache)):
+        with torch.no_grad():
+            model(torch.cat([sequence[:30] for sequence in sequences]), Prefill(cache, [0, 1], [30, 30]))
+        states.append(torch.stack(decode_from(model, cache, sequences, [30, 30])))
+    torch.testing.assert_close(states[0], states[1], atol=2e-6, rtol=0)
+
+
+def test_a_bag_of_one_page_by_hand() -> None:
+    """One head of two numbers: scores 2 and 4 over sqrt(2), weights their softmax, out the values' mean by those."""
+    config = replace(decoder("rotary").config, layers=1, width=2, heads=1, kv_heads=1, head_dim=2)
+    cache = BagCache(config, 1, 8, dtype=torch.float32)
+    keys, values = torch.tensor([[[1.0, 0.0]], [[2.0, 0.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 10.0]]])
+    cache.write(0, cache.places(torch.tensor([0, 0]), torch.tensor([0, 1])), keys, values)
+    out = cache.past(torch.tensor([1]), 2).attend(0, torch.tensor([[[2.0, 5.0]]]))
+    first = 1 / (1 + math.exp(2 / math.sqrt(2)))  # 1 / (1 + e^(s2 - s1))
+    torch.testing.assert_close(out, torch.tensor([[[first, 10 * (1 - first)]]]))

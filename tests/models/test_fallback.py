@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from assent.models.cache import Cache, Prefill
+from assent.models.cache import Prefill, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.fallback import Fallback, _warn_slower
 from assent.models.families import read_config
@@ -128,7 +128,7 @@ def test_both_ways_compute_the_same(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_a_cache_is_refused(tiny: Tiny) -> None:
     model = fresh_model(NEOX)
-    cache = Cache(read_config(tiny("llama")), 1, 8, dtype=torch.float32)
+    cache = ProductCache(read_config(tiny("llama")), 1, 8, dtype=torch.float32)
     with pytest.raises(TypeError, match="reads whole sequences, not Prefill"):
         model(torch.arange(4), Prefill(cache, [0], [4]))
 

@@ -5,57 +5,82 @@
 `Joined` is both in one pass, so that prompts which come while others are decoded cost no pass of their own.
 
 A slot is one sequence's row. Active sequences fill the first n slots, so that decoding reads plain views and never
-gathers; whoever owns the cache keeps it so with `copy`. Left out: paging (a slot reserves `length` tokens), eviction.
+gathers; whoever owns the cache keeps it so with `copy`. `models/bags.py` has the form that x86 CPUs read fastest. Left
+out: paging (a slot reserves `length` tokens), eviction.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from assent.maths.invariant import KEYS, filled_up, keys
+from assent.maths.invariant import KEYS, filled_up
 from assent.models.config import DecoderConfig
 from assent.models.context import Packed
 
 SMALL_PRODUCT = 400
 """Multiplications in a matrix of a batch below which torch takes another kernel, with another order of additions."""
 
-
-def cache_dtype(model: torch.dtype, device: torch.device) -> torch.dtype:
-    """What a model's keys and values are kept in: on the CPU, small products are no faster in a lower precision than in
-    float32, and training attends in float32 there."""
-    return torch.float32 if device.type == "cpu" else model
+Places = tuple[Tensor, ...]
+"""Where tokens are written, as one kind of cache finds them; the same in every layer."""
 
 
-class Cache:
+class Past(Protocol):
+    """What one new token of each of the first n slots looks at, the same in every layer."""
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """query (n, heads, dim) in the cache's precision -> (n, heads, dim)."""
+        ...
+
+
+class Cache(ABC):
     """Keys and values of `slots` sequences of up to `length` tokens, one tensor each a layer."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
 
     def __init__(
         self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ):
-        self.least = filled_up(-(-SMALL_PRODUCT // (config.heads // config.kv_heads * config.head_dim)), KEYS)
-        length = max(filled_up(length, KEYS), self.least)
         self.slots, self.length = slots, length
+        self.kv_heads, self.dim, self.group = config.kv_heads, config.head_dim, config.heads // config.kv_heads
         self.window = config.window
-        # So that decoding multiplies queries with keys, and weights with values, row by row, the form that is fastest.
-        key_shape = (slots, config.kv_heads, config.head_dim, length)
-        value_shape = (slots, config.kv_heads, length, config.head_dim)
-        # Slices of one big tensor for all layers are far slower once compiled.
-        # Zeros, not empty: a masked position weighs 0, and 0 times whatever memory held could be NaN.
-        self.keys = [torch.zeros(key_shape, dtype=dtype, device=device) for _ in range(config.layers)]
-        self.values = [torch.zeros(value_shape, dtype=dtype, device=device) for _ in range(config.layers)]
         self.dtype, self.device = dtype, torch.device(device)
 
-    def write(self, layer: int, slots: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value (tokens, kv_heads, dim) at these slots and positions (tokens,)."""
-        self.keys[layer][slots, :, :, positions] = key.to(self.dtype)
-        self.values[layer][slots, :, positions] = value.to(self.dtype)
+    def _tables(self, layers: int, *shape: int) -> list[Tensor]:
+        # One tensor a layer: slices of one big tensor for all layers are far slower once compiled.
+        # Zeros, not empty: a masked position weighs 0, and 0 times whatever memory held could be NaN.
+        return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(layers)]
 
+    @abstractmethod
+    def places(self, slots: Tensor, positions: Tensor) -> Places:
+        """Where the tokens of these slots and positions (tokens,) are written."""
+
+    @abstractmethod
+    def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
+        """Store key and value (tokens, kv_heads, dim)."""
+
+    @abstractmethod
+    def past(self, positions: Tensor, longest: int) -> Past:
+        """What new tokens at `positions` (n,) of the first n slots see: their slots up to themselves. `longest` is the
+        largest position + 1, which the caller knows without asking the device."""
+
+    @abstractmethod
     def used(self, slots: int, length: int) -> list[Tensor]:
-        """Views of the first `length` positions of the first slots: the layers' keys, then their values."""
-        return [t[:slots, :, :, :length] for t in self.keys] + [t[:slots, :, :length] for t in self.values]
+        """Views that hold the first `length` positions of the first slots: the layers' keys, then their values."""
+
+    def mask(self, positions: Tensor, longest: int) -> Tensor:
+        """0 where a token may look and -inf elsewhere, (n, longest). In the cache's precision: made once a step instead
+        of being converted in every layer."""
+        age = positions[:, None] - torch.arange(longest, device=self.device)
+        hidden = age < 0
+        if self.window is not None:
+            hidden |= age >= self.window
+        return torch.zeros(age.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of slot sources[i] to slot targets[i]; no slot may be in both lists."""
@@ -66,12 +91,57 @@ class Cache:
         for part in self.used(self.slots, length):
             part.index_copy_(0, target, part.index_select(0, source))
 
-    def grown(self, config: DecoderConfig, length: int) -> Cache:
+    def grown(self, config: DecoderConfig, length: int) -> Self:
         """A cache of more positions with the same contents."""
-        larger = Cache(config, self.slots, length, dtype=self.dtype, device=self.device)
-        for old, new in zip((*self.keys, *self.values), larger.used(self.slots, self.length), strict=True):
+        larger = type(self)(config, self.slots, length, dtype=self.dtype, device=self.device)
+        own, theirs = (cache.used(self.slots, self.length) for cache in (self, larger))
+        for old, new in zip(own, theirs, strict=True):
             new.copy_(old)
         return larger
+
+
+class ProductCache(Cache):
+    """Read by batched products, since torch's own attention spends far more on each row and head than one query is
+    worth: queries times keys, weights times values, both row by row, the form that is fastest."""
+
+    def __init__(
+        self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ):
+        self.least = filled_up(-(-SMALL_PRODUCT // (config.heads // config.kv_heads * config.head_dim)), KEYS)
+        length = max(filled_up(length, KEYS), self.least)
+        super().__init__(config, slots, length, dtype=dtype, device=device)
+        self.keys = self._tables(config.layers, slots, self.kv_heads, self.dim, length)
+        self.values = self._tables(config.layers, slots, self.kv_heads, length, self.dim)
+
+    def places(self, slots: Tensor, positions: Tensor) -> Places:
+        return slots, positions
+
+    def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
+        slots, positions = places
+        self.keys[layer][slots, :, :, positions] = key.to(self.dtype)
+        self.values[layer][slots, :, positions] = value.to(self.dtype)
+
+    def past(self, positions: Tensor, longest: int) -> Past:
+        return _Products(self, positions, max(filled_up(longest, KEYS), self.least))
+
+    def used(self, slots: int, length: int) -> list[Tensor]:
+        return [t[:slots, :, :, :length] for t in self.keys] + [t[:slots, :, :length] for t in self.values]
+
+
+class _Products:
+    def __init__(self, cache: ProductCache, positions: Tensor, longest: int):
+        self.cache, self.longest = cache, longest
+        # (n * kv_heads, 1, longest)
+        self.mask = cache.mask(positions, longest).repeat_interleave(cache.kv_heads, dim=0)[:, None]
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        cache, n = self.cache, len(query)
+        # The query heads that share a KV head become that head's query length, so that no key is repeated.
+        grouped = query.reshape(n * cache.kv_heads, cache.group, cache.dim)
+        past = cache.keys[layer][:n].flatten(0, 1)[:, :, : self.longest]  # (n * kv_heads, dim, longest)
+        values = cache.values[layer][:n].flatten(0, 1)[:, : self.longest]  # (n * kv_heads, longest, dim)
+        weights = torch.baddbmm(self.mask, grouped, past, alpha=cache.dim**-0.5).softmax(dim=-1)
+        return torch.bmm(weights, values).view(query.shape)
 
 
 class Prefill(Packed):
@@ -81,10 +151,10 @@ class Prefill(Packed):
         super().__init__(lengths, device=cache.device, window=cache.window)
         self.cache = cache
         sizes = torch.tensor(self.lengths)
-        self.slots = torch.tensor(slots).repeat_interleave(sizes).to(cache.device)
+        self.places = cache.places(torch.tensor(slots).repeat_interleave(sizes).to(cache.device), self.positions)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.slots, self.positions, key, value)
+        self.cache.write(layer, self.places, key, value)
         return super().attend(layer, query, key, value)
 
 
@@ -92,33 +162,14 @@ class Decode:
     """One new token for each of the first n slots: it is written, then looks at its slot up to itself."""
 
     def __init__(self, cache: Cache, positions: Tensor, longest: int):
-        """positions (n,) int64 of the new tokens; `longest` is the largest of them + 1, which the caller knows without
-        asking the device."""
-        n = positions.shape[0]
-        longest = max(keys(longest), cache.least)
-        self.cache, self.positions, self.longest = cache, positions, longest
-        self.window = cache.window
-        self.slots = torch.arange(n, device=cache.device)
-        age = positions[:, None] - torch.arange(longest, device=cache.device)  # (n, longest)
-        hidden = age < 0
-        if cache.window is not None:
-            hidden |= age >= cache.window
-        # Additive and in the cache's precision: made once a step instead of being converted in every layer.
-        mask = torch.zeros(age.shape, dtype=cache.dtype, device=cache.device)
-        mask = mask.masked_fill_(hidden, float("-inf"))
-        self.mask = mask.repeat_interleave(cache.keys[0].shape[1], dim=0)[:, None]  # (n * kv_heads, 1, longest)
+        """positions (n,) int64 of the new tokens; `longest` as in `Cache.past`."""
+        self.cache, self.positions, self.window = cache, positions, cache.window
+        self.places = cache.places(torch.arange(len(positions), device=cache.device), positions)
+        self.past = cache.past(positions, longest)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.slots, self.positions, key, value)
-        n, heads, dim = query.shape
-        kv_heads = key.shape[1]
-        # The query heads that share a KV head become that head's query length, so that no key is repeated.
-        grouped = query.reshape(n * kv_heads, heads // kv_heads, dim).to(self.cache.dtype)
-        past = self.cache.keys[layer][:n].flatten(0, 1)[:, :, : self.longest]  # (n * kv_heads, dim, longest)
-        values = self.cache.values[layer][:n].flatten(0, 1)[:, : self.longest]  # (n * kv_heads, longest, dim)
-        # Batched products, since torch's own attention spends far more on each row and head than one query is worth.
-        weights = torch.baddbmm(self.mask, grouped, past, alpha=dim**-0.5).softmax(dim=-1)
-        return torch.bmm(weights, values).to(query.dtype).view(n, heads * dim)
+        self.cache.write(layer, self.places, key, value)
+        return self.past.attend(layer, query.to(self.cache.dtype)).to(query.dtype).flatten(1)
 
 
 class Joined:
