@@ -20,8 +20,8 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import Kill, Killer, alive, descendants, running, seeded
-from kills import same_weights, summary, survive
+from faults import HEADER, Kill, Killer, alive, running
+from kills import Task, lasting, of_drivers, of_nodes, of_ranks, of_workers, same_weights, summary, survive
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
@@ -31,8 +31,23 @@ from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
-KILLS = 8
-"""So many fit in the time that the suite has for them; `make kills` does 200."""
+KILLS = {
+    "grpo": of_workers("grpo", 0, 12),
+    "ppo": of_workers("ppo", 1, 10),
+    "ranks": of_ranks(0, 3),
+    "drivers": of_drivers(1, 2),
+    "nodes": of_nodes(1, 3),
+}
+"""Thirty; `make kills` does 200."""
+
+
+@pytest.fixture(scope="module")
+def killed(pytestconfig: pytest.Config) -> Iterator[list[Kill]]:
+    """What was killed in this file's tests: a table at the end."""
+    kills: list[Kill] = []
+    yield kills
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():  # type: ignore[union-attr]
+        print("\n".join(["", HEADER, *(kill.row() for kill in kills), summary(kills)]))
 
 
 def test_sft_on_two_ranks_learns_what_one_learns(make_recipe: Recipe, tmp_path: Path) -> None:
@@ -60,32 +75,26 @@ def test_with_lag_generation_overlaps_and_old_samples_are_told(make_recipe: Reci
     assert all("correction/mean" in record for record in done.metrics)
 
 
-def test_seeded_kills_change_nothing(demo: DemoFiles, tmp_path: Path) -> None:
-    """Rollout workers and ranks, killed and frozen in any phase: the run ends by itself, with the same weights to the
-    bit."""
-    kills = seeded(0, KILLS, frozen=0.2)
-    whole, disturbed = survive(kills, demo, tmp_path)
-    print("\n".join(["", *(kill.row() for kill in kills), summary(kills)]))
-    assert all(kill.found is not None and kill.next_step is not None for kill in kills)
-    assert all(kill.equal for kill in kills)
-    assert [m["step"] for m in disturbed.metrics] == [m["step"] for m in whole.metrics]
-
-
-def test_a_rank_that_dies_while_another_waits_is_named_and_all_are_formed_again(
-    make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", KILLS)
+def test_kills_at_random_moments_change_nothing(
+    kind: str, killed: list[Kill], judge: Path, demo: DemoFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    more: dict[str, Any] = {"save": {"steps": 2}, "log": {"quiet": False}}
-    more["runtime"] = {**RAY, "num_training_workers": 2, "collective_timeout": 60.0}
-    whole = run(load_settings(make_recipe("sft", tmp_path / "whole", **more)))
-    killer = Killer([Kill("rank", "update", 3, which=1)])
-    with killer.at_work():
-        disturbed = run(load_settings(make_recipe("sft", tmp_path / "killed", **more)), hooks=[killer.hook])
-    assert killer.survived
-    assert same_weights(whole, disturbed)
+    """Ranks, rollout workers, judges, nodes and drivers, in any phase: the run ends by itself (a driver's by one
+    command), names who was lost, and has the same weights to the bit."""
+    kills = KILLS[kind]
+    survive(kills, Task(demo, tmp_path, judge=judge))
+    killed += kills
+    assert all(kill.survived for kill in kills)
+    assert all(kill.equal for kill in kills)
     printed = capfd.readouterr()
-    assert "lost training rank 1: " in printed.out
-    assert "lost training rank 0" not in printed.out
     assert "(raylet)" not in printed.out + printed.err, "Ray tells of a loss in its own way too"
+
+
+def test_thirty_are_killed() -> None:
+    kills = [kill for kind in KILLS.values() for kill in kind]
+    assert len(kills) == 30
+    assert {kill.role for kill in kills} == {"rank", "rollout", "judge", "node", "driver"}
+    assert {kill.phase for kill in kills} == {"rollout", "reward", "update", "apply", "publish", "save"}
 
 
 def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_path: Path) -> None:
@@ -100,10 +109,9 @@ def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_
     assert "resume=latest" in str(e.value)
 
 
-def test_the_driver_is_killed_or_stopped_and_goes_on(
+def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
     make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """SIGKILL leaves no worker and no cluster; SIGTERM saves and exits with its code; the third start ends the run."""
     more: dict[str, Any] = {"train": {"steps": 40}, "save": {"steps": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     recipe = make_recipe("grpo", tmp_path / "killed", runtime=RAY, **more)
@@ -113,17 +121,11 @@ def test_the_driver_is_killed_or_stopped_and_goes_on(
         wait_for(lambda: len(checkpoints(tmp_path)) >= 1)
         started = lasting(first.pid)
         assert len(started) >= 4, "raylet, GCS, a rank, a rollout worker"
-        os.kill(first.pid, signal.SIGKILL)
+        os.kill(first.pid, signal.SIGTERM)
+        assert first.wait(timeout=10) == 128 + signal.SIGTERM
         wait_for(lambda: not running(started), seconds=20)
-    saved = checkpoints(tmp_path)
     with driver(tmp_path, environment, "resume=latest") as second:
-        wait_for(lambda: len(checkpoints(tmp_path)) > len(saved))
-        started = lasting(second.pid)
-        os.kill(second.pid, signal.SIGTERM)
-        assert second.wait(timeout=10) == 128 + signal.SIGTERM
-        wait_for(lambda: not running(started), seconds=20)
-    with driver(tmp_path, environment, "resume=latest") as third:
-        assert third.wait(timeout=120) == 0
+        assert second.wait(timeout=120) == 0
     assert same_weights(whole, Run(tmp_path / "killed" / "run"))
 
 
@@ -160,16 +162,6 @@ def test_a_node_is_lost_and_another_joins(make_recipe: Recipe, tmp_path: Path) -
     assert 1 in map(len, nodes), "one node alone goes on"
     assert len(nodes[-1]) == 2, "the third one is used"
     assert same_weights(whole, disturbed)
-
-
-def lasting(pid: int) -> set[int]:
-    """Processes of a driver's run. Left out are Ray's two agents of a node, which end a minute after it: so long they
-    try to tell its cluster."""
-
-    def is_agent(process: int) -> bool:
-        return "agent" in Path(f"/proc/{process}/cmdline").read_text().lower()
-
-    return {process for process in running(descendants(pid)) if not is_agent(process)}
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
@@ -15,6 +16,11 @@ def varied(tokens: tuple[int, ...]) -> float:
 def often_equal(tokens: tuple[int, ...]) -> float:
     """Most groups agree on it."""
     return float(tokens[0] % 8 == 0)
+
+
+def chance(tokens: tuple[int, ...]) -> float:
+    """Another one in every run."""
+    return float(random.SystemRandom().random() < 0.4)
 
 
 def slow(tokens: tuple[int, ...]) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from assent.loop.hooks import (
 from assent.loop.offline import OfflineSource, with_reference
 from assent.loop.online import OnlineSource
 from assent.loop.progress import BatchSource, Hook, Moment, Progress
+from assent.loop.recorded import Compare, Record, RecordGroups
 from assent.loop.train import train
 from assent.models.load import load_tokenizer
 from assent.monitor.console import Reporter, Tracker, step_line
@@ -42,7 +44,7 @@ from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
 from assent.monitor.trackers import open_trackers
 from assent.recipes import completed
-from assent.records import Run, find_resume, open_folder
+from assent.records import Run, find_resume, open_folder, open_record
 from assent.rewards.base import Reward
 from assent.rewards.protocol import vocabulary_digest
 from assent.rewards.remote import HttpReward, check_servers
@@ -64,8 +66,12 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C."""
     settings = completed(settings)
     check(settings)
+    record = open_record(settings)
+    if record is not None:
+        settings = replace(settings, threads=record.threads)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
-    absent = [problem for s in settings.rewards if s.kind == "http" for problem in finished(check_servers(s))]
+    servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
+    absent = [problem for server in servers for problem in finished(check_servers(server))]
     folder = open_folder(settings)
     store = Store(folder / records.CHECKPOINTS)
     store.sweep()
@@ -79,7 +85,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
-    job = Job(settings, folder, store, resume, reporter)
+    job = Job(settings, folder, store, resume, reporter, record=record)
     with stop_signals() as stop, Crews(settings, reporter.say) as crews:
         finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
@@ -89,12 +95,25 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
 class Job:
     """Builds the parts of one run, in the order in which the methods stand, and trains."""
 
-    def __init__(self, settings: Settings, folder: Path, store: Store, resume: str | None, reporter: Reporter):
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        store: Store,
+        resume: str | None,
+        reporter: Reporter,
+        *,
+        record: Record | None = None,
+    ):
+        """`record`: what the run learns from, in place of samples."""
         self.settings, self.folder, self.store, self.resume, self.reporter = settings, folder, store, resume, reporter
+        self.record = record
         self.objective: Objective = settings.algorithm
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         self.data = self.load_data()
         self.total_steps = self.count_steps()
+        """That the run has; a replay ends where its record does."""
+        self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
 
     # --- data
 
@@ -168,13 +187,13 @@ class Job:
         if not isinstance(self.objective, Algorithm):
             batch_size = settings.train.batch_size
             return OfflineSource(self.data.items, cursor, batch_size=batch_size, unit=self.objective.unit), None
-        assert crew.engine is not None
-        plan = self.objective.plan(self.sampling())
-        rollouter = Rollouter(crew.engine, self.reward(crew), settings.shaping, plan, seed=settings.seed)
+        rollouter = None if self.record is not None else self.rollouter(crew, self.objective)
+        groups = self.record or rollouter
+        assert groups is not None
         source = OnlineSource(
             self.data.items,
             cursor,
-            rollouter,
+            groups,
             self.objective,
             prompts_per_step=settings.rollout.prompts_per_step,
             max_lag=settings.rollout.max_lag,
@@ -182,6 +201,11 @@ class Job:
             max_failed=settings.rollout.max_failed,
         )
         return source, rollouter
+
+    def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
+        assert crew.engine is not None
+        plan, settings = method.plan(self.sampling()), self.settings
+        return Rollouter(crew.engine, self.reward(crew), settings.shaping, plan, seed=settings.seed)
 
     def count_steps(self) -> int:
         train = self.settings.train
@@ -229,7 +253,7 @@ class Job:
                     cast,
                     crew.publish,
                     hooks,
-                    until=lambda p: p.step >= self.total_steps,
+                    until=lambda p: p.step >= self.last_step,
                     stop=lambda: bool(stop),
                     progress=progress,
                     memory=memory,
@@ -238,7 +262,7 @@ class Job:
                 )
             finally:
                 await source.close()
-        if stop and progress.step < self.total_steps:
+        if stop and progress.step < self.last_step:
             raise Stopped(stop[0], progress.step)
         return progress
 
@@ -260,13 +284,14 @@ class Job:
         metrics.truncate_after(progress.step)
         samples.truncate_after(progress.step)
         hooks: list[Hook] = []
-        if self.data.validation:
+        if self.data.validation and self.record is None:
             due = Due(settings.evaluate, at_end=True)
             due.start(progress)
             hooks.append(Evaluate(due, self.validation(cast, rollouter)))
         hooks.extend(further)
+        hooks.extend(self.recorders(crew, progress))
         hooks.append(RecordMetrics(metrics))
-        if rollouter is not None:
+        if isinstance(self.objective, Algorithm):
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
         hooks.append(Track(open_trackers(settings.log, self.folder, resumed_after=progress.step or None)))
         hooks.append(partial(self.speak, tracker, Health()))
@@ -278,6 +303,15 @@ class Job:
         writers = {role: partial(crew.writer, role) for role in roles}
         hooks.append(SaveCheckpoint(self.store, due, cast, source, memory, writers=writers, keep=settings.save.keep))
         return hooks
+
+    def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
+        """What writes a record, and what compares with one."""
+        path = self.folder / records.GROUPS
+        JsonLines(path).truncate_after(progress.step)
+        if self.settings.rollout.record and isinstance(self.objective, Algorithm):
+            yield RecordGroups(path, after=progress.step, threads=crew.threads)
+        if self.record is not None:
+            yield Compare(Run(self.record.path.parent).metrics, self.reporter.say)
 
     def validation(self, cast: Cast, rollouter: Rollouter | None) -> Callable[[], Awaitable[Stats]]:
         """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from assent.algorithms.base import Algorithm
+import torch
+
 from assent.evaluate.judge import Judge
 from assent.loop.checkpoint import Writer
 from assent.models.load import load_tokenizer
@@ -31,7 +32,7 @@ from assent.runtime.local import LocalGang
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.resources import equal_share, reserved
 from assent.runtime.token import prepare
-from assent.runtime.worker import Failures, NodeLost
+from assent.runtime.worker import Failures, NodeLost, WorkerLost
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess, Trainer, device_of, dtype_of, initial_model
 from assent.types import Role
@@ -51,6 +52,8 @@ class Crew(Protocol):
     """Training ranks; `do` reaches a role on each."""
     engine: Engine | None
     """What samples, for online methods."""
+    threads: int
+    """CPU threads of a rank."""
     apart: bool
     """The engine is in other processes: nothing here decodes."""
 
@@ -81,7 +84,8 @@ class LocalCrew:
         self.engine: Engine | None = None
         rollout = settings.rollout
         self.copies = rollout.max_lag > 0 or rollout.engine == "vllm"
-        if isinstance(settings.algorithm, Algorithm):
+        self.threads = torch.get_num_threads()
+        if settings.samples:
             vllm = rollout.vllm if rollout.engine == "vllm" else None
             policy = self.trainer.models[Role.POLICY]
             tokenizer = self.trainer.tokenizer
@@ -169,11 +173,11 @@ class RayCrew:
         self.ranks: list[RayWorker] = []
         self.engine: Engine | None = None
         self.pool: Pool | None = None
-        online = isinstance(settings.algorithm, Algorithm)
-        training, rollout = settings.runtime.num_training_workers, settings.rollout.workers if online else 0
-        judges = sum(reward.workers for reward in settings.rewards)
-        self.share = share = equal_share(runtime.cpus(), training + rollout + judges)
+        training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
+        rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
+        self.share = share = equal_share(runtime.cpus(), training + rollout + len(rewards))
         self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
+        self.threads = self._threads(self.rank_bundles[0])
         self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
         if rollout:
             self.engine = self.pool = Pool(
@@ -187,7 +191,7 @@ class RayCrew:
         self._rollouts = rollout
         self._opened = False
         self._rollout_groups: dict[int, Any] = {}
-        self.judge_bundles = [reserved(r.resources, share) for r in settings.rewards for _ in range(r.workers)]
+        self.judge_bundles = [reserved(reward.resources, share) for reward in rewards]
         self._judges: dict[str, JudgeWorkers] = {}
         self._judge_groups: dict[tuple[str, int], Any] = {}
 
@@ -285,8 +289,12 @@ class RayCrew:
         path = reward.path
         if path not in self._judges:
             start = partial(self._judge, path, reserved(reward.resources, self.share))
-            self._judges[path] = JudgeWorkers(start, reward.workers, failures=self.failures)
+            self._judges[path] = JudgeWorkers(start, reward.workers, failures=self._judge_lost)
         return self._judges[path]
+
+    def _judge_lost(self, lost: WorkerLost) -> None:
+        self.say(f"lost {lost}; it is replaced and asked again")
+        self.failures(lost)
 
     async def _judge(self, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
         name = f"judge {number} ({Path(path).name})"

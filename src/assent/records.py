@@ -1,6 +1,6 @@
 """A run and its folder: what a finished or stopped run left behind, for scripts and notebooks.
 
-run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, log.txt, checkpoints/<role>/<name>/
+run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, groups.jsonl, log.txt, checkpoints/<role>/<name>/
 """
 
 from __future__ import annotations
@@ -13,17 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from assent.loop.checkpoint import Store, make_folder
+from assent.loop.recorded import Record
 from assent.monitor.sinks import read_jsonl
-from assent.settings import Settings, SettingsError
+from assent.settings import Settings, SettingsError, resolved
 
-SETTINGS, DATA, METRICS, SAMPLES, LOG, CHECKPOINTS = (
+SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, CHECKPOINTS = (
     "settings.yaml",
     "data.json",
     "metrics.jsonl",
     "samples.jsonl",
+    "groups.jsonl",
     "log.txt",
     "checkpoints",
 )
+
+_ROLLOUT = ("record", "replay", "workers", "workers_max", "slots")
+OF_NO_CONSEQUENCE = (
+    *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
+    *(f"rollout.{name}" for name in _ROLLOUT),
+)
+OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.strategy")
+"""Settings in which a replay may differ from the recorded run, and those among them in which it may not."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +96,49 @@ def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]
         raise SettingsError(f"resume={settings.resume}: there is latest, or one of {store.names()}")
     store.verify(settings.resume)
     return settings.resume, []
+
+
+def open_record(settings: Settings) -> Record | None:
+    """The record that the run replays, if it does. Raises SettingsError with everything that keeps it from being so."""
+    if settings.rollout.replay is None:
+        return None
+    folder = Path(settings.rollout.replay)
+    if not (folder / GROUPS).is_file():
+        raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
+    if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():
+        raise SettingsError(f"rollout.replay={folder} is this run's own folder: give the replay another name")
+    record = Record(folder / GROUPS)
+    if not record.steps:
+        raise SettingsError(f"rollout.replay={folder}: no step was recorded")
+    different = _differences((folder / SETTINGS).read_text(), resolved(settings))
+    if settings.threads not in (None, record.threads):
+        different.append(f"threads: {record.threads} there, {settings.threads} here")
+    if different:
+        listed = "\n".join(f"  - {line}" for line in different)
+        raise SettingsError(f"{folder} was recorded with other settings, set these alike to replay it:\n{listed}")
+    return record
+
+
+def _differences(theirs: str, ours: str) -> list[str]:
+    """Where two trees in YAML say other things that the weights of a replay depend on."""
+    there, here = _leaves(theirs), _leaves(ours)
+    keys = [key for key in {**there, **here} if key in OF_CONSEQUENCE or not _within(key, OF_NO_CONSEQUENCE)]
+    return [f"{key}: {there.get(key)} there, {here.get(key)} here" for key in keys if there.get(key) != here.get(key)]
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _leaves(text: str) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    def walk(prefix: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if not isinstance(value, dict) or not value:
+            return {prefix: value}
+        inner = [walk(f"{prefix}.{key}" if prefix else str(key), entry) for key, entry in value.items()]
+        return {key: leaf for leaves in inner for key, leaf in leaves.items()}
+
+    return walk("", OmegaConf.to_container(OmegaConf.create(text)))

@@ -69,6 +69,11 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
+    @property
+    def samples(self) -> bool:
+        """Whether the run draws answers and has them scored: it learns from the policy's own, and replays none."""
+        return bool(self.algorithm.data == "prompts" and self.rollout.replay is None)
+
 
 def resolved(settings: Settings) -> str:
     """The whole tree as YAML, to be saved with the run; it loads back as a recipe."""
@@ -185,7 +190,7 @@ def _about_rewards(s: Settings) -> list[str]:
             names.append(reward.name or "judge")
             if not reward.path:
                 problems.append(f"rewards.{number}: kind judge needs path, the folder of a reward model")
-            if reward.workers and s.runtime.kind == "local":
+            if reward.workers and s.runtime.kind == "local" and s.samples:
                 problems.append(f"rewards.{number}.workers={reward.workers} need processes: set runtime=ray")
             continue
         if reward.kind == "http":
@@ -276,9 +281,11 @@ def _about_runtime(s: Settings) -> list[str]:
             f"rollout.workers_max={s.rollout.workers_max} is below rollout.workers={s.rollout.workers}: raise it, or "
             "set 0 for no more than those"
         )
-    if s.runtime.kind == "local" and s.rollout.workers_max:
+    if s.rollout.replay is not None and s.algorithm.data != "prompts":
+        problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
+    if s.runtime.kind == "local" and s.rollout.workers_max and s.samples:
         problems.append(f"rollout.workers_max={s.rollout.workers_max} needs runtime=ray")
-    if s.runtime.kind == "local" and s.rollout.workers > 1:
+    if s.runtime.kind == "local" and s.rollout.workers > 1 and s.samples:
         problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
     return problems
 

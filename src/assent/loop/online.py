@@ -18,7 +18,7 @@ from assent.algorithms.base import Algorithm
 from assent.batch import Batch
 from assent.data.cursor import Cursor
 from assent.loop.progress import Delivery
-from assent.rollout.rollouter import Rollouter, rollout_figures
+from assent.rollout.rollouter import Groups, rollout_figures
 from assent.types import Group, Prompt, Row
 
 
@@ -33,7 +33,7 @@ class OnlineSource:
         self,
         prompts: Sequence[Prompt],
         cursor: Cursor,
-        rollouter: Rollouter,
+        rollouter: Groups,
         algorithm: Algorithm,
         *,
         prompts_per_step: int,
@@ -81,6 +81,7 @@ class OnlineSource:
             self._feeder.add_done_callback(lambda feeder: self._started.set())
         first = self.consumed
         kept: list[Group] = []
+        replaced: list[Group] = []
         seen: list[Group] = []
         rows: list[Row] = []
         dropped = 0
@@ -95,13 +96,15 @@ class OnlineSource:
                 rows.extend(mine)
             else:  # its slot goes to a further prompt, which this step waits for: nothing it started is left running
                 expected += 1
+                replaced.append(group)
                 self.slots.release()
         stats = rollout_figures(seen) | {"groups/dropped": float(dropped)}
         self._check_failures(seen, stats["reward/failed"])
         batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
         length = self.cursor.length
         epoch, ends = first // length + 1, self.consumed // length > first // length
-        return Delivery(batch=batch, epoch=epoch, ends_epoch=ends, stats=stats, groups=tuple(kept))
+        groups, others = tuple(kept), tuple(replaced)
+        return Delivery(batch=batch, epoch=epoch, ends_epoch=ends, stats=stats, groups=groups, dropped=others)
 
     def _check_failures(self, groups: Sequence[Group], share: float) -> None:
         if share <= self.max_failed:

@@ -22,6 +22,8 @@ class Delivery:
     stats: Stats = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     """Online methods: every group whose rows are in the batch."""
+    dropped: tuple[Group, ...] = ()
+    """Those that others replaced, as they carried no signal."""
 
 
 class BatchSource(Protocol):

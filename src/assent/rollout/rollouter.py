@@ -9,12 +9,21 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from assent.rewards.base import Reward
 from assent.rewards.settings import ShapingSettings
 from assent.rewards.shaping import shape
 from assent.rollout.engine import Engine
 from assent.types import Completion, Group, Prompt, Response, Sampling, Score, Stats
+
+
+class Groups(Protocol):
+    """Where groups come from: sampled now, or read from a record."""
+
+    async def rollout(self, index: int, prompt: Prompt) -> Group:
+        """The scored group of the run's `index`-th prompt."""
+        ...
 
 
 class Rollouter:

@@ -66,6 +66,11 @@ class RolloutSettings:
     max_failed: float = 0.1
     """Share of a step's rewards that may fail before the run stops."""
 
+    record: bool = False
+    """Write what each step learns from into the run's folder, for a replay."""
+    replay: str | None = None
+    """The folder of a run that was recorded: learn from its samples, in place of any drawn now."""
+
     def problems(self) -> list[str]:
         """What is wrong with the choice of an engine."""
         problems, vllm = [], self.vllm
