@@ -10,6 +10,7 @@ once more. Left out: gradients, layers that are not plain (adapters compute as t
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TypeGuard, cast
 
 import torch
@@ -35,9 +36,15 @@ def _pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)  # type: ignore[no-any-return]
 
 
+def kernel_rows() -> int:
+    """Rows of which every kernel is a whole one, whatever thread has it."""
+    return FILL * torch.get_num_threads()
+
+
 def _whole(x: Tensor) -> Tensor:
     """x with rows filled up to whole kernels, so that none depends on how many there are (see `maths/invariant.py`)."""
-    missing = filled_up(len(x), FILL * torch.get_num_threads()) - len(x)
+    rows = x.shape[0]
+    missing = filled_up(rows, kernel_rows()) - rows
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
@@ -52,7 +59,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         kind, variant = self.epilogue
         out: Tensor = torch.ops.mkldnn._linear_pointwise(_whole(x), self.weight, self.bias, kind, [], variant)
-        return out[: len(x)]
+        return out if out.shape[0] == x.shape[0] else out[: x.shape[0]]
 
 
 class PackedMLP(nn.Module):
@@ -74,7 +81,7 @@ class PackedMLP(nn.Module):
         if self.gated:
             hidden = torch.ops.mkldnn._linear_pointwise.binary(whole, hidden, self.up, self.bias, "mul")
         out: Tensor = self.down(hidden)
-        return out[: len(x)]
+        return out if out.shape[0] == x.shape[0] else out[: x.shape[0]]
 
 
 def can_pack(model: Decoder) -> bool:
@@ -109,6 +116,6 @@ def _plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return isinstance(module, nn.Linear) and not isinstance(module, LoraLinear)
 
 
-def stamp(model: nn.Module) -> tuple[int, ...]:
-    """Differs once any parameter was written to or replaced."""
-    return tuple(number for parameter in model.parameters() for number in (parameter.data_ptr(), parameter._version))
+def stamp(parameters: Sequence[Tensor]) -> tuple[int, ...]:
+    """Differs once any of these was written to, or others took their place."""
+    return tuple(number for parameter in parameters for number in (parameter.data_ptr(), parameter._version))

@@ -17,11 +17,12 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from assent.maths.invariant import filled_up
 from assent.models.bags import make_cache
 from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
 from assent.models.layout import fill, layout
-from assent.models.packed import can_pack, packed, stamp
+from assent.models.packed import can_pack, kernel_rows, packed, stamp
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample
@@ -77,6 +78,7 @@ class NativeEngine:
         self._rows: Rows | None = None
         self._draw = Draw.of([])
         self._reader = self.model
+        self._parameters: tuple[Tensor, ...] = ()
         self._stamp: tuple[int, ...] = ()
 
     # Engine
@@ -151,7 +153,7 @@ class NativeEngine:
 
     def _read(self, running: int, fresh: Sequence[int]) -> Tensor:
         """Logits after the last token of each running row and after the prompt of each fresh one, in one pass."""
-        model = self._current()
+        model = self._current(running)
         assert self._cache is not None and self._rows is not None
         prompts = [self._active[row].request.tokens for row in fresh]
         prefill = Prefill(self._cache, fresh, [len(prompt) for prompt in prompts]) if fresh else None
@@ -162,18 +164,25 @@ class NativeEngine:
         else:
             rows = self._rows
             longest = self._step + max(len(one.request.tokens) - one.born for one in self._active[:running])
-            decode = Decode(self._cache, rows.prompt[:running] + rows.emitted[:running] - 1, longest)
+            # Idle rows fill the last kernel up, at once and not in every layer; what they write is never read.
+            whole = min(filled_up(running, kernel_rows()), self.slots) if self._packs else running
+            positions = (rows.prompt[:whole] + rows.emitted[:whole] - 1).clamp_(min=0)
+            decode = Decode(self._cache, positions, longest)
             if prefill is None:
-                hidden = model(rows.last[:running], decode)
+                hidden = model(rows.last[:whole], decode)[:running]
             else:
-                hidden = model(torch.cat((rows.last[:running], tokens)), Joined(decode, prefill))
-                hidden = torch.cat((hidden[:running], hidden.index_select(0, running + prefill.ends)))
+                hidden = model(torch.cat((rows.last[:whole], tokens)), Joined(decode, prefill))
+                hidden = torch.cat((hidden[:running], hidden.index_select(0, whole + prefill.ends)))
         return model.head(hidden).float()  # type: ignore[no-any-return]
 
-    def _current(self) -> Decoder:
-        """The model as it is now, packed where that helps: whoever trains it may have written to its parameters."""
-        if self._packs and (now := stamp(self.model)) != self._stamp:
-            self._reader, self._stamp = packed(self.model), now
+    def _current(self, running: int) -> Decoder:
+        """The model as it is now, packed where that helps: whoever trains it may have written to its parameters, and
+        replaced them while nothing ran."""
+        if self._packs:
+            if not running:
+                self._parameters = tuple(self.model.parameters())
+            if (now := stamp(self._parameters)) != self._stamp:
+                self._reader, self._stamp = packed(self.model), now
         return self._reader
 
     def _start(self, running: int, admission: Admission, logits: Tensor) -> Tensor:
