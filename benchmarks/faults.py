@@ -1,6 +1,7 @@
 """Ends real processes of a run at chosen moments, and notes when that was found and when the run went on.
 
     seeded kills -> Killer (a hook; sees every call that the driver sends) -> table
+    python faults.py SETTINGS.yaml PHASE STEP -> a run whose driver ends itself at that moment
 
 A moment is a call that the driver has just sent: the process is killed (or frozen) while the call is under way.
 """
@@ -11,8 +12,9 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,21 +24,21 @@ from assent.runtime.settings import RuntimeSettings
 from assent.runtime.token import prepare
 
 prepare(RuntimeSettings(kind="ray"))  # before ray is imported, which reads its environment then
+from assent import load_settings, run  # noqa: E402
+from assent.crew import RayCrew  # noqa: E402
 from assent.loop.progress import Moment  # noqa: E402
 from assent.runtime.ray import RayWorker  # noqa: E402
 from assent.types import Stats  # noqa: E402
 
-PHASES: dict[str, Callable[[str, tuple[Any, ...]], bool]] = {
-    "rollout": lambda method, arguments: method == "generate",
-    "update": lambda method, arguments: method == "do" and arguments[1] == "prepare",
-    "apply": lambda method, arguments: method == "do" and arguments[1] == "apply",
-    "publish": lambda method, arguments: method == "load",
-    "save": lambda method, arguments: method == "save",
-}
-ROLES = {"rank": "training rank", "rollout": "rollout worker"}
+PHASES = ("rollout", "reward", "update", "apply", "publish", "save")
+"""What the driver has just asked for: answers, scores, gradients, the optimizer's step, new weights, a checkpoint."""
+CALLS = {"generate": "rollout", "of_sequences": "reward", "load": "publish", "save": "save"}
+"""The phase of a call to a worker; ranks' parts have their own."""
+PARTS = {"prepare": "update", "apply": "apply"}
+WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge"}
+"""What the runtime calls the workers of a role."""
 SIGNALS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen"}
-
-
+NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
 LONGEST = 60.0
 """Seconds in which a kill must be found."""
 
@@ -46,11 +48,16 @@ class Kill:
     """SIGKILL (or SIGSTOP) of a process of `role` at the next call of `phase`, once the run has done `step` steps."""
 
     role: str
+    """rank, rollout, judge; node: every process of one's node; driver: the run's own process."""
     phase: str
     step: int
     signal: signal.Signals = signal.SIGKILL
     which: int = 0
     """Of several of the role, counted round and round."""
+    method: str = ""
+    """What the run trains by, for the table."""
+    victim: str = ""
+    """The worker that it hit."""
     at: float | None = None
     found: float | None = None
     """Seconds until the driver knew."""
@@ -66,22 +73,29 @@ class Kill:
     def row(self) -> str:
         figures = (f"{x:.1f}" if x is not None else "-" for x in (self.found, self.next_step))
         state = {None: "-", True: "yes", False: "NO"}[self.equal]
-        return "{:8} {:8} {:7} {:10} {:>9} {:>13} {:>11} {:>6}".format(
-            self.role, self.phase, SIGNALS[self.signal], self.reached, *figures, self.repeated, state
+        return "{:6} {:8} {:8} {:7} {:10} {:>9} {:>13} {:>11} {:>6}".format(
+            self.method, self.role, self.phase, SIGNALS[self.signal], self.reached, *figures, self.repeated, state
         )
 
+    @property
+    def survived(self) -> bool:
+        return self.found is not None and self.next_step is not None
 
-HEADER = "role     phase    what    after step  found, s  next step, s  steps again  equal"
+
+HEADER = "run    role     phase    what    after step  found, s  next step, s  steps again  equal"
 
 
-def seeded(seed: int, count: int, *, first: int = 1, frozen: float = 0.1) -> list[Kill]:
-    """Kills at random moments of a run, one a step; a share of them `frozen` instead."""
+def seeded(
+    seed: int, count: int, *, roles: Sequence[str] = tuple(WORKERS), frozen: float = 0.1, apart: int = 1
+) -> list[Kill]:
+    """Kills at random moments of a run, each `apart` steps after the other at least; a share of them `frozen`
+    instead."""
     generator = random.Random(seed)
-    moments = [(role, phase) for role in ROLES for phase in PHASES]
     return [
         Kill(
-            *generator.choice(moments),
-            step=first + number,
+            generator.choice(roles),
+            generator.choice(PHASES),
+            step=1 + number * apart,
             signal=signal.SIGSTOP if generator.random() < frozen else signal.SIGKILL,
             which=generator.randrange(4),
         )
@@ -97,6 +111,12 @@ class Killer:
     steps: int = 0
     """Steps done."""
     workers: list[RayWorker] = field(default_factory=list)
+    cluster: Any = None
+    """Of `ray.cluster_utils`, where nodes are killed: each is replaced at once."""
+    expected: int = 0
+    """Workers of the whole run, where nodes are killed: the next is when all are there again."""
+    publishing: bool = False
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def current(self) -> Kill | None:
@@ -104,7 +124,7 @@ class Killer:
 
     @property
     def survived(self) -> bool:
-        return all(kill.found is not None and kill.next_step is not None for kill in self.kills)
+        return all(kill.survived for kill in self.kills)
 
     async def hook(self, moment: Moment) -> Stats:
         step, before = moment.progress.step, self.steps
@@ -119,16 +139,49 @@ class Killer:
             while kill.found is None and time.monotonic() < kill.at + LONGEST:  # the run got on without it
                 await asyncio.sleep(0.05)
             kill.next_step = seconds
+            while kill.role == "node" and not self.whole() and time.monotonic() < kill.at + LONGEST:
+                await asyncio.sleep(0.05)
         return {}
 
     def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
         kill = self.current
-        if kill is None or kill.at is not None or self.steps < kill.step or not PHASES[kill.phase](method, arguments):
+        if kill is None or kill.at is not None or self.steps < kill.step or self.phase(method, arguments) != kill.phase:
             return
-        of_role = (w for w in self.workers if w.name.startswith(ROLES[kill.role]) and alive(w))
+        if kill.role == "driver":
+            os.kill(os.getpid(), kill.signal)
+        name = WORKERS.get(kill.role, "")
+        if kill.role == "node" and not self.whole():
+            return
+        of_role = (worker for worker in self.workers if worker.name.startswith(name) and alive(worker))
         if victims := sorted(of_role, key=lambda worker: worker.name):
-            os.kill(victims[kill.which % len(victims)].pid, kill.signal)
-            kill.at, kill.reached = time.monotonic(), self.steps
+            victim = victims[kill.which % len(victims)]
+            kill.at, kill.reached, kill.victim = time.monotonic(), self.steps, victim.name
+            if kill.role == "node":
+                self.end_node(victim.node)
+            else:
+                os.kill(victim.pid, kill.signal)
+
+    def phase(self, method: str, arguments: tuple[Any, ...]) -> str | None:
+        if method == "do":
+            return PARTS.get(arguments[1])
+        return CALLS.get(method, "publish" if self.publishing else None)
+
+    def whole(self) -> bool:
+        """The node that took the last one's place is there, and used."""
+        return len([worker for worker in self.workers if alive(worker)]) == self.expected
+
+    def end_node(self, number: str) -> None:
+        """Kill its raylet and every process that this one started; another node joins."""
+        node = next(node for node in self.cluster.worker_nodes if node.node_id == number)
+        raylet = node.all_processes["raylet"][0].process.pid
+        for pid in (raylet, *descendants(raylet)):
+            os.kill(pid, signal.SIGKILL)
+
+        async def replace() -> None:
+            await asyncio.to_thread(self.cluster.remove_node, node, allow_graceful=False)
+            self.cluster.add_node(**NODE, wait=False)  # in the main thread: it sets signal handlers
+
+        self.tasks.append(asyncio.get_running_loop().create_task(replace()))
 
     def lost(self) -> None:
         kill = self.current
@@ -138,7 +191,8 @@ class Killer:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Every call of the driver passes by here."""
-        start, call, end = RayWorker.start, RayWorker.call, RayWorker._end
+        start, call, end, refer = RayWorker.start, RayWorker.call, RayWorker._end, RayWorker.references
+        publish = RayCrew.publish
         killer = self
 
         async def started(worker: RayWorker, timeout: float) -> None:
@@ -150,16 +204,30 @@ class Killer:
             killer.sent(method, arguments)
             return await answer
 
+        def referred(worker: RayWorker, method: str, *arguments: Any, parts: int) -> list[Any]:
+            found = refer(worker, method, *arguments, parts=parts)
+            killer.sent(method, arguments)
+            return found
+
         def ended(worker: RayWorker, reason: str) -> None:
             if reason != "was ended":
                 killer.lost()
             end(worker, reason)
 
+        async def published(crew: RayCrew, version: int) -> None:
+            killer.publishing = True
+            try:
+                await publish(crew, version)
+            finally:
+                killer.publishing = False
+
         RayWorker.start, RayWorker.call, RayWorker._end = started, called, ended  # type: ignore[method-assign]
+        RayWorker.references, RayCrew.publish = referred, published  # type: ignore[method-assign]
         try:
             yield
         finally:
             RayWorker.start, RayWorker.call, RayWorker._end = start, call, end  # type: ignore[method-assign]
+            RayWorker.references, RayCrew.publish = refer, publish  # type: ignore[method-assign]
 
     def table(self) -> str:
         return "\n".join([HEADER, *(kill.row() for kill in self.kills)])
@@ -199,3 +267,14 @@ def running(pids: set[int]) -> set[int]:
             return False
 
     return {pid for pid in pids if runs(pid)}
+
+
+def main() -> None:
+    settings, phase, step = sys.argv[1:]
+    killer = Killer([Kill("driver", phase, int(step))])
+    with killer.at_work():
+        run(load_settings(settings), hooks=[killer.hook])
+
+
+if __name__ == "__main__":
+    main()

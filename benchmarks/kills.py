@@ -1,96 +1,264 @@
 """Kills processes of runs at random moments, and sees whether each run ends as if nothing had happened.
 
-    --kills, --seed -> rounds: a GRPO run on Ray, whose ranks and rollout workers are killed or frozen -> table
+    --kills, --seed -> rounds: a run on Ray, whose workers, nodes or drivers are killed or frozen -> table
 
 Each round's weights are compared with those of an undisturbed run of the same length, bit for bit. Exits with 1 where
-they differ, or where a kill was not survived. The model is tiny: what is shown is recovery, not training.
+they differ, or where a kill was not survived. The models are tiny: what is shown is recovery, not training.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from faults import HEADER, Kill, Killer, seeded
+from faults import HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running, seeded
 from safetensors.torch import load_file
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles, DemoSize, make_demo
+from assent.loop.checkpoint import Store
+from assent.settings import resolved
 
-ROUND = 20
-"""Kills of one run."""
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
+FAULTS = Path(__file__).resolve().with_name("faults.py")
+SIZE = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
+
+Survive = Callable[[list[Kill], "Task"], bool]
+"""Goes through with kills; tells whether the end was that of an undisturbed run."""
 
 
 def main() -> None:
     options = read_options()
     with tempfile.TemporaryDirectory() as folder:
-        size = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4)
-        demo = make_demo(Path(folder) / "demo", size=size)
+        task = Task(make_demo(Path(folder) / "demo", size=SIZE), Path(folder))
         print(HEADER, flush=True)
         kills: list[Kill] = []
+        rounds = [kind for kind in ROUNDS if options.only in (None, kind)]
         while len(kills) < options.kills:
-            number = len(kills) // ROUND
-            mine = seeded(options.seed * 1000 + number, min(ROUND, options.kills - len(kills)))
-            survive(mine, demo, Path(folder) / str(number), ranks=options.ranks, workers=options.workers)
+            number = len(kills)
+            kind = rounds.pop(0)
+            rounds.append(kind)
+            mine = ROUNDS[kind](options.seed * 1000 + number)[: options.kills - number]
+            survive(mine, task.of(f"{kind}{number}"))
             print("\n".join(kill.row() for kill in mine), flush=True)
             kills += mine
     print(summary(kills))
     sys.exit(0 if all(kill.equal for kill in kills) else 1)
 
 
-def recipe(demo: DemoFiles, output: Path, steps: int) -> dict[str, Any]:
-    """A run of so many short steps, with a checkpoint after every other one."""
-    return {
-        "method": "grpo",
-        "name": "run",
-        "output": str(output),
-        "threads": 1,
-        "model": {"config": dict(GPT2), "tokenizer": str(demo.tokenizer)},
-        "data": {"train": str(demo.prompts), "max_prompt_tokens": 40},
-        "optimizer": {"learning_rate": 0.003},
-        "rollout": {"prompts_per_step": 3, "max_tokens": 10, "slots": 8},
-        "rewards": [{"kind": "function", "function": f"{Path(__file__).resolve().with_name('faults.py')}:varied"}],
-        "train": {"steps": steps},
-        "save": {"steps": 2},
-        "log": {"quiet": True},
-    }
+def of_workers(method: str, seed: int, count: int = 12) -> list[Kill]:
+    return [named(kill, method) for kill in seeded(seed, count)]
 
 
-def survive(kills: list[Kill], demo: DemoFiles, output: Path, *, ranks: int = 1, workers: int = 2) -> tuple[Run, Run]:
-    """An undisturbed run and one that is killed; notes in each kill whether both ended alike. The undisturbed one is
-    local unless there are several ranks, which sum gradients in another order than one."""
-    steps = 2 * len(kills) + 4
-    ray = {"runtime": runtime(ranks)}
-    whole = run(load_settings(recipe(demo, output / "whole", steps) | (ray if ranks > 1 else {})))
-    disturbed = recipe(demo, output / "killed", steps) | ray
-    disturbed["rollout"] = disturbed["rollout"] | {"workers": workers}
+def of_ranks(seed: int, count: int = 4) -> list[Kill]:
+    """Of two ranks, one dies while the other waits for it."""
+    return [named(kill, "2 ranks") for kill in seeded(seed, count, roles=("rank", "rollout"))]
+
+
+def of_drivers(seed: int, count: int = len(PHASES)) -> list[Kill]:
+    """In every phase once, in an order by the seed."""
+    kills = seeded(seed, count, roles=("driver",), frozen=0.0, apart=3)
+    first = PHASES.index(kills[0].phase)
+    for number, kill in enumerate(kills):
+        kill.phase, kill.step = PHASES[(first + number) % len(PHASES)], kill.step + 1
+    return [named(kill, "grpo") for kill in kills]
+
+
+def of_nodes(seed: int, count: int = 4) -> list[Kill]:
+    return [named(kill, "ppo") for kill in seeded(seed, count, roles=("node",), frozen=0.0)]
+
+
+def named(kill: Kill, method: str) -> Kill:
+    kill.method = method
+    return kill
+
+
+ROUNDS: dict[str, Callable[[int], list[Kill]]] = {
+    "grpo": partial(of_workers, "grpo"),
+    "ppo": partial(of_workers, "ppo"),
+    "ranks": of_ranks,
+    "drivers": of_drivers,
+    "nodes": of_nodes,
+}
+"""Forty kills in all: then they begin anew."""
+
+
+class Task:
+    """The runs of a round: a policy that knows nothing, a judge that knows little, and folders for them."""
+
+    def __init__(self, demo: DemoFiles, folder: Path, *, judge: Path | None = None):
+        self.demo, self.folder = demo, folder
+        self._judge = judge
+
+    def of(self, name: str) -> Task:
+        """The same with a folder of its own."""
+        return Task(self.demo, self.folder / name, judge=self.judge)
+
+    @property
+    def judge(self) -> Path:
+        if self._judge is None:
+            more = {"method": "reward", "train": {"steps": 2}}
+            more["data"] = {"train": str(self.demo.preferences), "max_tokens": 64, "max_prompt_tokens": 40}
+            self._judge = run(load_settings(self._common("judge") | more)).model
+        return self._judge
+
+    def _common(self, name: str) -> dict[str, Any]:
+        return {
+            "name": "run",
+            "output": str(self.folder / name),
+            "threads": 1,
+            "model": {"config": dict(GPT2), "tokenizer": str(self.demo.tokenizer)},
+            "optimizer": {"learning_rate": 0.003},
+            "log": {"quiet": True},
+        }
+
+    def recipe(self, kills: Sequence[Kill], name: str, *, workers: int = 0, **more: Any) -> dict[str, Any]:
+        """A run of short steps that is long enough for the kills, with a checkpoint after every other one; judges and
+        rollout workers in processes of their own where `workers` is not 0."""
+        rewards: list[dict[str, Any]] = [{"kind": "function", "function": f"{FAULTS}:varied"}]
+        rewards.append({"kind": "judge", "path": str(self.judge), "workers": min(workers, 1)})
+        return self._common(name) | {
+            "method": "ppo" if kills[0].method == "ppo" else "grpo",
+            "data": {"train": str(self.demo.prompts), "max_prompt_tokens": 40},
+            "rollout": {"prompts_per_step": 3, "max_tokens": 10, "slots": 8, "workers": max(workers, 1)},
+            "rewards": rewards,
+            "train": {"steps": kills[-1].step + len(kills) + 4},
+            "save": {"steps": 2},
+            **more,
+        }
+
+
+def survive(kills: list[Kill], task: Task) -> None:
+    """Do it to a run; notes in each kill whether it ended as an undisturbed one."""
+    how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_killed}
+    equal = how.get(kills[0].role, workers_killed)(kills, task)
+    for kill in kills:
+        kill.equal = equal and kill.survived
+
+
+def workers_killed(kills: list[Kill], task: Task) -> bool:
+    """The undisturbed run is local unless there are several ranks, which sum gradients in another order than one."""
+    ranks = 2 if kills[0].method == "2 ranks" else 1
+    runtime = RUNTIME | {"num_training_workers": ranks}
+    whole = task.recipe(kills, "whole", **({"workers": 1, "runtime": runtime} if ranks > 1 else {}))
     killer = Killer(kills)
     with killer.at_work():
-        done = run(load_settings(disturbed), hooks=[killer.hook])
-    equal = same_weights(whole, done) and rewards(whole) == rewards(done)
-    for kill in kills:
-        kill.equal = equal and kill.found is not None and kill.next_step is not None
-    return whole, done
+        disturbed = run(load_settings(task.recipe(kills, "killed", workers=2, runtime=runtime)), hooks=[killer.hook])
+    said = (disturbed.folder / "log.txt").read_text()
+    blamed = re.findall(r"lost ((?:training rank|rollout worker|judge) \d+)", said)
+    if blamed != [kill.victim.partition(" (")[0] for kill in kills]:
+        print(f"those that were hit are not those that are said to be lost: {', '.join(blamed)}")
+        return False
+    return alike(run(load_settings(whole)), disturbed)
 
 
-def runtime(ranks: int) -> dict[str, Any]:
-    return {
-        "kind": "ray",
-        "num_training_workers": ranks,
-        "object_store_mb": 100,
-        "heartbeat_timeout": 5.0,
-        "max_failures": -1,
-    }
+def nodes_killed(kills: list[Kill], task: Task) -> bool:
+    """Two nodes with two workers each; one is lost as a whole, another one joins."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            cluster.add_node(**NODE)
+        each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
+        recipe = task.recipe(kills, "killed", workers=2, runtime={**RUNTIME, **each, "address": cluster.address})
+        recipe["rewards"][1]["resources"] = {"CPU": 1}
+        killer = Killer(kills, cluster=cluster, expected=4)
+        with killer.at_work():
+            disturbed = run(load_settings(recipe), hooks=[killer.hook])
+    finally:
+        cluster.shutdown()
+    return alike(run(load_settings(task.recipe(kills, "whole"))), disturbed)
 
 
-def same_weights(a: Run, b: Run) -> bool:
-    first, second = (load_file(found.model / "model.safetensors") for found in (a, b))
+def drivers_killed(kills: list[Kill], task: Task) -> bool:
+    """Each is the driver that went on behind the one before it. Found is when nothing of it is left."""
+    settings = load_settings(task.recipe(kills, "killed", workers=2, runtime=RUNTIME) | {"resume": "latest"})
+    task.folder.mkdir(parents=True, exist_ok=True)
+    file = task.folder / "settings.yaml"
+    file.write_text(resolved(settings))
+    done = Run(task.folder / "killed" / "run")
+    before: Kill | None = None
+    for kill in (*kills, Kill("driver", "save", sys.maxsize)):
+        code, begun = drive(kill, before, file, done)
+        if code != -signal.SIGKILL:
+            break
+        kill.at, kill.reached = time.monotonic(), steps(done)
+        while running(begun) and time.monotonic() < kill.at + LONGEST:
+            time.sleep(0.05)
+        if not running(begun):
+            kill.found = time.monotonic() - kill.at
+        kill.repeated = kill.reached - committed(done)
+        before = kill
+    return code == 0 and alike(run(load_settings(task.recipe(kills, "whole"))), done)
+
+
+def drive(kill: Kill, before: Kill | None, file: Path, done: Run) -> tuple[int, set[int]]:
+    """A driver that goes on from where the one `before` was killed, up to its own end. Returns its exit code and the
+    processes that it started."""
+    command = [sys.executable, str(FAULTS), str(file), kill.phase, str(kill.step)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    started, begun = time.monotonic(), set[int]()
+    with file.with_name("log.txt").open("ab") as log:
+        driver = subprocess.Popen(command, env=environment, stderr=log)
+    ended = False
+    while not ended:
+        ended = driver.poll() is not None
+        begun |= lasting(driver.pid)
+        if before is not None and before.next_step is None and steps(done) > before.reached:
+            before.next_step = time.monotonic() - started
+        time.sleep(0.05)
+    return driver.returncode, begun
+
+
+def lasting(pid: int) -> set[int]:
+    """Processes of a driver's run. Left out are Ray's two agents of a node, which end a minute after it: so long they
+    try to tell its cluster."""
+
+    def is_agent(process: int) -> bool:
+        try:
+            return "agent" in Path(f"/proc/{process}/cmdline").read_text().lower()
+        except OSError:  # it has ended
+            return True
+
+    return {process for process in running(descendants(pid)) if not is_agent(process)}
+
+
+def steps(done: Run) -> int:
+    """Steps recorded so far, the one that is being written left out."""
+    metrics = done.folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def committed(done: Run) -> int:
+    names = Store(done.folder / "checkpoints").names()
+    return int(names[-1].rpartition("globalstep")[2]) if names else 0
+
+
+RUNTIME = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 5.0, "max_failures": -1}
+
+
+def alike(whole: Run, disturbed: Run) -> bool:
+    """The same weights of every model to the bit, and the same rewards on the way there."""
+    roles = sorted(path.name for path in (whole.folder / "checkpoints").iterdir() if path.name != "state")
+    same = all(same_weights(whole, disturbed, role=role) for role in roles)
+    return same and rewards(whole) == rewards(disturbed)
+
+
+def same_weights(a: Run, b: Run, *, role: str = "policy") -> bool:
+    first, second = (load_file(found.checkpoint(role) / "model.safetensors") for found in (a, b))
     return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
 
 
@@ -98,14 +266,14 @@ def rewards(done: Run) -> list[tuple[float, float]]:
     return [(record["step"], record["reward/mean"]) for record in done.metrics]
 
 
-def summary(kills: list[Kill]) -> str:
+def summary(kills: Sequence[Kill]) -> str:
     lines = [f"{len(kills)} kills, {sum(not kill.equal for kill in kills)} mismatches ({time.strftime('%Y-%m-%d')})"]
     for role in sorted({kill.role for kill in kills}):
         for name in ("found", "next_step"):
             values = [getattr(k, name) for k in kills if k.role == role and getattr(k, name) is not None]
             if values:
                 text = f"{role}, {name.replace('_', ' ')}: median {statistics.median(values):.1f} s"
-                lines.append(f"{text}, longest {max(values):.1f} s")
+                lines.append(f"{text}, longest {max(values):.1f} s, of {len(values)}")
     return "\n".join(lines)
 
 
@@ -113,8 +281,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=1, help="training ranks")
-    parser.add_argument("--workers", type=int, default=2, help="rollout workers")
+    parser.add_argument("--only", choices=list(ROUNDS), help="rounds of this kind")
     return parser.parse_args()
 
 
