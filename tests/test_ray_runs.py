@@ -66,13 +66,22 @@ def test_grpo_with_two_rollout_workers(make_recipe: Recipe, tmp_path: Path) -> N
     assert same_weights(found["local"], found["ray"])
 
 
-def test_with_lag_generation_overlaps_and_old_samples_are_told(make_recipe: Recipe, tmp_path: Path) -> None:
-    more = {"runtime": RAY, "rollout": {"workers": 2, "max_lag": 1}, "train": {"steps": 6}}
-    done = run(load_settings(make_recipe("grpo", tmp_path, **more)))
+def test_with_lag_generation_overlaps_and_the_run_can_be_replayed(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Old samples are told; without interruption each is of one version; a replay needs neither workers nor Ray."""
+    rollout = {"workers": 2, "max_lag": 1, "interrupt": False, "record": True}
+    more: dict[str, Any] = {"runtime": RAY, "rollout": rollout, "train": {"steps": 6}}
+    done = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more)))
     assert len(done.metrics) == 6
     assert all(record["lag/max"] <= 1.0 for record in done.metrics)
     assert any(record["lag/max"] == 1.0 for record in done.metrics)
     assert all("correction/mean" in record for record in done.metrics)
+    steps = [json.loads(line) for line in (done.folder / "groups.jsonl").read_text().splitlines()[1:]]
+    answers = [answer for step in steps for group in step["groups"] for answer in group["responses"]]
+    assert {len(answer["versions"]) for answer in answers} == {1}
+    more |= {"runtime": {"kind": "local"}, "rollout": rollout | {"replay": str(done.folder)}}
+    again = run(load_settings(make_recipe("grpo", tmp_path / "again", **more)))
+    assert same_weights(done, again)
+    assert [m["gradient_norm/policy"] for m in done.metrics] == [m["gradient_norm/policy"] for m in again.metrics]
 
 
 @pytest.mark.parametrize("kind", KILLS)
