@@ -17,7 +17,7 @@ import torch
 from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
-from assent.crew import Crew, Crews, load_judge
+from assent.crew import Crew, Crews
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import judge_reward
 from assent.loop.cast import Actor, Cast
@@ -43,6 +43,7 @@ from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
 from assent.monitor.trackers import open_trackers
+from assent.processes import load_judge
 from assent.recipes import completed
 from assent.records import Run, find_resume, open_folder, open_record
 from assent.rewards.base import Reward
@@ -253,6 +254,7 @@ class Job:
                     cast,
                     crew.publish,
                     hooks,
+                    training=crew.training,
                     until=lambda p: p.step >= self.last_step,
                     stop=lambda: bool(stop),
                     progress=progress,

@@ -11,30 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from assent.evaluate.judge import Judge
-from assent.loop.checkpoint import Writer
-from assent.models.load import load_tokenizer
+from assent.loop.checkpoint import Writer, moved
+from assent.processes import make_judge, make_rollout_worker
 from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
 from assent.rollout.build import build_engine
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
-from assent.rollout.worker import RolloutWorker
 from assent.runtime.gang import Gang
 from assent.runtime.local import LocalGang
-from assent.runtime.memory import keep_freed_memory
 from assent.runtime.resources import equal_share, reserved
 from assent.runtime.token import prepare
 from assent.runtime.worker import Failures, NodeLost, WorkerLost
 from assent.settings import Settings, to_plain
-from assent.trainer import Plan, RankProcess, Trainer, device_of, dtype_of, initial_model
+from assent.trainer import Plan, RankProcess, Trainer
 from assent.types import Role
 
 if TYPE_CHECKING:
@@ -57,6 +55,10 @@ class Crew(Protocol):
     apart: bool
     """The engine is in other processes: nothing here decodes."""
 
+    def training(self) -> AbstractAsyncContextManager[None]:
+        """Within it devices are the learners': where it shares them, the engine sleeps, and nobody may ask it."""
+        ...
+
     async def publish(self, version: int) -> None:
         """Make the policy's weights known to the engine, which confirms them."""
         ...
@@ -77,7 +79,7 @@ class LocalCrew:
 
     apart = False
 
-    def __init__(self, settings: Settings, plan: Plan):
+    def __init__(self, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.settings = settings
         self.trainer = Trainer(settings, plan)
         self.gang: Gang = LocalGang(self.trainer)
@@ -86,10 +88,29 @@ class LocalCrew:
         self.copies = rollout.max_lag > 0 or rollout.engine == "vllm"
         self.threads = torch.get_num_threads()
         if settings.samples:
-            vllm = rollout.vllm if rollout.engine == "vllm" else None
             policy = self.trainer.models[Role.POLICY]
             tokenizer = self.trainer.tokenizer
-            self.engine = build_engine(policy, tokenizer, slots=rollout.slots, copy=rollout.max_lag > 0, vllm=vllm)
+            self.engine = build_engine(
+                policy,
+                tokenizer,
+                slots=rollout.slots,
+                copy=rollout.max_lag > 0,
+                vllm=rollout.for_vllm(),
+                say=lambda text: say(f"this process {text}"),
+            )
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        if self.engine is None or not self.settings.rollout.share_devices:
+            yield
+            return
+        self.engine.sleep()
+        self.trainer.rise()
+        try:
+            yield
+            self.trainer.rest()
+        finally:
+            self.engine.wake()
 
     async def publish(self, version: int) -> None:
         """Nothing moves where the engine shares the parameters."""
@@ -124,7 +145,7 @@ class Crews:
             await self._crew.form_again(plan)
             return self._crew
         local = self.settings.runtime.kind == "local"
-        crew = LocalCrew(self.settings, plan) if local else await self._ray_crew(plan)
+        crew = LocalCrew(self.settings, plan, self.say) if local else await self._ray_crew(plan)
         self._crew = crew
         return crew
 
@@ -175,7 +196,9 @@ class RayCrew:
         self.pool: Pool | None = None
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
-        self.share = share = equal_share(runtime.cpus(), training + rollout + len(rewards))
+        self.shares = rollout > 0 and settings.rollout.share_devices
+        processes = training + (0 if self.shares else rollout) + len(rewards)
+        self.share = share = equal_share(runtime.cpus(), processes)
         self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
         self.threads = self._threads(self.rank_bundles[0])
         self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
@@ -210,7 +233,8 @@ class RayCrew:
 
     async def _open(self) -> None:
         what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
-        bundles = [*self.rank_bundles, *[self.rollout_bundle] * self._rollouts, *self.judge_bundles]
+        apart = [] if self.shares else [self.rollout_bundle] * self._rollouts
+        bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
         self.rank_group = self.runtime.reserve(self.rank_bundles)
         opened = [self._form()] if self.pool is None else [self._form(), self.pool.open()]
@@ -248,7 +272,7 @@ class RayCrew:
         """Where a node was lost, rollout workers give way to ranks."""
         timeout = self.settings.runtime.start_timeout
         while not await self.runtime.placed(self.rank_group, within=min(ROOM_AFTER, timeout)):
-            gone = self.pool.give_way() if self._opened and self.pool is not None else None
+            gone = self.pool.give_way() if self._opened and self.pool is not None and not self.shares else None
             if gone is not None:
                 self.say(f"{gone} gives way to the training workers")
             elif await self.runtime.placed(self.rank_group, within=timeout):
@@ -260,7 +284,14 @@ class RayCrew:
         name, group = f"training rank {number}", self.rank_group
         threads = self._threads(self.rank_bundles[number])
         return await self.runtime.spawn(
-            RankProcess, self.recipe, self.plan, name=name, group=group, place=number, threads=threads
+            RankProcess,
+            self.recipe,
+            self.plan,
+            name=name,
+            group=group,
+            place=number,
+            threads=threads,
+            sharers=1 + self._sharing(number),
         )
 
     def _end_ranks(self) -> None:
@@ -268,18 +299,45 @@ class RayCrew:
 
     # --- rollout workers
 
+    def _sharing(self, rank: int) -> int:
+        """Rollout workers on a rank's devices."""
+        return len(range(rank, self._rollouts, len(self.rank_bundles))) if self.shares else 0
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        if self.pool is None or not self.shares:
+            yield
+            return
+        await self.pool.rest()
+        await self.gang.each("rise")
+        try:
+            yield
+            await self.gang.each("rest")
+        finally:
+            await self.pool.rise()
+
     async def _rollout_worker(self, number: int) -> RayWorker:
         """The worker of a place in the pool. Those that the run begins with must find room in time, others wait."""
-        bundle, name = self.rollout_bundle, f"rollout worker {number}"
-        if number not in self._rollout_groups:
-            self._rollout_groups[number] = self.runtime.reserve([bundle])
-        group = self._rollout_groups[number]
+        bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
+        if self.shares:
+            place = number % len(self.rank_bundles)
+            bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
+        else:
+            if number not in self._rollout_groups:
+                self._rollout_groups[number] = self.runtime.reserve([bundle])
+            group = self._rollout_groups[number]
         within = self.settings.runtime.start_timeout if not self._opened and number < self._rollouts else None
         if not await self.runtime.placed(group, within=within):
             raise self.runtime.no_room([bundle], what=name)
-        threads = self._threads(bundle)
         return await self.runtime.spawn(
-            make_rollout_worker, self.recipe, name=name, group=group, place=0, threads=threads
+            make_rollout_worker,
+            self.recipe,
+            name=name,
+            group=group,
+            place=place,
+            threads=self._threads(bundle),
+            sharers=sharers,
+            say=self.say,
         )
 
     # --- judges
@@ -329,43 +387,9 @@ class RayCrew:
                 f"training rank 0 wrote {role} to {staging}, which this machine does not see: "
                 "put `output` on storage that all nodes share"
             )
-        return partial(_moved, staging)
+        return partial(moved, staging)
 
     def close(self) -> None:
         if self.pool is not None:
             self.pool.close()
         self.runtime.end_workers()
-
-
-def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
-    """In its own process: an engine that waits for its first weights."""
-    from assent.recipes import load_settings
-
-    keep_freed_memory()
-    settings = load_settings(recipe)
-    tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
-    model = initial_model(settings, tokenizer, device_of(settings)).requires_grad_(False)
-    rollout = settings.rollout
-    vllm = rollout.vllm if rollout.engine == "vllm" else None
-    engine = build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm)
-    return RolloutWorker(engine, interrupt=rollout.interrupt)
-
-
-def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
-    """In its own process."""
-    from assent.recipes import load_settings
-
-    keep_freed_memory()
-    return load_judge(load_settings(recipe), path)
-
-
-def load_judge(settings: Settings, path: str) -> Judge:
-    """On the run's device, in its precision."""
-    device, dtype = device_of(settings), dtype_of(settings)
-    return Judge.load(path, device=device, dtype=dtype, token_budget=settings.learn.score_tokens)
-
-
-def _moved(staging: Path, folder: Path) -> None:
-    for path in list(staging.iterdir()):
-        path.rename(folder / path.name)
-    staging.rmdir()

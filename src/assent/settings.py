@@ -272,7 +272,7 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
 
 def _about_runtime(s: Settings) -> list[str]:
     problems = s.runtime.problems()
-    if s.runtime.kind == "ray" and importlib.util.find_spec("ray") is None:
+    if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'")
     if s.rollout.workers < 1:
         problems.append(f"rollout.workers={s.rollout.workers} must be 1 or more")
@@ -283,11 +283,26 @@ def _about_runtime(s: Settings) -> list[str]:
         )
     if s.rollout.replay is not None and s.algorithm.data != "prompts":
         problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
+    if s.rollout.share_devices and s.runtime.resources_per_rollout_worker:
+        problems.append(
+            f"runtime.resources_per_rollout_worker={s.runtime.resources_per_rollout_worker} has no effect with "
+            "rollout.share_devices=true: rollout workers share what training ranks reserve"
+        )
+    if s.rollout.engine == "vllm" and s.samples and s.runtime.address is None and not _installed("vllm"):
+        problems.append(
+            "rollout.engine=vllm needs vLLM, which is not installed: pip install 'assent[vllm]' for NVIDIA GPUs, "
+            "make vllm for a CPU (docs/vllm.md)"
+        )
     if s.runtime.kind == "local" and s.rollout.workers_max and s.samples:
         problems.append(f"rollout.workers_max={s.rollout.workers_max} needs runtime=ray")
     if s.runtime.kind == "local" and s.rollout.workers > 1 and s.samples:
         problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
     return problems
+
+
+def _installed(library: str) -> bool:
+    """Found, not imported."""
+    return importlib.util.find_spec(library) is not None
 
 
 FINDERS = (_about_model, _about_data, _about_method, _about_rewards, _about_numbers, _about_runtime)

@@ -27,7 +27,7 @@ from assent.models.config import HeadKind
 from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
 from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
 from assent.models.tokenizer import check_vocabulary
-from assent.runtime.memory import keep_freed_memory, release_freed_memory
+from assent.runtime.memory import give_back_memory, keep_freed_memory, release_freed_memory
 from assent.settings import Settings, SettingsError
 from assent.types import Role
 from assent.weights.parcel import Parcel, pack
@@ -92,6 +92,8 @@ class Trainer:
         if Role.REFERENCE in self.objective.asks:
             self._place(Role.REFERENCE, self._reference())
         self.members = {role: self._member(role) for role in self.models}
+        if settings.rollout.share_devices and settings.samples:
+            self.rest()
 
     def do(self, role: str, method: str, *arguments: Any) -> Any:
         """Call the learner or scorer of a role."""
@@ -108,6 +110,20 @@ class Trainer:
             path = self.settings.model.path
             base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
             save_lora(model, folder / FOLDER, base=base)
+
+    def rise(self) -> None:
+        """Be ready to train."""
+        for member in self.members.values():
+            if isinstance(member, Learner):
+                member.optimizer.rise()
+
+    def rest(self) -> None:
+        """Leave the device to others until `rise`; weights stay, since samplers are told them."""
+        for member in self.members.values():
+            if isinstance(member, Learner):
+                member.optimizer.rest()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's parameters by their Hugging Face names, for samplers. All are asked, the first tells."""
@@ -226,6 +242,15 @@ class RankProcess:
         """Rank 0 writes; the others are asked too, for weights that are spread over ranks."""
         assert self.trainer is not None
         self.trainer.save(role, folder)
+
+    def rise(self) -> None:
+        assert self.trainer is not None
+        self.trainer.rise()
+
+    def rest(self) -> None:
+        assert self.trainer is not None
+        self.trainer.rest()
+        give_back_memory()
 
     def parcel(self, version: int) -> tuple[Parcel | None, str]:
         """The policy's weights for samplers, and their digest, from rank 0; the others are asked likewise."""

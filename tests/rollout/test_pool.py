@@ -184,3 +184,48 @@ def test_a_parcel_that_is_gone_is_not_the_workers_fault(do: Callable[..., Any]) 
         assert case.failures == []
 
     do(steps, 2)
+
+
+def test_a_pool_at_rest_gives_memory_up_and_answers_as_before(do: Callable[..., Any]) -> None:
+    """A worker that comes in place of a lost one while the others sleep does so too, and wakes with them."""
+
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        before = await case.answers()
+        engines = [here.worker.engine for here in case.started]
+        assert all(engine._cache is not None for engine in engines)  # type: ignore[attr-defined]
+        await case.pool.rest()
+        assert all(engine._cache is None for engine in engines)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match="asleep"):
+            await case.pool.generate(QUESTIONS[0], PLAN)
+        case.started[0].kill()
+        await case.pool.rest()  # finds the loss
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+            if len(case.pool.workers) == 2:
+                break
+        assert case.started[2].calls == ["load", "sleep"]
+        await case.pool.rise()
+        await case.publish(2)
+        assert await case.answers() == before
+
+    do(steps, 2)
+
+
+@pytest.mark.parametrize("first", ["rise", "rest"])
+def test_a_worker_that_becomes_ready_while_others_fall_asleep_or_wake(do: Callable[..., Any], first: str) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        await getattr(case.pool, first)()
+        case.started[0].kill()
+        await getattr(case.pool, first)()
+        late = case.pool.rise if first == "rest" else case.pool.rest
+        while len(case.started) < 3:
+            await asyncio.sleep(0)
+        await late()
+        while len(case.pool.workers) < 2:
+            await asyncio.sleep(0.01)
+        asleep = [here.worker.engine._asleep for here in case.started[1:]]  # type: ignore[attr-defined]
+        assert asleep == [first == "rise"] * 2
+
+    do(steps, 2)

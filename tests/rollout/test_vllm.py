@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy as copying
+import gc
 import importlib.util
 import json
 import random
+import resource
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +30,9 @@ from assent.rollout.build import build_engine
 from assent.rollout.engine import generate_all
 from assent.rollout.native import NativeEngine
 from assent.rollout.settings import VllmSettings
-from assent.rollout.vllm import VllmEngine, prepare
+from assent.rollout.vllm import VllmEngine
+from assent.rollout.vllm_library import prepare
+from assent.runtime.memory import release_freed_memory
 from assent.settings import SettingsError
 from assent.types import Completion, Finish, Sampling
 
@@ -278,7 +284,12 @@ def test_a_tensor_that_vllm_does_not_take_is_not_passed_over(case: Case) -> None
     assert ask(case.engine, [1], GREEDY)[0].tokens == native(case.model, [1], GREEDY).tokens
 
 
-def test_sleep_and_wake(case: Case) -> None:
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_sleep_and_wake(case: Case, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case.engine, "settings", replace(SMALL, sleep_level=level))
+    [question] = prompts(40)
+    [[before]] = generate_all(case.engine, [question], [GREEDY])
+
     async def while_busy() -> None:
         asking = asyncio.create_task(case.engine.generate([1, 2], [GREEDY]))
         await asyncio.sleep(0)
@@ -290,10 +301,51 @@ def test_sleep_and_wake(case: Case) -> None:
     case.engine.sleep()
     with pytest.raises(RuntimeError, match="asleep"):
         ask(case.engine, [1], GREEDY)
-    case.load(case.model)
+    if level:
+        with pytest.raises(RuntimeError, match="memory that sleep"):
+            case.load(case.model)
+        with pytest.raises(RuntimeError, match="memory that sleep"):
+            case.engine.confirm()
+    case.engine.sleep()  # again, to no effect
     case.engine.wake()
-    [[answer]] = generate_all(case.engine, [[1]], [GREEDY])
-    assert set(answer.versions) == {case.engine.version}
+    if level == 1:
+        assert case.engine.confirm()[0] == case.engine.version
+    if level == 2:
+        with pytest.raises(RuntimeError, match="has no weights"):
+            ask(case.engine, [1], GREEDY)
+    case.load(case.model)
+    [[answer]] = generate_all(case.engine, [question], [GREEDY])
+    assert answer == replace(before, versions=(case.engine.version,) * len(before.tokens))
+
+
+@needs_vllm
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_sleep_gives_memory_back(tmp_path: Path, letters: Letters) -> None:
+    """A cache of 64 MiB at both levels, and with 2 the 49 MiB of weights: 4 layers of 4 x 512² and 3 x 512 x 1365
+    float32 numbers are 48 MiB, the rest embeddings. `test_sleep_and_wake` compares the answers."""
+    keys = {"hidden_size": 512, "intermediate_size": 1365, "num_hidden_layers": 4, "num_key_value_heads": 8}
+    transformers_model("llama", num_attention_heads=8, **keys).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    engine = VllmEngine.of(model, letters, slots=4, settings=SMALL)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert 48 << 20 < weights < 52 << 20
+    for level, freed in ((1, 64 << 20), (2, (64 << 20) + weights)):
+        engine.settings = replace(SMALL, sleep_level=level)
+        awake = resident()
+        engine.sleep()
+        asleep = resident()
+        assert awake - asleep == pytest.approx(freed, abs=4 << 20)
+        engine.wake()
+        engine.load(dict(model.hf_tensors()), level)
+        assert resident() == pytest.approx(awake, abs=4 << 20)
+    engine.close()
+
+
+def resident() -> int:
+    """Bytes of this process's memory that are in use, apart from what is kept for later."""
+    gc.collect()
+    release_freed_memory()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_cancelled_requests_leave_and_errors_reach_everyone(case: Case) -> None:
@@ -367,17 +419,19 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
 
 
 @needs_vllm
-def test_models_and_settings_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
+def test_models_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
     transformers_model("llama").save_pretrained(tmp_path)  # heads of 12
     with pytest.raises(ValueError, match=r"heads have 12 numbers; vLLM's attention on a CPU takes \[32, 64"):
         VllmEngine(tmp_path, letters, settings=SMALL)
-    with pytest.raises(ValueError, match="sleep_level=1: on a CPU"):
-        VllmEngine(tmp_path, letters, settings=replace(SMALL, sleep_level=1))
 
 
 def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"make vllm.*docs/vllm\.md.*rollout\.engine=native"):
+    with pytest.raises(ImportError, match=r"pip install 'assent\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
+        prepare()
+    assert socket.gethostname() in str(e.value), "on which of many nodes"
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.1"))
+    with pytest.raises(ImportError, match=r"needs vLLM 0\.32, .* has 0\.33\.1\."):
         prepare()
 
 
@@ -387,6 +441,8 @@ def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         ({"engine": "vlm"}, r"rollout\.engine=vlm is not one of native, vllm"),
         ({"vllm": {"dtype": "fp8"}}, r"rollout\.vllm\.dtype=fp8"),
         ({"vllm": {"sleep_level": 3}}, r"rollout\.vllm\.sleep_level=3"),
+        ({"share_devices": True, "max_lag": 1}, r"rollout\.max_lag=1 cannot be used with rollout\.share_devices=true"),
+        ({"share_devices": True, "workers_max": 4}, r"rollout\.workers_max=4 cannot be used with"),
         ({"vllm": {"memory": 1.5}}, r"rollout\.vllm\.memory=1\.5"),
         ({"vllm": {"cpu_cache_gib": 0.0}}, r"rollout\.vllm\.cpu_cache_gib=0\.0 must be above 0"),
     ],
@@ -399,14 +455,15 @@ def test_settings_are_checked(make_recipe: Any, tmp_path: Path, rollout: dict[st
 @needs_vllm
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_run_learns_from_what_vllm_samples(make_recipe: Any, tmp_path: Path, max_lag: int) -> None:
-    """Sampler and learner agree before a batch's first update, in every step; the same seed gives the same run."""
+    """Sampler and learner agree before a batch's first update, in every step; the same seed gives the same run, and so
+    where they take turns on a device."""
     shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
     rollout = {"engine": "vllm", "max_lag": max_lag, "vllm": {"cpu_cache_gib": 1 / 16}}
     more: dict[str, Any] = {"model": {"config": shape}, "rollout": rollout, "algorithm": {"samples": 4}}
-    runs = [
-        run(load_settings(make_recipe("grpo", tmp_path / name, **more)))
-        for name in (("first", "second") if max_lag == 0 else ("first",))
-    ]
+    runs = [run(load_settings(make_recipe("grpo", tmp_path / "first", **more)))]
+    if max_lag == 0:
+        rollout["share_devices"] = True
+        runs.append(run(load_settings(make_recipe("grpo", tmp_path / "second", **more))))
     metrics = runs[0].metrics
     assert len(metrics) == 4
     assert all(record["gradient_norm/policy"] > 0 for record in metrics)

@@ -109,6 +109,21 @@ class Optimizer:
         )
         torch.autograd.graph.increment_version(masters)  # the kernel does not, and copies elsewhere go by it
 
+    def rest(self) -> None:
+        """Moments and masters wait in host memory until `rise`, and leave the device to others."""
+        self._bring(torch.device("cpu"))
+
+    def rise(self) -> None:
+        """Back to where the parameters are."""
+        self._bring(None)
+
+    def _bring(self, place: torch.device | None) -> None:
+        for name, parameter in self.parameters.items():
+            device, master = place or parameter.device, self.masters[name]
+            if master.dtype != parameter.dtype:
+                master.data = master.data.to(device)
+            self.moments[name] = {kind: value.to(device) for kind, value in self.moments[name].items()}
+
     def clear(self) -> None:
         """Forget the gradients."""
         for tensor in (*self.parameters.values(), *self.masters.values()):

@@ -198,3 +198,10 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def moved(staging: Path, folder: Path) -> None:
+    """A writer's work where it was written elsewhere."""
+    for path in list(staging.iterdir()):
+        path.rename(folder / path.name)
+    staging.rmdir()

@@ -1,6 +1,7 @@
 """The only loop. Offline or online, synchronous or not: the source decides what a step learns from.
 
 source.next -> annotate (reference, critic) -> credit -> [weigh -> step] x updates -> publish -> hooks -> source.done
+               |------------------------- training -------------------------------|
 
 Hooks come before `done`: what they sample to evaluate shares no decoding step with the next rollouts, whose last bits
 would otherwise depend on whether this step was evaluated.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import torch
 
@@ -21,6 +23,7 @@ from assent.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
 from assent.types import Role, Stats
 
 Publish = Callable[[int], Awaitable[None]]
+Training = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class NonFiniteError(RuntimeError):
@@ -33,6 +36,7 @@ async def train(
     publish: Publish,
     hooks: Sequence[Hook],
     *,
+    training: Training = nullcontext,
     until: Callable[[Progress], bool],
     stop: Callable[[], bool] = lambda: False,
     progress: Progress,
@@ -40,7 +44,8 @@ async def train(
     seed: int,
     max_skipped: int = 3,
 ) -> Progress:
-    """Train from `progress` on, until `until` says so. `publish(version)` makes the weights known to the sampler.
+    """Train from `progress` on, until `until` says so. `publish(version)` makes the weights known to the sampler;
+    within `training()` the devices are the learners' alone.
 
     Once `stop` is true the run ends behind the step under way, early: hooks are told apart `last` and `stopping`.
     Raises NonFiniteError after `max_skipped` steps in a row with an update that was not finite; whatever a stage raises
@@ -50,7 +55,8 @@ async def train(
         started = time.perf_counter()
         delivery = await source.next()
         sampled = time.perf_counter()
-        batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
+        async with training():
+            batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
         learned = time.perf_counter()
         await publish(progress.step + 1)
         seconds = time.perf_counter() - started

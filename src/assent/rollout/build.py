@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
+from collections.abc import Callable
 from typing import Any
 
 from assent.models.base import LanguageModel
@@ -15,14 +16,20 @@ from assent.rollout.static import StaticEngine
 
 
 def build_engine(
-    model: LanguageModel, tokenizer: Any, *, slots: int, copy: bool = False, vllm: VllmSettings | None = None
+    model: LanguageModel,
+    tokenizer: Any,
+    *,
+    slots: int,
+    copy: bool = False,
+    vllm: VllmSettings | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
     """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model; vLLM,
-    which always has a copy, where settings of it are given."""
+    which always has a copy, where settings of it are given. `say` is told what takes its time."""
     if vllm is not None:
         from assent.rollout.vllm import VllmEngine
 
-        return VllmEngine.of(model, tokenizer, slots=slots, settings=vllm)
+        return VllmEngine.of(model, tokenizer, slots=slots, settings=vllm, say=say)
     if copy:
         model = copying.deepcopy(model).requires_grad_(False)
         merge_lora(model)  # published weights are merged ones

@@ -2,6 +2,7 @@
 
     generate -> the least busy worker -> completion; if it is lost, its requests go to others and a new one starts
     publish(parcel) -> load on every worker -> version and digest confirmed
+    rest, rise -> workers give their memory up to who shares their devices, and take it back
     begin(attempt) -> what was asked before is dropped, here and there; weights come anew
 
 What is drawn depends on seed, prompt and weights alone, so a request may be asked again of any worker. A new worker
@@ -64,6 +65,7 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._broken: BaseException | None = None
+        self._resting = False
         self.attempt = 0
         self.version = 0
         self.lost = 0
@@ -141,6 +143,15 @@ class Pool:
         self._parcel, self.version = (parcel, version, digest), version
         await asyncio.gather(*(self._load(place) for place in self._places if place.worker is not None))
         self._check()
+
+    async def rest(self) -> None:
+        """Have workers sleep, and those that become ready meanwhile. Nobody may ask before `rise`."""
+        self._resting = True
+        await self._each("sleep", self.attempt)
+
+    async def rise(self) -> None:
+        self._resting = False
+        await self._each("wake", self.attempt)
 
     async def _each(self, method: str, *arguments: Any) -> None:
         async def one(place: _Place, worker: Worker) -> None:
@@ -221,17 +232,21 @@ class Pool:
         await self._tell()
 
     async def _brought_up(self, worker: Worker) -> None:
-        """Weights may be published while it takes the last ones."""
+        """Weights may be published while it takes the last ones, and the others may go to sleep."""
         while True:
-            parcel = self._parcel
+            parcel, resting = self._parcel, self._resting
             try:
                 await self._confirmed(worker, parcel)
             except SenderLost:  # whoever publishes finds out, and sends others
                 if parcel is self._parcel:
                     await asyncio.sleep(0.2)
                 continue
-            if parcel is self._parcel:
+            if resting:
+                await worker.call("sleep", self.attempt)
+            if parcel is self._parcel and resting is self._resting:
                 return
+            if resting:
+                await worker.call("wake", self.attempt)
 
     async def _tell(self) -> None:
         async with self._changed:
@@ -262,10 +277,10 @@ class Pool:
         raise NotImplementedError("a pool's weights come by publish()")
 
     def sleep(self) -> None:
-        """Workers have devices of their own."""
+        raise NotImplementedError("a pool's workers sleep by rest()")
 
     def wake(self) -> None:
-        """Nothing slept."""
+        raise NotImplementedError("a pool's workers wake by rise()")
 
     def close(self) -> None:
         self._broken = self._broken or RuntimeError("the pool was closed")

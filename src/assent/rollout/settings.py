@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ENGINES = ("native", "vllm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -26,9 +26,9 @@ class VllmSettings:
     """Without compilation and CUDA graphs; null is true on a CPU and false on a GPU."""
     prefix_caching: bool = True
     """Prompts' beginnings are computed once, in whole blocks."""
-    sleep_level: int = 0
-    """What happens to a GPU's memory while the learner works: 0 nothing, 1 the weights wait in host memory and the
-    cache is dropped, 2 both are dropped."""
+    sleep_level: int = 2
+    """What it gives up while the learner works, with rollout.share_devices: 2 its cache and weights, 1 the cache, while
+    the weights wait in host memory, 0 nothing."""
 
 
 @dataclass
@@ -58,6 +58,9 @@ class RolloutSettings:
     """ray: workers beyond `workers`, up to this many, are used while nodes have room for them; 0 starts none."""
     max_lag: int = 0
     """Policy versions that a sample may be old; 0 is synchronous."""
+    share_devices: bool = False
+    """Learner and engine take turns: the engine gives its memory up while the learner works, and the learner's moments
+    wait in host memory while the engine does. Needs max_lag=0."""
     interrupt: bool = True
     """New weights take over answers under way; false lets those end first, and begins no other meanwhile. Only with
     max_lag."""
@@ -65,11 +68,16 @@ class RolloutSettings:
     """Prompts drawn for a step, at most, as a multiple of prompts_per_step, to replace groups without a signal."""
     max_failed: float = 0.1
     """Share of a step's rewards that may fail before the run stops."""
-
     record: bool = False
     """Write what each step learns from into the run's folder, for a replay."""
     replay: str | None = None
     """The folder of a run that was recorded: learn from its samples, in place of any drawn now."""
+
+    def for_vllm(self) -> VllmSettings | None:
+        """What vLLM is told, None for the native engine. What shares no device need not be able to sleep."""
+        if self.engine != "vllm":
+            return None
+        return self.vllm if self.share_devices else replace(self.vllm, sleep_level=0)
 
     def problems(self) -> list[str]:
         """What is wrong with the choice of an engine."""
@@ -80,6 +88,16 @@ class RolloutSettings:
             problems.append(f"rollout.vllm.dtype={vllm.dtype} is not one of {', '.join(DTYPES)}")
         if vllm.sleep_level not in (0, 1, 2):
             problems.append(f"rollout.vllm.sleep_level={vllm.sleep_level} is not one of 0, 1, 2")
+        if self.share_devices and self.max_lag > 0:
+            problems.append(
+                f"rollout.max_lag={self.max_lag} cannot be used with rollout.share_devices=true: the engine sleeps "
+                "while the learner works. Set max_lag=0, or share_devices=false with devices for both"
+            )
+        if self.share_devices and self.workers_max:
+            problems.append(
+                f"rollout.workers_max={self.workers_max} cannot be used with rollout.share_devices=true: rollout "
+                "workers are where training ranks are, and no others join. Set one of them alone"
+            )
         if not 0 < vllm.memory < 1:
             problems.append(f"rollout.vllm.memory={vllm.memory} is a share of a GPU's memory: 0 < memory < 1")
         above = {"max_length": vllm.max_length, "block_size": vllm.block_size, "cpu_cache_gib": vllm.cpu_cache_gib}

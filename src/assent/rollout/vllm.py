@@ -1,4 +1,4 @@
-"""Generation by vLLM 0.32, in this process and on weights of its own: the only file that imports it.
+"""Generation by vLLM 0.32, in this process and on weights of its own.
 
     generate -> a vLLM request for each sample -> step, step, ... -> Completion
     load -> version, names and digest checked -> weights exchanged in place -> caches emptied -> what is held noted
@@ -13,35 +13,24 @@ import asyncio
 import itertools
 import json
 import math
-import os
 import tempfile
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from assent.models.base import LanguageModel
 from assent.rollout.accepted import Accepted, WeightsError
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.settings import VllmSettings
-from assent.rollout.undisturbed import undisturbed
-from assent.rollout.vllm_worker import blank, held, reload
+from assent.rollout.vllm_library import on_cpu, request, start
+from assent.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
 from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
 
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns at every update of what has no weights
-}
-ENVIRONMENT_CPU = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores belong to the learner too
-    "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than small models take to answer
-}
 LEAST_TEMPERATURE = 0.01  # vLLM raises smaller ones to this in silence
 
 
@@ -74,14 +63,17 @@ class VllmEngine:
         slots: int = 64,
         settings: VllmSettings | None = None,
         ends: Collection[int] | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ):
         self.settings = settings or VllmSettings()
         self.tokenizer, self.ends = tokenizer, frozenset(end_tokens(tokenizer) if ends is None else ends)
         self.version = 0
+        self._asleep = self._closed = self._drained = False
+        self._lent: list[Lent] | None = None
         self._accepted = Accepted()
         self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
         self.slots = slots
-        self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights)
+        self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights, say=say)
         self.max_length = int(self._engine.model_config.max_model_len)
         self._engine.set_weight_version("0")
         self._held = self.held()
@@ -89,18 +81,23 @@ class VllmEngine:
         self._samples: dict[str, _Sample] = {}  # under way, by key
         self._keys = itertools.count()
         self._driver = Background(self._drive, self._fail)
-        self._asleep = self._closed = self._drained = False
 
     @classmethod
     def of(
-        cls, model: LanguageModel, tokenizer: TextDecoder, *, slots: int = 64, settings: VllmSettings | None = None
+        cls,
+        model: LanguageModel,
+        tokenizer: TextDecoder,
+        *,
+        slots: int = 64,
+        settings: VllmSettings | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> VllmEngine:
         """An engine for this model, with its present weights as version 0. Nothing of them is written to a disk."""
         config = model.hf_config() | {"dtype": str(model.dtype).removeprefix("torch.")}
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             ends = (*end_tokens(tokenizer), *model.special.eos)
-            engine = cls(Path(folder), tokenizer, slots=slots, settings=settings, ends=ends)
+            engine = cls(Path(folder), tokenizer, slots=slots, settings=settings, ends=ends, say=say)
         engine.load(dict(model.hf_tensors()), 0)
         return engine
 
@@ -144,8 +141,7 @@ class VllmEngine:
         """
         if weights is None:
             raise WeightsError("vLLM shares no weights with the learner: give all of them, by Hugging Face names.")
-        if self._asleep and self.settings.sleep_level:
-            raise RuntimeError("load() needs the memory that sleep() gave up. Call wake() first.")
+        self._check_awake("load()")
         self._accepted.check(weights, version, sent=sent)
         if self._weights:
             self.confirm()
@@ -181,24 +177,38 @@ class VllmEngine:
 
     def held(self) -> str:
         """Digest of what vLLM computes with, in its own layout."""
+        self._check_awake("A digest of weights")
         [found] = self._engine.collective_rpc(held)
         return str(found)
 
     def sleep(self) -> None:
-        """With settings.sleep_level 1 the weights wait in host memory, with 2 they are gone until the next `load`."""
+        """Gives up the cache and, with settings.sleep_level 2, the weights until the next `load`; with 1 those wait in
+        host memory, where a CPU has them anyway. With 0 nothing is given up."""
         if self.busy:
             raise RuntimeError("sleep() while requests are unanswered would lose them. Await them first.")
-        if self.settings.sleep_level and not self._asleep:
-            self._engine.sleep(self.settings.sleep_level)
-            self._weights = self._weights and self.settings.sleep_level == 1
+        level = self.settings.sleep_level
+        if level and not self._asleep:
+            if on_cpu():
+                self._engine.reset_prefix_cache()
+                [self._lent] = self._engine.collective_rpc(give_up, args=(level > 1,))
+            else:
+                self._engine.sleep(level)
+            self._weights = self._weights and level == 1
         self._asleep = True
 
     def wake(self) -> None:
         if self._closed:
             raise RuntimeError("The engine is closed. Make a new one.")
-        if self.settings.sleep_level and self._asleep:
+        if self._lent is not None:
+            self._engine.collective_rpc(take_back, args=(self._lent,))
+            self._lent = None
+        elif self._asleep and self.settings.sleep_level:
             self._engine.wake_up()
         self._asleep = False
+
+    def _check_awake(self, what: str) -> None:
+        if self._asleep and self.settings.sleep_level:
+            raise RuntimeError(f"{what} needs the memory that sleep() gave up. Call wake() first.")
 
     def close(self) -> None:
         self._fail(RuntimeError("The engine was closed before this request was answered."))
@@ -209,26 +219,9 @@ class VllmEngine:
     # Requests
 
     def _sample(self, prompt_tokens: Sequence[int], sampling: Sampling) -> _Sample:
-        from vllm.sampling_params import RequestOutputKind as Kind
-        from vllm.sampling_params import SamplingParams
-
-        limit = min(sampling.max_tokens, self.max_length - len(prompt_tokens))
-        request = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            max_tokens=limit,
-            min_tokens=min(sampling.min_tokens, limit),
-            stop_token_ids=sorted(self.ends),
-            ignore_eos=True,  # of config.json: `ends` alone count
-            logprobs=0,  # of the sampled token alone
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=Kind.DELTA if sampling.stop else Kind.FINAL_ONLY,
-        )
+        asked = request(len(prompt_tokens), sampling, self.ends, max_length=self.max_length)
         future = asyncio.get_running_loop().create_future()
-        return _Sample(str(next(self._keys)), list(prompt_tokens), sampling, request, future)
+        return _Sample(str(next(self._keys)), list(prompt_tokens), sampling, asked, future)
 
     async def _drive(self) -> None:
         """Takes the steps while there is work, lets others run between them; ends when nobody waits."""
@@ -303,80 +296,3 @@ class VllmEngine:
         for sample in samples:
             if not sample.future.done():
                 sample.future.cancel() if error is None else sample.future.set_exception(error)
-
-
-def start(folder: Path, settings: VllmSettings, *, slots: int, dummy: bool) -> Any:
-    """vLLM's engine on the model of a folder; `dummy` makes weights up where the folder has none."""
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        raise RuntimeError(
-            "vLLM makes a process group of its own and would end this one's when it closes. Give it its own process."
-        )
-    prepare()
-    from vllm import EngineArgs
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    cpu = current_platform.is_cpu()
-    if cpu and settings.sleep_level:
-        raise ValueError(
-            f"rollout.vllm.sleep_level={settings.sleep_level}: on a CPU vLLM has no device memory to give up. Set 0."
-        )
-    place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
-    if cpu:
-        place = {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30)}
-    if cpu or settings.block_size is not None:
-        place["block_size"] = settings.block_size or 32
-    with undisturbed():  # it seeds every generator and replaces torch.set_num_threads
-        config = EngineArgs(
-            model=str(folder),
-            skip_tokenizer_init=True,
-            load_format="dummy" if dummy else "auto",
-            dtype=_dtype(folder) if settings.dtype == "auto" else settings.dtype,
-            enforce_eager=cpu if settings.eager is None else settings.eager,
-            max_model_len=settings.max_length,
-            max_num_seqs=slots,
-            logprobs_mode="processed_logprobs",  # of the distribution drawn from; the default's ignore temperature
-            enable_prefix_caching=settings.prefix_caching,
-            enable_sleep_mode=settings.sleep_level > 0,
-            async_scheduling=False,  # a token's version is exact if no step is under way when weights change
-            disable_log_stats=True,
-            seed=0,
-            **place,
-        ).create_engine_config()
-        if cpu:
-            _check_head_size(config.model_config.get_head_size())
-        engine = LLMEngine.from_vllm_config(config)
-    engine.input_processor.generation_config_fields = {}  # it would ban the folder's end tokens before min_tokens too
-    return engine
-
-
-def _dtype(folder: Path) -> str:
-    """That of config.json: vLLM's own "auto" would make float32 a smaller one."""
-    config = json.loads((folder / "config.json").read_text())
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
-
-
-def _check_head_size(size: int) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    allowed = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in allowed:
-        raise ValueError(
-            f"The model's attention heads have {size} numbers; vLLM's attention on a CPU takes {allowed}. "
-            "Change the model's width or number of heads, or set rollout.engine=native."
-        )
-
-
-def prepare() -> None:
-    """Import vLLM, with the environment that it reads then; what the user has set there stays."""
-    for key, value in (ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ENVIRONMENT_CPU).items():
-        os.environ.setdefault(key, value)
-    try:
-        import torch._dynamo.config as compiler
-        import vllm  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"rollout.engine=vllm needs vLLM 0.32, which does not import here ({error}). For NVIDIA GPUs: pip install "
-            "'assent[vllm]'. For a CPU: `make vllm`, or the commands in docs/vllm.md. Or set rollout.engine=native."
-        ) from error
-    compiler.disable |= os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # which torch read when it was imported

@@ -1,11 +1,11 @@
-"""What `vllm.py` does inside vLLM's worker: exchange weights, tell which it holds, and clean up.
+"""What `vllm.py` does inside vLLM's worker: exchange weights, tell which it holds, clean up, and give up memory.
 
 Each function is called there with the worker. Nothing of vLLM is imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from assent.models.digest import digest
 from assent.rollout.accepted import WeightsError
+
+Lent = tuple[torch.UntypedStorage, int]
+"""Memory that was given up, and its size in bytes."""
 
 
 def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
@@ -55,3 +58,27 @@ def blank(worker: Any) -> None:
     """Empty the whole cache: numbers that are none, left in free blocks, spoil later answers of any weights."""
     for cache in worker.model_runner.kv_caches:
         cache.zero_()
+
+
+def give_up(worker: Any, weights: bool) -> list[Lent]:
+    """Free the cache of an engine on a CPU, and with `weights` those and what kernels packed of them: vLLM's own sleep
+    does nothing there. What is returned goes to `take_back`."""
+    tensors = list(worker.model_runner.kv_caches)
+    if weights:
+        model = worker.model_runner.get_model()
+        tensors += [parameter.data for parameter in model.parameters()]
+        for layer in model.modules():
+            if hasattr(layer, "cpu_linear"):  # holds the packed copy; the next `reload` makes another
+                layer.cpu_linear = torch.nn.functional.linear
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    lent = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
+    for storage, _ in lent:
+        storage.resize_(0)
+    return lent
+
+
+def take_back(worker: Any, lent: Sequence[Lent]) -> None:
+    """Memory for all that `give_up` freed. Tensors are where they were, weights without their values."""
+    for storage, size in lent:
+        storage.resize_(size)
+    blank(worker)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from assent.rollout.accepted import Accepted, Ordered
 from assent.rollout.engine import Engine
+from assent.runtime.memory import give_back_memory
 from assent.types import Completion, Sampling
 from assent.weights.parcel import Parcel, unpack
 
@@ -64,6 +65,16 @@ class RolloutWorker:
         self.engine.load(weights, parcel.version)
         self._accepted.take(weights, parcel.version)
         return parcel.version, parcel.digest
+
+    async def sleep(self, attempt: int) -> None:
+        """Give memory up to who shares the device, in other processes too. Nobody may ask before `wake`."""
+        self._enter(attempt)
+        self.engine.sleep()
+        give_back_memory()
+
+    async def wake(self, attempt: int) -> None:
+        self._enter(attempt)
+        self.engine.wake()
 
     def _enter(self, attempt: int) -> None:
         """Attempts only grow."""

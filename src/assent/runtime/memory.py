@@ -35,3 +35,11 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is not None:
         trim(0)
+
+
+def give_back_memory() -> None:
+    """Leave what is free to other processes, on the host and, where torch has used one, on the GPU."""
+    release_freed_memory()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

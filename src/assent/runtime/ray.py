@@ -27,8 +27,9 @@ from ray import exceptions
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from assent.runtime import stage
 from assent.runtime.gang import Gang
-from assent.runtime.resources import Resources, ResourcesError, added, shown
+from assent.runtime.resources import Resources, ResourcesError, added, part_of, shown
 from assent.runtime.settings import RuntimeSettings
 from assent.runtime.worker import NodeLost, SenderLost, WorkerLost
 
@@ -57,6 +58,9 @@ class Host:
         self._worker = await asyncio.get_running_loop().run_in_executor(self._thread, self._make)
         return await self.ping()
 
+    async def stage(self) -> str:
+        return stage.now()
+
     async def ping(self) -> tuple[int, str]:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
@@ -70,13 +74,16 @@ class Host:
 class RayWorker:
     """A `Worker` over there. `start` makes it ready and begins to listen for its heart."""
 
-    def __init__(self, name: str, actor: Any, *, heartbeat_timeout: float):
-        self.name, self._actor, self._heartbeat_timeout = name, actor, heartbeat_timeout
+    def __init__(
+        self, name: str, actor: Any, *, heartbeat_timeout: float, say: Callable[[str], None] = lambda text: None
+    ):
+        self.name, self._actor, self._heartbeat_timeout, self._say = name, actor, heartbeat_timeout, say
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._heart: asyncio.Task[None] | None = None
         self.pid, self.node = 0, ""
 
     async def start(self, timeout: float) -> None:
+        telling = asyncio.get_running_loop().create_task(self._tell())
         try:
             self.pid, self.node = await asyncio.wait_for(_plain(self._actor.build.remote()), timeout)
         except TimeoutError:
@@ -84,7 +91,19 @@ class RayWorker:
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
         except LOST as error:
             raise WorkerLost(self.name, _reason(error)) from error
+        finally:
+            telling.cancel()
         self._heart = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _tell(self) -> None:
+        """Say what it does until it is ready, where it tells."""
+        told = ""
+        with contextlib.suppress(*LOST):
+            while True:
+                if (now := await _plain(self._actor.stage.remote())) != told:
+                    self._say(f"{self.name} {now}")
+                    told = now
+                await asyncio.sleep(1.0)
 
     async def _listen(self) -> None:
         """A sign every quarter of the time allowed."""
@@ -258,15 +277,23 @@ class RayRuntime:
         )
 
     async def spawn(
-        self, make: Callable[..., Any], *arguments: Any, name: str, group: Any, place: int, threads: int
+        self,
+        make: Callable[..., Any],
+        *arguments: Any,
+        name: str,
+        group: Any,
+        place: int,
+        threads: int,
+        sharers: int = 1,
+        say: Callable[[str], None] = lambda text: None,
     ) -> RayWorker:
-        """A process with `make(*arguments)` inside, in a place of a reserved group. Raises what `make` raises, and
-        NodeLost where the fault is the node's."""
+        """A process with `make(*arguments)` inside, in a place of a reserved group, which it may share with others.
+        Raises what `make` raises, and NodeLost where the fault is the node's."""
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         options = {
-            "num_cpus": bundle.get("CPU", 0.0),
-            "num_gpus": bundle.get("GPU", 0.0),
+            "num_cpus": part_of(bundle, "CPU", sharers),
+            "num_gpus": part_of(bundle, "GPU", sharers),
             "max_concurrency": 1000,
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -274,7 +301,7 @@ class RayRuntime:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
         }
         actor = ray.remote(Host).options(**options).remote(str(Path.cwd()), make, *arguments)
-        worker = RayWorker(name, actor, heartbeat_timeout=self.settings.heartbeat_timeout)
+        worker = RayWorker(name, actor, heartbeat_timeout=self.settings.heartbeat_timeout, say=say)
         self._workers.append(worker)
         try:
             await worker.start(self.settings.start_timeout)

@@ -38,3 +38,8 @@ def equal_share(cpus: float, processes: int) -> float:
 def reserved(given: Mapping[str, float], share: float) -> Resources:
     """A process's bundle: an equal share of the CPUs unless it was given others."""
     return {"CPU": share} | {name: float(amount) for name, amount in given.items()}
+
+
+def part_of(bundle: Mapping[str, float], name: str, sharers: int) -> float:
+    """What one of several processes in a bundle takes of it, in the ten-thousandths that Ray counts in."""
+    return int(bundle.get(name, 0.0) / sharers * 10_000 + 1e-6) / 10_000
