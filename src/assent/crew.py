@@ -253,7 +253,7 @@ class RayCrew:
     # --- ranks
 
     async def _form(self) -> None:
-        from assent.runtime.ray import RayGang
+        from assent.runtime.ray_gang import RayGang
 
         world, settings = len(self.rank_bundles), self.settings.runtime
         while True:
@@ -375,7 +375,7 @@ class RayCrew:
             return
         parcel, seal = self.ranks[0].references("parcel", version, parts=2)
         others = [rank.call("parcel", version) for rank in self.ranks[1:]]  # each has a share of sharded weights
-        digest, *_ = await asyncio.gather(self.runtime.fetched(seal, self.ranks[0].name), *others)
+        digest, *_ = await asyncio.gather(self.ranks[0].fetched(seal), *others)
         await self.pool.publish(parcel, version, digest)
 
     async def writer(self, role: str, staging: Path) -> Writer:

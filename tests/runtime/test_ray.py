@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,10 @@ from assent.runtime.token import prepare
 
 SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.0, start_timeout=60.0)
 prepare(SETTINGS)  # before ray is imported
-from assent.runtime.ray import RayGang, RayRuntime, RayWorker  # noqa: E402
+import ray  # noqa: E402
+
+from assent.runtime.ray import RayRuntime, RayWorker  # noqa: E402
+from assent.runtime.ray_gang import RayGang  # noqa: E402
 from assent.runtime.resources import ResourcesError  # noqa: E402
 from assent.runtime.worker import SenderLost, WorkerLost  # noqa: E402
 
@@ -99,6 +104,40 @@ def test_what_never_fits_is_refused_with_the_sum(runtime: Runtime) -> None:
         cluster.check([{"CPU": 1.0, "GPU": 1.0}, {"CPU": asked - 1.0, "GPU": 1.0}], what="two clerks")
 
 
+def test_who_has_not_the_token_is_not_let_in(runtime: Runtime) -> None:
+    """And what waits for room is a demand that Ray's autoscaler sees."""
+    cluster, do = runtime
+    address = ray.get_runtime_context().gcs_address
+    asked = cluster.cpus() + 1
+    code = f"""
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.ray import RayRuntime
+from ray.autoscaler.v2.sdk import get_cluster_status
+print(RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start())
+demand = get_cluster_status("{address}").resource_demands.placement_group_demand
+print([dict(group.bundles_by_count[0].bundle) for group in demand])
+"""
+    secrets = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    assert all(name in os.environ for name in secrets)
+    stranger = {name: value for name, value in os.environ.items() if name not in secrets}
+    stranger["RAY_NUM_REDIS_GET_RETRIES"] = "1"
+
+    async def steps() -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
+        group = cluster.reserve([{"CPU": asked}])
+        assert not await cluster.placed(group, within=1.0)
+        ask = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        found = ask(env=stranger), ask(env=os.environ)
+        cluster.end_workers()
+        return found
+
+    refused, taken = do(steps())
+    assert refused.returncode != 0
+    assert "no cluster lets us in there" in refused.stderr
+    assert not refused.stdout
+    assert taken.returncode == 0, taken.stderr
+    assert f"[{{'CPU': {asked}}}]" in taken.stdout
+
+
 def test_what_is_taken_is_waited_for_in_time(runtime: Runtime) -> None:
     cluster, do = runtime
 
@@ -159,6 +198,35 @@ def test_the_rank_that_died_is_named_not_the_one_that_noticed(runtime: Runtime) 
     do(steps())
 
 
+def test_the_rank_that_is_stuck_is_named_not_the_one_that_waited_for_it(runtime: Runtime) -> None:
+    """Its process is well and answers heartbeats; only its work does not end."""
+    cluster, do = runtime
+
+    async def steps() -> None:
+        gang = RayGang(await clerks(cluster, 2))
+        with pytest.raises(WorkerLost, match=r"clerk 1: the others waited for it in vain \(.*Connection closed"):
+            await gang.scatter("wait", [(0.0,), (60.0,)])
+
+    do(steps())
+
+
+@pytest.mark.parametrize("method", ["work", "chat"])
+def test_a_call_that_does_not_end_is_a_loss(method: str, runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        clerk._call_timeout = 0.5
+        with pytest.raises(WorkerLost, match=rf"clerk 0: did not end {method} within 0.5 s \(runtime.call_timeout"):
+            await clerk.call(method, 60.0)
+        with pytest.raises(WorkerLost, match="clerk 0: did not end"):
+            await clerk.call("answer", "yes")
+        await asyncio.sleep(0.5)
+        assert not Path(f"/proc/{clerk.pid}").exists(), "a stuck process is killed"
+
+    do(steps())
+
+
 def test_a_broken_collective_is_a_loss_and_a_mistake_is_not(runtime: Runtime) -> None:
     cluster, do = runtime
 
@@ -179,10 +247,13 @@ def test_what_was_sent_by_a_lost_worker_is_not_the_receivers_fault(runtime: Runt
         sender, receiver = await clerks(cluster, 2)
         letter, _ = sender.references("letter", parts=2)
         assert await receiver.call("weigh", letter) == 200_000
+        assert await sender.fetched(letter) == b"x" * 200_000
         os.kill(sender.pid, signal.SIGKILL)
-        lost, _ = sender.references("letter", parts=2)
+        lost, stamp = sender.references("letter", parts=2)
         with pytest.raises(SenderLost):
             await receiver.call("weigh", lost)
+        with pytest.raises(WorkerLost, match="clerk 0: "):
+            await sender.fetched(stamp)
         assert await receiver.found() is None
         assert await receiver.call("answer", "yes") == "YES"
 

@@ -28,10 +28,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from assent.runtime import stage
-from assent.runtime.gang import Gang
 from assent.runtime.resources import Resources, ResourcesError, added, part_of, shown
 from assent.runtime.settings import RuntimeSettings
-from assent.runtime.worker import NodeLost, SenderLost, WorkerLost
+from assent.runtime.worker import NodeLost, SenderLost, WorkerLost, reason_of
 
 LOST = (
     exceptions.ActorDiedError,
@@ -75,9 +74,10 @@ class RayWorker:
     """A `Worker` over there. `start` makes it ready and begins to listen for its heart."""
 
     def __init__(
-        self, name: str, actor: Any, *, heartbeat_timeout: float, say: Callable[[str], None] = lambda text: None
+        self, name: str, actor: Any, settings: RuntimeSettings, *, say: Callable[[str], None] = lambda text: None
     ):
-        self.name, self._actor, self._heartbeat_timeout, self._say = name, actor, heartbeat_timeout, say
+        self.name, self._actor, self._say = name, actor, say
+        self._heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, settings.call_timeout
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._heart: asyncio.Task[None] | None = None
         self.pid, self.node = 0, ""
@@ -90,7 +90,7 @@ class RayWorker:
             self.kill()
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
         except LOST as error:
-            raise WorkerLost(self.name, _reason(error)) from error
+            raise WorkerLost(self.name, reason_of(error)) from error
         finally:
             telling.cancel()
         self._heart = asyncio.get_running_loop().create_task(self._listen())
@@ -122,23 +122,26 @@ class RayWorker:
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
         answer = asyncio.ensure_future(_plain(self._actor.call.remote(method, *arguments)))
+        timeout, first = self._call_timeout, asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait((answer, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((answer, self._lost), timeout=timeout, return_when=first)
         finally:
             answer.cancel()  # does nothing to what is done
+        if not done:
+            self._end(f"did not end {method} within {timeout:g} s (runtime.call_timeout)")
         if not answer.done():
             raise WorkerLost(self.name, self._lost.result())
         try:
             return answer.result()
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, GONE):
-                raise SenderLost("a sender", _reason(error.cause)) from error
+                raise SenderLost("a sender", reason_of(error.cause)) from error
             raise error.cause from error  # the worker's own exception
         except LOST as error:
-            self._end(_reason(error))
-            raise WorkerLost(self.name, _reason(error)) from error
+            self._end(reason_of(error))
+            raise WorkerLost(self.name, reason_of(error)) from error
         except GONE as error:
-            raise SenderLost("a sender", _reason(error)) from error
+            raise SenderLost("a sender", reason_of(error)) from error
 
     async def found(self) -> WorkerLost | None:
         """Ask for a sign now. Returns how the worker was lost, if it was."""
@@ -148,7 +151,7 @@ class RayWorker:
             except TimeoutError:
                 self._end(self._silent())
             except LOST as error:
-                self._end(_reason(error))
+                self._end(reason_of(error))
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
     def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
@@ -156,6 +159,19 @@ class RayWorker:
         they go there directly."""
         found: list[Any] = self._actor.call.options(num_returns=parts).remote(method, *arguments)
         return found
+
+    async def fetched(self, reference: Any) -> Any:
+        """What a reference from here stands for."""
+        timeout = self._call_timeout
+        try:
+            return await asyncio.wait_for(_plain(reference), timeout)
+        except TimeoutError:
+            self._end(f"made nothing within {timeout:g} s (runtime.call_timeout)")
+        except exceptions.RayTaskError as error:
+            raise error.cause from error
+        except LOST as error:
+            self._end(reason_of(error))
+        raise WorkerLost(self.name, self._lost.result())
 
     def kill(self) -> None:
         self._end("was ended")
@@ -167,43 +183,6 @@ class RayWorker:
             ray.kill(self._actor)
         if self.pid:  # a stopped process hears no request
             _kill_process(self.pid, self.node)
-
-
-class RayGang(Gang):
-    """Ranks in processes of their own; rank 0 answers for all where one is enough."""
-
-    def __init__(self, workers: Sequence[RayWorker]):
-        self.workers, self.world = tuple(workers), len(workers)
-
-    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Ends with the first failure: ranks that wait for a lost one would do so until their time-out."""
-        calls = [
-            asyncio.ensure_future(worker.call(method, *mine))
-            for worker, mine in zip(self.workers, arguments, strict=True)
-        ]
-        try:
-            return list(await asyncio.gather(*calls))
-        except WorkerLost:
-            raise
-        except Exception as error:
-            lost = await self._culprit(error, calls)
-            if lost is None:
-                raise
-            raise lost from error
-
-    async def _culprit(self, error: Exception, calls: Sequence[asyncio.Future[Any]]) -> WorkerLost | None:
-        """A rank that is gone, where another only noticed; a broken collective is nobody's own mistake."""
-        if self.world == 1:
-            return None
-        found = await asyncio.gather(*(worker.found() for worker in self.workers))
-        lost = next(filter(None, found), None)
-        if lost is None and _of_collective(error):
-            failed = next(w for w, call in zip(self.workers, calls, strict=True) if call.done() and call.exception())
-            lost = WorkerLost(failed.name, f"a collective failed ({_reason(error)})")
-        return lost
-
-    async def any(self, method: str, *arguments: Any) -> Any:
-        return await self.workers[0].call(method, *arguments)
 
 
 class RayRuntime:
@@ -221,7 +200,13 @@ class RayRuntime:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
         if settings.address is not None:
-            ray.init(address=settings.address, **common)
+            try:
+                ray.init(address=settings.address, **common)
+            except ConnectionError as error:
+                raise ValueError(
+                    f"runtime.address={settings.address}: no cluster lets us in there. Is one running (ray start "
+                    "--head), and is its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token, if it asks for one?"
+                ) from error
         else:
             ray.init(
                 address="local",
@@ -289,6 +274,7 @@ class RayRuntime:
     ) -> RayWorker:
         """A process with `make(*arguments)` inside, in a place of a reserved group, which it may share with others.
         Raises what `make` raises, and NodeLost where the fault is the node's."""
+        settings = self.settings
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         options = {
@@ -301,10 +287,10 @@ class RayRuntime:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
         }
         actor = ray.remote(Host).options(**options).remote(str(Path.cwd()), make, *arguments)
-        worker = RayWorker(name, actor, heartbeat_timeout=self.settings.heartbeat_timeout, say=say)
+        worker = RayWorker(name, actor, settings, say=say)
         self._workers.append(worker)
         try:
-            await worker.start(self.settings.start_timeout)
+            await worker.start(settings.start_timeout)
         except exceptions.RayTaskError as error:
             worker.kill()
             raise error.cause from error
@@ -313,15 +299,6 @@ class RayRuntime:
                 raise
             raise NodeLost(name, lost.reason) from lost
         return worker
-
-    async def fetched(self, reference: Any, owner: str) -> Any:
-        """What a reference stands for; `owner` is who makes it."""
-        try:
-            return await _plain(reference)
-        except exceptions.RayTaskError as error:
-            raise error.cause from error
-        except LOST as error:
-            raise WorkerLost(owner, _reason(error)) from error
 
     def end(self, *, name: str) -> None:
         """End the workers whose names begin so. What was reserved for them is kept."""
@@ -360,17 +337,6 @@ def _current_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:  # no loop runs any more
         return None
-
-
-def _reason(error: BaseException) -> str:
-    """The first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def _of_collective(error: Exception) -> bool:
-    """torch has classes of its own for some failures of a process group, and a RuntimeError for those of gloo."""
-    return type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error).lower())
 
 
 def _environment() -> dict[str, Any]:

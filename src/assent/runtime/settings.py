@@ -43,6 +43,9 @@ class RuntimeSettings:
     """Seconds that training ranks wait for each other before the run is taken to be stuck."""
     heartbeat_timeout: float = 20.0
     """A worker that gives no sign for this many seconds counts as lost."""
+    call_timeout: float = 3600.0
+    """Seconds that one call to a worker may take (a prompt's answers, an update's gradients, a save); one that does not
+    end in time is stuck, and counts as lost."""
     max_failures: int = 3
     """Lost workers that are replaced before the run ends with the reason; -1 never gives up."""
 
@@ -59,7 +62,7 @@ class RuntimeSettings:
             found.append(f"runtime.num_training_workers={self.num_training_workers} must be 1 or more")
         if self.max_failures < -1:
             found.append(f"runtime.max_failures={self.max_failures} must be 0 or more, or -1 for no limit")
-        for key in ("start_timeout", "collective_timeout", "heartbeat_timeout"):
+        for key in ("start_timeout", "collective_timeout", "heartbeat_timeout", "call_timeout"):
             if not getattr(self, key) > 0:
                 found.append(f"runtime.{key}={getattr(self, key)} must be above 0 seconds")
         for key in ("resources_per_worker", "resources_per_rollout_worker"):

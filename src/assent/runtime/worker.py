@@ -56,3 +56,9 @@ class Worker(Protocol):
     def kill(self) -> None:
         """End its process at once."""
         ...
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

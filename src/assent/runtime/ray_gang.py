@@ -1,0 +1,66 @@
+"""Training ranks in processes of their own, as a gang: where a call fails, the rank is named that is to blame.
+
+Left out: starting ranks, and what follows on a loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from assent.runtime.gang import Gang
+from assent.runtime.worker import WorkerLost, reason_of
+
+if TYPE_CHECKING:
+    from assent.runtime.ray import RayWorker
+
+GRACE = 2.0
+"""Seconds after a collective failed on one rank in which it does on all that were in it."""
+
+
+class RayGang(Gang):
+    """Ranks in processes of their own; rank 0 answers for all where one is enough."""
+
+    def __init__(self, workers: Sequence[RayWorker]):
+        self.workers, self.world = tuple(workers), len(workers)
+
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Ends with the first failure: ranks that wait for a lost one would do so until their time-out."""
+        calls = [
+            asyncio.ensure_future(worker.call(method, *mine))
+            for worker, mine in zip(self.workers, arguments, strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        except WorkerLost:
+            raise
+        except Exception as error:
+            lost = await self._culprit(error, calls)
+            if lost is None:
+                raise
+            raise lost from error
+
+    async def _culprit(self, error: Exception, calls: Sequence[asyncio.Future[Any]]) -> WorkerLost | None:
+        """A rank that is gone or stuck, where another only noticed; a broken collective is nobody's own mistake."""
+        if self.world == 1:
+            return None
+        found = await asyncio.gather(*(worker.found() for worker in self.workers))
+        lost = next(filter(None, found), None)
+        if lost is None and _of_collective(error):
+            await asyncio.wait(calls, timeout=GRACE)
+            pairs = list(zip(self.workers, calls, strict=True))
+            stuck = next((worker for worker, call in pairs if not call.done()), None)
+            if stuck is not None:
+                return WorkerLost(stuck.name, f"the others waited for it in vain ({reason_of(error)})")
+            failed = next(worker for worker, call in pairs if call.exception())
+            lost = WorkerLost(failed.name, f"a collective failed ({reason_of(error)})")
+        return lost
+
+    async def any(self, method: str, *arguments: Any) -> Any:
+        return await self.workers[0].call(method, *arguments)
+
+
+def _of_collective(error: Exception) -> bool:
+    """torch has classes of its own for some failures of a process group, and a RuntimeError for those of gloo."""
+    return type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error).lower())
