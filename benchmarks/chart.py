@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from report import floor_share, ratio
+from report import floors_of, ratio
 
 OURS, THEIRS = "#1f5f8b", "#c9a66b"
 
@@ -51,7 +51,7 @@ def comparisons(result: dict[str, Any]) -> list[dict[str, Any]]:
             times = ratio(record, theirs)
             if times is None or record["unit"] != "tok/s":
                 continue
-            shares = [floor_share(record, side, result["peaks"]) for side in (record["ours"], theirs)]
+            shares = [found and found[1] for found in floors_of(record, result["peaks"], record["ours"], theirs)]
             label = f"{record['title']} · {record['model']} {record['precision']} · {theirs['name'].split(',')[0]}"
             found.append({"label": label, "ratio": times, "ours": shares[0], "theirs": shares[1]})
     return found

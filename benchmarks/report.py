@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def cells(result: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 def row_of(record: dict[str, Any], peer: str, theirs: dict[str, Any], peaks: dict[str, Any]) -> dict[str, str]:
     ours = record["ours"]
-    floors = [floor_share(record, side, peaks) for side in (ours, theirs)]
+    found = floors_of(record, peaks, ours, theirs)
+    floors = ["" if shares is None else f"{shares[0]:.0%} / {shares[1]:.0%}" for shares in found]
     return {
         "line": record["title"],
         "model": record["model"],
@@ -46,8 +48,8 @@ def row_of(record: dict[str, Any], peer: str, theirs: dict[str, Any], peaks: dic
         "ours": number(ours.get("value")),
         "peer's": number(theirs.get("value")),
         "ours / peer": "" if (found := ratio(record, theirs)) is None else f"{found:.2f}",
-        "ours / floor": "" if floors[0] is None else f"{floors[0]:.0%}",
-        "peer / floor": "" if floors[1] is None else f"{floors[1]:.0%}",
+        "ours / floors": floors[0],
+        "peer / floors": floors[1],
         "CPU-s/1k": pair(ours.get("cpu"), theirs.get("cpu"), "{:.3f}"),
         "MiB": pair(ours.get("peak_mib"), theirs.get("peak_mib"), "{:,.0f}"),
         "peer": theirs.get("name") or peer,
@@ -75,13 +77,20 @@ def ratio(record: dict[str, Any], theirs: dict[str, Any]) -> float | None:
     return float(ours["value"] / theirs["value"] * weight)
 
 
-def floor_share(record: dict[str, Any], side: dict[str, Any], peaks: dict[str, Any]) -> float | None:
-    """How much of the floor a side reaches; None where it has none."""
+def floors_of(
+    record: dict[str, Any], peaks: dict[str, Any], *sides: dict[str, Any]
+) -> Iterator[tuple[float, float] | None]:
+    """How much of the floor each side reaches: by the rate of torch's own product, and by the best one's. None where a
+    line has no floor."""
     known = record.get("peak") or peaks.get(record["precision"])
-    if "value" not in side or "work" not in side or known is None:
-        return None
-    best = Peak(**known)
-    return share(side["value"], best.seconds(side["work"]["flops"], side["work"]["bytes"]))
+    for side in sides:
+        if "value" not in side or "work" not in side or known is None:
+            yield None
+            continue
+        best = Peak(**known)
+        flops, read = side["work"]["flops"], side["work"]["bytes"]
+        plain, packed = (share(side["value"], peak.seconds(flops, read)) for peak in (replace(best, packed=0.0), best))
+        yield plain, packed
 
 
 def remarks(result: dict[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 import report
 from report import cells, markdown, merged, ratio, remarks
 
-PEAKS = {"fp32": {"flops": 1e9, "bandwidth": 1e6}}
+PEAKS = {"fp32": {"flops": 1e9, "bandwidth": 1e6, "packed": 2e9}}
 
 
 def side(value: float, *, flops: float = 1e6, read: float = 0.0, loss: float = 2.0, tokens: float = 100.0, **more):  # type: ignore[no-untyped-def]
@@ -28,15 +28,15 @@ def result(*records):  # type: ignore[no-untyped-def]
 
 def test_ratios_and_shares() -> None:
     (row,) = cells(result(record(side(600.0), side(200.0))))
-    # The floor is 1e9 / 1e6 = 1,000 tokens a second.
-    assert (row["ours / peer"], row["ours / floor"], row["peer / floor"]) == ("3.00", "60%", "20%")
+    # The floors are 1e9 / 1e6 = 1,000 tokens a second by torch's own product and 2,000 by the best one.
+    assert (row["ours / peer"], row["ours / floors"], row["peer / floors"]) == ("3.00", "60% / 30%", "20% / 10%")
     assert (row["ours"], row["peer's"], row["CPU-s/1k"], row["MiB"]) == ("600", "200", "0.500 / 0.500", "1,000 / 1,000")
     assert row["peer"] == "TRL 1"
 
 
 def test_reading_can_be_the_floor() -> None:
     (row,) = cells(result(record(side(100.0, read=5e3), side(50.0, read=5e3))))
-    assert row["ours / floor"] == "50%", "5,000 bytes a token at 1e6 a second: 200 tokens a second"
+    assert row["ours / floors"] == "50% / 50%", "5,000 bytes a token at 1e6 a second: 200 tokens a second"
 
 
 def test_growth_compares_work_not_tokens() -> None:
@@ -47,7 +47,7 @@ def test_growth_compares_work_not_tokens() -> None:
 def test_seconds_are_better_when_smaller() -> None:
     one = record({"value": 0.5}, {"value": 2.0, "name": "TRL 1"}, unit="s")
     (row,) = cells(result(one))
-    assert (row["ours / peer"], row["ours / floor"]) == ("4.00", "")
+    assert (row["ours / peer"], row["ours / floors"]) == ("4.00", "")
 
 
 def test_what_is_missing_is_said() -> None:
@@ -78,9 +78,9 @@ def test_later_runs_replace_earlier_records() -> None:
     }
     both = merged([first, second])
     assert [(one["line"], one["ours"]["value"]) for one in both["records"]] == [("sft", 900.0), ("dpo", 5.0)]
-    assert both["peaks"] == {"fp32": {"flops": 2e9, "bandwidth": 1e6, "packed": 0.0}}, "the best that was seen"
-    shares = [row["ours / floor"] for row in cells(both)]
-    assert shares == ["45%", "0%"], "each beside the peak of its own run: 900 of 2,000, and 5 of 1,000"
+    assert both["peaks"] == {"fp32": {"flops": 2e9, "bandwidth": 1e6, "packed": 2e9}}, "the best that was seen"
+    shares = [row["ours / floors"] for row in cells(both)]
+    assert shares == ["45% / 45%", "0% / 0%"], "each beside the peak of its own run: 900 of 2,000, and 5 of 1,000"
 
 
 def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
