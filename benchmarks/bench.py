@@ -84,7 +84,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--profile", metavar="LINES", help="where the time of these lines goes, in place of the table")
     parser.add_argument("--publish", action="store_true", help="write what was found into docs/")
     parser.add_argument("--malloc", choices=("kept", "default"), default="kept", help="glibc's memory, for all sides")
-    parser.add_argument("--wait", choices=("PASSIVE", "ACTIVE"), default="PASSIVE", help="OpenMP's, for all sides")
+    waits = "how all sides' OpenMP threads wait: torch's default spins for some ms"
+    parser.add_argument("--wait", choices=("default", "passive"), default="default", help=waits)
     options = parser.parse_args()
     for name in ("threads", "repeats"):
         value = getattr(options, name)

@@ -54,7 +54,8 @@ class Setting:
         quiet = {"TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         offline = {"HF_HOME": str(self.folder / "hub"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         memory = MALLOC if self.malloc == "kept" else {}
-        return {**threads, "OMP_WAIT_POLICY": self.wait, **quiet, **offline, **memory}
+        wait = {"OMP_WAIT_POLICY": "PASSIVE"} if self.wait == "passive" else {}
+        return {**threads, **wait, **quiet, **offline, **memory}
 
 
 def learning_rate(method: str) -> float:

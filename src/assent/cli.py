@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-
-# Before torch is imported: threads that wait by spinning lose up to tenfold on a machine with other work.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 METHODS = {
     "sft": "Supervised fine-tuning on demonstrations.",

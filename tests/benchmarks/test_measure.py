@@ -62,7 +62,7 @@ def setting(tmp_path: Path) -> Setting:
     data = tmp_path / "workload" / "data"
     data.mkdir(parents=True)
     (data / "short.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(700)))
-    return Setting(tmp_path / "run", tmp_path / "workload", 1, 3, False, "kept", "PASSIVE", True)
+    return Setting(tmp_path / "run", tmp_path / "workload", 1, 3, False, "kept", "passive", True)
 
 
 def test_a_task_gets_the_rows_that_it_uses(setting: Setting) -> None:
@@ -85,6 +85,7 @@ def test_all_sides_have_the_same_environment(setting: Setting) -> None:
     kept = setting.environment()
     assert (kept["OMP_NUM_THREADS"], kept["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
     assert "MALLOC_TRIM_THRESHOLD_" in kept
+    assert "OMP_WAIT_POLICY" not in dataclasses.replace(setting, wait="default").environment()
     assert "MALLOC_TRIM_THRESHOLD_" not in dataclasses.replace(setting, malloc="default").environment()
 
 

@@ -276,7 +276,9 @@ class RayRuntime:
         Raises what `make` raises, and NodeLost where the fault is the node's."""
         settings = self.settings
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
-        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        # Threads that wait by spinning, as torch's do for a while, take the cores from the other processes of a node.
+        wait = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": wait}
         options = {
             "num_cpus": part_of(bundle, "CPU", sharers),
             "num_gpus": part_of(bundle, "GPU", sharers),
