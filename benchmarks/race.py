@@ -63,7 +63,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no side behind
     folder = ROOT / "runs" / f"race-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True)
-    setting = Setting(folder, folder, options.threads, 0, False, "kept", "PASSIVE", True)
+    setting = Setting(folder, folder, options.threads, 0, False, "kept", "default", True)
     courses: dict[str, Course] = {}
     sides: dict[str, Callable[[Path, Setting, argparse.Namespace], Course]] = {"ours": ours, "trl": theirs}
     for side in options.sides.split(","):
