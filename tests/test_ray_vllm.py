@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -22,16 +23,15 @@ Recipe = Callable[..., dict[str, Any]]
 MODEL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
 
 
-@pytest.mark.parametrize("share", [True, False])
 def test_a_run_goes_on_when_its_vllm_is_killed(
-    make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str], share: bool
+    make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One worker, so that the run waits for the one in its place, which must hold the newest weights: in every step
-    the log-probs of what it drew are the learner's, and tokens are of the newest version."""
-    rollout = {"engine": "vllm", "workers": 1, "share_devices": share, "vllm": {"cpu_cache_gib": 1 / 16}}
+    """One worker, which sleeps while the learner works. The run waits for the one in its place, which must hold the
+    newest weights: in every step the log-probs of what it drew are the learner's, and tokens of the newest version."""
+    rollout = {"engine": "vllm", "workers": 1, "share_devices": True, "vllm": {"cpu_cache_gib": 1 / 16}}
     more: dict[str, Any] = {"model": {"config": MODEL}, "rollout": rollout, "algorithm": {"samples": 4}}
     more |= {"runtime": {"kind": "ray", "object_store_mb": 100}, "log": {"quiet": False}}
-    killer = Killer([Kill("rollout", "rollout" if share else "publish", 2)])
+    killer = Killer([Kill("rollout", "publish", 2)])
     with killer.at_work():
         done = run(load_settings(make_recipe("grpo", tmp_path, **more)), hooks=[killer.hook])
     assert killer.survived
@@ -45,3 +45,15 @@ def test_a_run_goes_on_when_its_vllm_is_killed(
     printed = capfd.readouterr().out
     for line in ("rollout worker 0 imports vLLM", "rollout worker 0 starts vLLM 0.32", "lost rollout worker 0"):
         assert line in printed
+
+
+def test_a_node_without_vllm_is_named_with_what_to_install(
+    make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers find a vLLM there that does not import."""
+    (tmp_path / "vllm.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    more = {"rollout": {"engine": "vllm"}, "runtime": {"kind": "ray", "object_store_mb": 100}}
+    with pytest.raises(ImportError, match=r"on \S+ \(libcudart\.so\.13: .*pip install 'assent\[vllm\]'") as e:
+        run(load_settings(make_recipe("grpo", tmp_path, **more)))
+    assert socket.gethostname() in str(e.value)
