@@ -35,13 +35,14 @@ LLAMA = {
 CASES: dict[str, dict[str, Any]] = {
     "sft": {"learn": {"activation_checkpointing": True}},
     "dpo": {},
+    "reward": {},
     "grpo": {"reference": {"ema": 0.1}, "algorithm": {"kl_in_loss": 0.1}},
     "ppo": {"critic": {"optimizer": {"eps": 1e-3, "learning_rate": 0.003}}, "algorithm": {"minibatches": 2}},
     "lora": {"model": {"lora": {"rank": 3, "alpha": 6.0}}, "algorithm": {"kl_in_loss": 0.1}},
     "half": {"learn": {"precision": "bfloat16"}},
 }
 METHOD = {"lora": "grpo", "half": "sft"}
-ON_TWO = [("dpo", "replicate"), ("ppo", "replicate"), *((case, "fsdp") for case in CASES)]
+ON_TWO = [("dpo", "replicate"), ("reward", "replicate"), ("ppo", "replicate"), *((case, "fsdp") for case in CASES)]
 ON_ONE = [("grpo", "fsdp"), ("ppo", "replicate"), ("lora", "fsdp"), ("half", "fsdp")]
 ON_THREE = [("grpo", "fsdp"), ("ppo", "fsdp"), ("ppo", "replicate")]
 SAVED = "epoch1epochstep1globalstep1"
