@@ -1,12 +1,15 @@
 """What overlapping generation and learning gains, for any number of rollout workers: `python benchmarks/overlap.py`.
 
-The loop's own source, slots and rollouter run on a clock that jumps from event to event; the engine and the learner are
-replaced by the time that they would take. Lengths of answers are log-normal by default, or those of a run's samples
-(`--samples runs/grpo/samples.jsonl`). Learning is as long as generating with everything busy, the case in which overlap
-matters most; more workers take a larger batch, so that each has the same to do.
+The loop's own source, slots, rollouter, pool and rollout workers run on a clock that jumps from event to event; engines
+and the learner are replaced by the time that they would take. Lengths of answers are log-normal by default, or those of
+a run's samples (`--samples runs/grpo/samples.jsonl`). Learning is as long as generating with everything busy, the case
+in which overlap matters most; more workers take a larger batch, so that each has the same to do.
 
     lag 0    generate all, learn, generate all, ...: workers idle while one long answer ends, and while learning goes on
     lag n    the next n steps' prompts start meanwhile
+    wait     rollout.interrupt=false: new weights wait for the answers under way, and no other begins meanwhile
+
+`benchmarks/overlap_runs.py` measures the gain with real runs.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ import asyncio
 import json
 import random
 import selectors
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,11 +32,16 @@ from assent.algorithms.grpo import GRPO
 from assent.data.cursor import Cursor
 from assent.loop.online import OnlineSource
 from assent.rewards.settings import ShapingSettings
+from assent.rollout.pool import Pool
 from assent.rollout.rollouter import Rollouter
+from assent.rollout.worker import RolloutWorker
 from assent.types import Completion, Finish, Prompt, Sampling, Score
+from assent.weights.parcel import pack
 
 TOKEN_SECONDS = 0.03
 """A decoding step; all that is simulated is proportional to it."""
+LEAST_TOKENS = 12
+"""Of an answer, on average: longer ones are simulated in tokens that stand for several."""
 SLOTS = 32
 SAMPLES = 8
 STEPS = 12
@@ -61,16 +70,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self.clock.now
 
 
-@dataclass
-class Workers:
-    """An engine of so many workers with `SLOTS` sequences each; a sequence takes its length in decoding steps."""
+class Timed:
+    """An engine of `SLOTS` sequences; one takes its length in decoding steps."""
 
-    count: int
-    lengths: Sequence[int]
+    busy = False
 
-    def __post_init__(self) -> None:
-        self.room = asyncio.Semaphore(self.count * SLOTS)
-        self.version = 0
+    def __init__(self, lengths: Sequence[int]):
+        self.lengths, self.room, self.begins = lengths, asyncio.Semaphore(SLOTS), asyncio.Event()
+        self.chunk = max(1, int(mean(lengths) / LEAST_TOKENS))
+        self.loads: list[tuple[float, int]] = []
+        self.under_way, self.ended = 0, asyncio.Event()
         self.busy_seconds = 0.0
 
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
@@ -79,12 +88,51 @@ class Workers:
     async def _one(self, sampling: Sampling) -> Completion:
         length = random.Random(sampling.seed).choice(self.lengths)
         async with self.room:
-            began = self.version
+            await self.begins.wait()
+            self.under_way += 1
+            began = asyncio.get_running_loop().time()
             await asyncio.sleep(length * TOKEN_SECONDS)
             self.busy_seconds += length * TOKEN_SECONDS
-        versions = (began,) * (length - 1) + (self.version,)
-        zeros = (0.0,) * length
-        return Completion(tokens=(1,) * length, logprobs=zeros, versions=versions, text="", finish=Finish.EOS)
+            self.under_way -= 1
+            self.ended.set()
+        count = -(-length // self.chunk)
+        zeros, versions = (0.0,) * count, self._versions(began, count)
+        return Completion(tokens=(1,) * count, logprobs=zeros, versions=versions, text="", finish=Finish.EOS)
+
+    def _versions(self, began: float, count: int) -> tuple[int, ...]:
+        """Of each token of a sequence that ends now."""
+        seconds = TOKEN_SECONDS * self.chunk
+        places = [max(0, min(count, round((when - began) / seconds))) for when, _ in self.loads] + [count]
+        runs = zip(self.loads, places, places[1:], strict=False)
+        return tuple(version for (_, version), first, behind in runs for _ in range(behind - first))
+
+    async def drain(self) -> None:
+        self.begins.clear()
+        while self.under_way:
+            self.ended.clear()
+            await self.ended.wait()
+
+    def load(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
+        self.loads = [*self.loads[-8:], (asyncio.get_running_loop().time(), version)]
+        self.begins.set()
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """A rollout worker without a process of its own, as the pool calls it."""
+
+    def __init__(self, number: int, worker: RolloutWorker):
+        self.name, self.worker = f"worker {number}", worker
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self.worker, method)(*arguments)
+
+    def kill(self) -> None: ...
 
 
 class Varied:
@@ -92,6 +140,14 @@ class Varied:
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         return [Score(value=float(number)) for number in range(len(completions))]
+
+
+@dataclass(frozen=True)
+class Case:
+    workers: int
+    lag: int
+    interrupt: bool
+    lengths: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -104,37 +160,59 @@ class Outcome:
     """Versions that a token was old, on average."""
 
 
-async def simulate(workers: int, lag: int, lengths: Sequence[int]) -> Outcome:
-    engine = Workers(workers, lengths)
+async def simulate(case: Case) -> Outcome:
+    engines: list[Timed] = []
+
+    async def start(number: int) -> Here:
+        engines.append(Timed(case.lengths))
+        return Here(number, RolloutWorker(engines[-1], interrupt=case.interrupt))
+
+    async def publish(version: int) -> None:
+        parcel = pack({"weight": torch.zeros(1)}, version)
+        await pool.publish(parcel, version, parcel.digest)
+
+    def busy_seconds() -> float:
+        return sum(engine.busy_seconds for engine in engines)
+
+    pool = Pool(start, case.workers, patience=60.0, failures=lambda lost: None)
+    await pool.open()
+    await publish(0)
+    method, cursor = GRPO(samples=SAMPLES), Cursor(1, seed=0)
+    rollouter = Rollouter(pool, Varied(), ShapingSettings(), method.plan(Sampling()), seed=0)
+    per_step = case.workers * SLOTS // SAMPLES
     prompts = [Prompt(id="p", text="", tokens=(1,))]
-    per_step = workers * SLOTS // SAMPLES
-    method = GRPO(samples=SAMPLES)
-    rollouter = Rollouter(engine, Varied(), ShapingSettings(), method.plan(Sampling()), seed=0)  # type: ignore[arg-type]
-    cursor = Cursor(1, seed=0)
-    source = OnlineSource(prompts, cursor, rollouter, method, prompts_per_step=per_step, max_lag=lag)
-    learning = sum(lengths) / len(lengths) * TOKEN_SECONDS
+    source = OnlineSource(prompts, cursor, rollouter, method, prompts_per_step=per_step, max_lag=case.lag)
+    learning = mean(case.lengths) * TOKEN_SECONDS
     loop = asyncio.get_running_loop()
-    ages, start, busy = list[float](), 0.0, 0.0
+    ages, began, busy = list[float](), 0.0, 0.0
     for step in range(WARM + STEPS):
         if step == WARM:
-            start, busy = loop.time(), engine.busy_seconds
+            began, busy = loop.time(), busy_seconds()
         delivery = await source.next()
         if step >= WARM:
-            rollouts = [r.completion.versions for group in delivery.groups for r in group.responses]
-            ages.append(sum(sum(step - v for v in versions) / len(versions) for versions in rollouts) / len(rollouts))
+            ages.append(delivery_age(delivery.batch, step))
         await asyncio.sleep(learning)
-        engine.version = step + 1
+        await publish(step + 1)
         await source.done(delivery)
-    seconds = loop.time() - start
+    seconds = loop.time() - began
     await source.close()
-    share = (engine.busy_seconds - busy) / (seconds * workers * SLOTS)
+    share = (busy_seconds() - busy) / (seconds * case.workers * SLOTS)
     return Outcome(seconds / STEPS, share, sum(ages) / len(ages))
 
 
-def run(workers: int, lag: int, lengths: Sequence[int]) -> Outcome:
+def delivery_age(batch: Any, step: int) -> float:
+    versions = batch.version[batch.version >= 0]
+    return float((step - versions).float().mean())
+
+
+def mean(lengths: Sequence[int]) -> float:
+    return sum(lengths) / len(lengths)
+
+
+def run(case: Case) -> Outcome:
     loop = SimulatedLoop()
     try:
-        return loop.run_until_complete(simulate(workers, lag, lengths))
+        return loop.run_until_complete(simulate(case))
     finally:
         loop.close()
 
@@ -153,18 +231,18 @@ def main() -> None:
     parser.add_argument("--samples", type=Path, help="a run's samples.jsonl, for the lengths of its answers")
     options = parser.parse_args()
     lengths = read_lengths(options.samples)
-    table = Table(
-        title=f"{SLOTS} slots a worker, mean length {sum(lengths) / len(lengths):.0f}, longest {max(lengths)}"
-    )
-    for title in ("workers", "lag", "s a step", "gain", "slots busy", "mean age"):
+    table = Table(title=f"{SLOTS} slots a worker, mean length {mean(lengths):.0f}, longest {max(lengths)}")
+    for title in ("workers", "lag", "new weights", "s a step", "gain", "slots busy", "mean age"):
         table.add_column(title, justify="right")
     for workers in options.workers:
         first: float | None = None
         for lag in options.lags:
-            found = run(workers, lag, lengths)
-            first = first or found.seconds
-            gain, busy = f"{first / found.seconds:.2f}x", f"{found.busy:.0%}"
-            table.add_row(str(workers), str(lag), f"{found.seconds:.1f}", gain, busy, f"{found.age:.2f}")
+            for interrupt in (True, False) if lag else (True,):
+                found = run(Case(workers, lag, interrupt, lengths))
+                first = first or found.seconds
+                way = "" if not lag else "interrupt" if interrupt else "wait"
+                gain, busy = f"{first / found.seconds:.2f}x", f"{found.busy:.0%}"
+                table.add_row(str(workers), str(lag), way, f"{found.seconds:.1f}", gain, busy, f"{found.age:.2f}")
     Console().print(table)
 
 
