@@ -100,3 +100,28 @@ def test_a_step_is_noted_by_every_parameter() -> None:
     optimizer.gradient_norm()
     optimizer.step()
     assert all(now > then for now, then in zip((p._version for p in model.parameters()), before, strict=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rest_between_steps_changes_nothing(device: str, dtype: torch.dtype) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
+    models = [fresh_model(config, vocab_size=10, seed=3, dtype=dtype, device=device) for _ in range(2)]
+    optimizers = [Optimizer(model, OptimizerSettings(learning_rate=0.1)) for model in models]
+    for step in range(3):
+        optimizers[1].rest()
+        assert {value.device.type for value in optimizers[1].state().values()} == {"cpu"}
+        optimizers[1].rise()
+        assert {value.device.type for value in optimizers[1].state().values()} == {device}
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 1.0 + step)
+            optimizer.collect()
+            optimizer.gradient_norm()
+            optimizer.step()
+            optimizer.clear()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(a, b)
+    assert not any(torch.equal(p, torch.zeros_like(p)) for p in models[0].parameters())
