@@ -20,7 +20,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         "onednn",
         "mkldnn",
     ),
-    "attention": ("scaled_dot_product", "flash_attention"),
+    "attention": ("scaled_dot_product", "flash_attention", "embedding_bag"),
     "optimizer": ("adam", "_foreach_", "_fused_", "Optimizer.step", "clip_grad", "linalg_vector_norm"),
     "sampling": ("cumsum", "multinomial", "exponential_", "topk", "sort", "searchsorted", "argmax", "isin"),
     "softmax and log-probs": ("softmax", "logsumexp", "nll_loss", "log_sigmoid", "gather", "scatter"),

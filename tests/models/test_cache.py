@@ -103,6 +103,22 @@ def test_what_a_slot_held_before_is_never_seen(cache_for: CacheFor) -> None:
     torch.testing.assert_close(torch.cat(steps), whole(model, [new])[0][1:], atol=1e-5, rtol=0)
 
 
+def test_a_moved_slot_goes_on(cache_for: CacheFor) -> None:
+    """Slot 0 ends, slot 2 takes its place, and the free one is written anew: each goes on as it was."""
+    model, [first, second, third, new] = decoder("grouped"), texts(9, 9, 9, 9)
+    cache = cache_for(model, 3, 12)
+    with torch.no_grad():
+        model(torch.cat((first[:4], second[:5], third[:6])), Prefill(cache, [0, 1, 2], [4, 5, 6]))
+    cache.move([2], [0], 6)
+    with torch.no_grad():
+        model(new[:3], Prefill(cache, [2], [3]))
+    cache.copy([2], [1], 3)
+    cache = cache.grown(model.config, 40)
+    decoded = decode_from(model, cache, [third, new, new], [6, 3, 3])
+    for states, text, start in zip(decoded, (third, new, new), (6, 3, 3), strict=True):
+        torch.testing.assert_close(states, whole(model, [text])[0][start : start + 3], atol=1e-5, rtol=0)
+
+
 def test_growing_keeps_the_contents(cache_for: CacheFor) -> None:
     model, [text] = decoder("learned"), texts(10)
     cache = cache_for(model, 2, 4)

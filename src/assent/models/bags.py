@@ -10,6 +10,9 @@ beside it. Left out: precisions other than float32, other devices (`ProductCache
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -34,7 +37,8 @@ def make_cache(
 
 
 class BagCache(Cache):
-    """Keys (slots, kv_heads, pages, dim, PAGE), values (slots, kv_heads, length, dim)."""
+    """Keys (slots, kv_heads, pages, dim, PAGE), values (slots, kv_heads, length, dim). A bag names its rows, so a slot
+    may lie anywhere in them: slots are moved by changing places."""
 
     def __init__(
         self, config: DecoderConfig, slots: int, length: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -43,14 +47,22 @@ class BagCache(Cache):
         self.pages = self.length // PAGE
         self.keys = self._tables(config.layers, slots, self.kv_heads, self.pages, self.dim, PAGE)
         self.values = self._tables(config.layers, slots, self.kv_heads, self.length, self.dim)
+        self.where = torch.arange(slots)  # the place of each slot
+        self._rows: _Rows | None = None
 
     def heads_of(self, slots: Tensor) -> Tensor:
         """The number of each slot's KV heads among all, (slots, kv_heads)."""
-        return slots[:, None] * self.kv_heads + torch.arange(self.kv_heads)
+        return self.where[slots][:, None] * self.kv_heads + torch.arange(self.kv_heads)
+
+    def rows(self, slots: int, pages: int) -> _Rows:
+        """The same as long as neither changes: most steps have the rows of the step before."""
+        if self._rows is None or (self._rows.slots, self._rows.pages) != (slots, pages):
+            self._rows = _Rows(self, slots, pages)
+        return self._rows
 
     def places(self, slots: Tensor, positions: Tensor) -> Places:
         rows = self.heads_of(slots) * self.length + positions[:, None]
-        return slots, positions // PAGE, positions % PAGE, rows.flatten()
+        return self.where[slots], positions // PAGE, positions % PAGE, rows.flatten()
 
     def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
         slots, pages, places_in_page, rows = places
@@ -60,31 +72,48 @@ class BagCache(Cache):
     def past(self, positions: Tensor, longest: int) -> Past:
         return _Bags(self, positions, -(-longest // PAGE))
 
-    def used(self, slots: int, length: int) -> list[Tensor]:
-        pages = -(-length // PAGE)
-        return [t[:slots, :, :pages] for t in self.keys] + [t[:slots, :, :length] for t in self.values]
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        places: list[int] = self.where.tolist()
+        super().copy([places[slot] for slot in sources], [places[slot] for slot in targets], length)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        froms, tos = list(sources), list(targets)
+        self.where[[*froms, *tos]] = self.where[[*tos, *froms]]
+        self._rows = None
+
+    def grown(self, config: DecoderConfig, length: int) -> Self:
+        larger = super().grown(config, length)
+        larger.where = self.where
+        return larger
+
+    def used(self, length: int) -> list[Tensor]:
+        return [t[:, :, : -(-length // PAGE)] for t in self.keys] + [t[:, :, :length] for t in self.values]
+
+
+class _Rows:
+    """Row numbers of the bags of the first `slots` slots that see `pages` pages, one bag a query head."""
+
+    def __init__(self, cache: BagCache, slots: int, pages: int):
+        self.slots, self.pages, self.longest = slots, pages, pages * PAGE
+        owner = cache.heads_of(torch.arange(slots)).repeat_interleave(cache.group, dim=1).view(-1, 1)  # (heads, 1)
+        page = (owner * cache.pages + torch.arange(pages)).view(-1, 1)  # (heads * pages, 1)
+        self.keys = (page * cache.dim + torch.arange(cache.dim)).flatten()
+        self.key_starts = torch.arange(len(page)) * cache.dim
+        self.values = (owner * cache.length + torch.arange(self.longest)).flatten()
+        self.value_starts = torch.arange(len(owner)) * self.longest
 
 
 class _Bags:
-    """Row numbers of the bags of n tokens that see `pages` pages, one bag a query head."""
-
     def __init__(self, cache: BagCache, positions: Tensor, pages: int):
-        n, longest = len(positions), pages * PAGE
-        self.cache, self.pages, self.longest = cache, pages, longest
-        self.mask = cache.mask(positions, longest)[:, None]  # (n, 1, longest)
-        owner = cache.heads_of(torch.arange(n)).repeat_interleave(cache.group, dim=1).view(-1, 1)  # (n * heads, 1)
-        page = (owner * cache.pages + torch.arange(pages)).view(-1, 1)  # (n * heads * pages, 1)
-        self.key_rows = (page * cache.dim + torch.arange(cache.dim)).flatten()
-        self.key_starts = torch.arange(len(page)) * cache.dim
-        self.value_rows = (owner * cache.length + torch.arange(longest)).flatten()
-        self.value_starts = torch.arange(len(owner)) * longest
+        self.cache, self.rows = cache, cache.rows(len(positions), pages)
+        self.mask = cache.mask(positions, self.rows.longest)[:, None]  # (n, 1, longest)
 
     def attend(self, layer: int, query: Tensor) -> Tensor:
-        (n, heads, dim), cache = query.shape, self.cache
-        asked = (query * dim**-0.5)[:, :, None].expand(n, heads, self.pages, dim).reshape(-1)
-        scores = _summed(cache.keys[layer].view(-1, PAGE), self.key_rows, self.key_starts, asked)
-        weights = scores.view(n, heads, self.longest).add_(self.mask).softmax(dim=-1)
-        out = _summed(cache.values[layer].view(-1, dim), self.value_rows, self.value_starts, weights.view(-1))
+        (n, heads, dim), cache, rows = query.shape, self.cache, self.rows
+        asked = (query * dim**-0.5)[:, :, None].expand(n, heads, rows.pages, dim).reshape(-1)
+        scores = _summed(cache.keys[layer].view(-1, PAGE), rows.keys, rows.key_starts, asked)
+        weights = scores.view(n, heads, rows.longest).add_(self.mask).softmax(dim=-1)
+        out = _summed(cache.values[layer].view(-1, dim), rows.values, rows.value_starts, weights.view(-1))
         return out.view(query.shape)
 
 

@@ -70,8 +70,8 @@ class Cache(ABC):
         largest position + 1, which the caller knows without asking the device."""
 
     @abstractmethod
-    def used(self, slots: int, length: int) -> list[Tensor]:
-        """Views that hold the first `length` positions of the first slots: the layers' keys, then their values."""
+    def used(self, length: int) -> list[Tensor]:
+        """Views that hold the first `length` positions of all slots: the layers' keys, then their values."""
 
     def mask(self, positions: Tensor, longest: int) -> Tensor:
         """0 where a token may look and -inf elsewhere, (n, longest). In the cache's precision: made once a step instead
@@ -88,13 +88,17 @@ class Cache(ABC):
             return
         source = torch.tensor(sources, device=self.device)
         target = torch.tensor(targets, device=self.device)
-        for part in self.used(self.slots, length):
+        for part in self.used(length):
             part.index_copy_(0, target, part.index_select(0, source))
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Slot targets[i] becomes what slot sources[i] is, which is free then."""
+        self.copy(sources, targets, length)
 
     def grown(self, config: DecoderConfig, length: int) -> Self:
         """A cache of more positions with the same contents."""
         larger = type(self)(config, self.slots, length, dtype=self.dtype, device=self.device)
-        own, theirs = (cache.used(self.slots, self.length) for cache in (self, larger))
+        own, theirs = (cache.used(self.length) for cache in (self, larger))
         for old, new in zip(own, theirs, strict=True):
             new.copy_(old)
         return larger
@@ -124,8 +128,8 @@ class ProductCache(Cache):
     def past(self, positions: Tensor, longest: int) -> Past:
         return _Products(self, positions, max(filled_up(longest, KEYS), self.least))
 
-    def used(self, slots: int, length: int) -> list[Tensor]:
-        return [t[:slots, :, :, :length] for t in self.keys] + [t[:slots, :, :length] for t in self.values]
+    def used(self, length: int) -> list[Tensor]:
+        return [t[..., :length] for t in self.keys] + [t[:, :, :length] for t in self.values]
 
 
 class _Products:

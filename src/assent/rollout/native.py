@@ -316,7 +316,7 @@ class NativeEngine:
         if gaps:
             assert self._cache is not None and self._rows is not None
             length = max(len(self._active[row].request.tokens) + self._step - self._active[row].born for row in movers)
-            self._cache.copy(movers, gaps, length)
+            self._cache.move(movers, gaps, length)
             self._rows.move(movers, gaps)
             for gap, mover in zip(gaps, movers, strict=True):
                 self._active[gap] = self._active[mover]
