@@ -33,6 +33,7 @@ LAYERS = (
     {"trainer"},
     {"processes"},
     {"crew"},
+    {"page"},
     {"assemble"},
     {"pipeline", "generate", "serve"},
     {"demo"},

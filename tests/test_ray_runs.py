@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,12 @@ def test_with_lag_generation_overlaps_and_the_run_can_be_replayed(make_recipe: R
     assert all(record["lag/max"] <= 1.0 for record in done.metrics)
     assert any(record["lag/max"] == 1.0 for record in done.metrics)
     assert all("correction/mean" in record for record in done.metrics)
+    page = (done.folder / "page.html").read_text()
+    assert "Step 6 of 6, done" in page
+    assert "versions that samples are old, most" in page
+    rows = re.findall("<tr><td>(.*?)</td><td>node [0-9a-f]{8}, process [0-9]+</td><td>(.*?)</td></tr>", page)
+    sampling = [(f"rollout worker {number}", "samples with version 6") for number in range(2)]
+    assert rows == [*sampling, ("training rank 0", "is ready")]
     steps = [json.loads(line) for line in (done.folder / "groups.jsonl").read_text().splitlines()[1:]]
     answers = [answer for step in steps for group in step["groups"] for answer in group["responses"]]
     assert {len(answer["versions"]) for answer in answers} == {1}

@@ -60,7 +60,7 @@ def test_the_folder_of_a_run(method: str, make_recipe: Any, tmp_path: Path) -> N
     done = run(load_settings(make_recipe(method, tmp_path, train={"steps": 2})))
     online = ALGORITHMS[method]().data == "prompts"
     names = {path.name for path in done.folder.iterdir()}
-    assert names == {"settings.yaml", "data.json", "metrics.jsonl", "log.txt", "checkpoints"} | (
+    assert names == {"settings.yaml", "data.json", "metrics.jsonl", "log.txt", "page.html", "checkpoints"} | (
         {"samples.jsonl"} if online else set()
     )
     roles = {"state", *map(str, ALGORITHMS[method]().losses())}

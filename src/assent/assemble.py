@@ -41,8 +41,9 @@ from assent.loop.train import train
 from assent.models.load import load_tokenizer
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
-from assent.monitor.sinks import JsonLines
+from assent.monitor.sinks import JsonLines, read_jsonl
 from assent.monitor.trackers import open_trackers
+from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
 from assent.records import Run, find_resume, open_folder, open_record
@@ -296,6 +297,10 @@ class Job:
         if isinstance(self.objective, Algorithm):
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
         hooks.append(Track(open_trackers(settings.log, self.folder, resumed_after=progress.step or None)))
+        if settings.log.page:
+            title, path, seen = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE, metrics.path
+            earlier = read_jsonl(seen) if seen.exists() else []
+            hooks.append(ShowPage(path, crew, title=title, steps=self.last_step, records=earlier))
         hooks.append(partial(self.speak, tracker, Health()))
         due = Due(settings.save, at_end=True)
         due.start(progress)

@@ -17,13 +17,14 @@ from assent.loop.recorded import Record
 from assent.monitor.sinks import read_jsonl
 from assent.settings import Settings, SettingsError, resolved
 
-SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, CHECKPOINTS = (
+SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
     "settings.yaml",
     "data.json",
     "metrics.jsonl",
     "samples.jsonl",
     "groups.jsonl",
     "log.txt",
+    "page.html",
     "checkpoints",
 )
 

@@ -17,5 +17,7 @@ class LogSettings:
     """Also write TensorBoard events into the run's folder."""
     wandb: str | None = None
     """Also log to this Weights & Biases project."""
+    page: bool = True
+    """Keep page.html in the run's folder up to date: curves, and who works on the run. A browser shows it, live."""
     quiet: bool = False
     """Say nothing on the terminal; log.txt is written all the same."""

@@ -173,6 +173,11 @@ class RayWorker:
             self._end(reason_of(error))
         raise WorkerLost(self.name, self._lost.result())
 
+    @property
+    def alive(self) -> bool:
+        """As far as is known."""
+        return not self._lost.done()
+
     def kill(self) -> None:
         self._end("was ended")
 
@@ -301,6 +306,11 @@ class RayRuntime:
                 raise
             raise NodeLost(name, lost.reason) from lost
         return worker
+
+    @property
+    def workers(self) -> list[RayWorker]:
+        """Those that are not lost, by name."""
+        return sorted((worker for worker in self._workers if worker.alive), key=lambda worker: worker.name)
 
     def end(self, *, name: str) -> None:
         """End the workers whose names begin so. What was reserved for them is kept."""

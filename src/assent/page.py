@@ -1,0 +1,61 @@
+"""Keeps a run's page up to date: after a step, but at most every few seconds, and when the run ends.
+
+crew -> stations (every process, the version it samples with, who was lost) -> monitor/page.py -> page.html
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from assent.crew import Crew, RayCrew
+from assent.loop.progress import Moment
+from assent.monitor.page import Station, page
+from assent.types import Stats
+
+EVERY = 2.0
+"""Seconds between two writes: a browser asks every three."""
+LATEST = 5
+"""Lost workers that are shown."""
+
+
+class ShowPage:
+    """A hook; it stands behind the one that records metrics, whose earlier records of this run it is given."""
+
+    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, records: list[dict[str, Any]]):
+        self.path, self.crew, self.title, self.steps = path, crew, title, steps
+        self._records = records
+        self._written = -EVERY
+
+    async def __call__(self, moment: Moment) -> Stats:
+        self._records.append({"step": moment.progress.step} | moment.stats)
+        ended = "done" if moment.last else "stopped" if moment.stopping else ""
+        if ended or time.monotonic() - self._written >= EVERY:
+            self._written = time.monotonic()
+            self._write(ended)
+        return {}
+
+    def _write(self, ended: str) -> None:
+        """Beside it first: a browser never finds half a page."""
+        found = stations(self.crew)
+        text = page(self.title, records=self._records, steps=self.steps, stations=found, ended=ended)
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path)
+
+
+def stations(crew: Crew) -> list[Station]:
+    """Every process of a run, and those that were lost last."""
+    if not isinstance(crew, RayCrew):
+        return [Station("this process", f"{socket.gethostname()}, process {os.getpid()}", "learns and samples")]
+    found, pool = [], crew.pool
+    sampling = {} if pool is None else {worker.name: f"samples with version {pool.version}" for worker in pool.workers}
+    for worker in crew.runtime.workers:
+        state = sampling.get(worker.name, "starts" if worker.name.startswith("rollout") else "is ready")
+        found.append(Station(worker.name, f"node {worker.node[:8]}, process {worker.pid}", state))
+    for lost in crew.failures.lost[-LATEST:]:
+        found.append(Station(lost.name, "", f"lost: {lost.reason}", lost=True))
+    return found

@@ -1,0 +1,88 @@
+"""A run's page: what is on it, and that nothing which others named is taken for HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from assent import load_settings, run
+from assent.monitor.page import Station, page
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_curves_fill_their_frame_from_left_to_right() -> None:
+    """Values 1, 3, 2 in a frame of 320 by 60 with a margin of 4: at the bottom, at the top, in the middle."""
+    records = [{"step": step, "reward/mean": value} for step, value in ((1, 1.0), (2, 3.0), (3, 2.0))]
+    text = page("run", records=records, steps=3, stations=())
+    assert 'points="0.0,56.0 160.0,4.0 320.0,30.0"' in text
+    assert "reward <b>2</b>" in text
+    assert "1 to 3" in text
+
+
+def test_a_long_run_keeps_its_first_and_its_last_point() -> None:
+    records = [{"step": step, "entropy": float(step)} for step in range(1, 10_001)]
+    found = re.findall(r'points="([^"]*)"', page("run", records=records, steps=10_000, stations=()))
+    (points,) = (points.split() for points in found)
+    assert points[0] == "0.0,56.0"
+    assert points[-1] == "320.0,4.0"
+    assert 150 < len(points) < 165
+
+
+def test_what_is_not_finite_or_not_there_has_no_curve() -> None:
+    records = [{"step": 1, "entropy": None, "reward/mean": float("nan")}, {"step": 2}]
+    assert "polyline points" not in page("run", records=records, steps=2, stations=())
+    assert "Step 0 of 5" in page("run", records=[], steps=5, stations=())
+
+
+def test_the_rest_of_the_run_is_told_by_its_latest_steps() -> None:
+    """20 steps of 2 s behind 80 of 50 s: 3,600 more take two hours."""
+    records = [{"step": step, "time/step": 50.0 if step <= 80 else 2.0} for step in range(1, 101)]
+    text = page("run", records=records, steps=3_700, stations=())
+    assert "Step 100 of 3700, about 2:00:00 to go" in text
+    assert 'http-equiv="refresh"' in text
+    ended = page("run", records=records, steps=3_700, stations=(), ended="stopped")
+    assert "Step 100 of 3700, stopped" in ended
+    assert "refresh" not in ended
+
+
+def test_names_and_reasons_are_text() -> None:
+    foul = "</td><script>alert(1)</script><img src=x onerror='a'>"
+    text = page(foul, records=[], steps=1, stations=[Station(foul, foul, foul, lost=True)], ended=foul)
+    tags = Tags(text)
+    assert not tags.open
+    assert not {"script", "img"} & set(tags.seen)
+    assert tags.seen.count("td") == 3
+
+
+def test_a_run_leaves_its_page_and_a_resumed_one_goes_on_with_it(
+    make_recipe: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    done = run(load_settings(make_recipe("grpo", tmp_path, train={"steps": 2})))
+    text = (done.folder / "page.html").read_text()
+    assert "grpo: run: step 2 of 2" in text
+    assert "this process" in text
+    run(load_settings(make_recipe("grpo", tmp_path, train={"steps": 3}) | {"resume": "latest"}))
+    text = (done.folder / "page.html").read_text()
+    assert "Step 3 of 3, done" in text
+    rewards = re.search(r"<div>reward <b>.*?points=\"([^\"]*)\"", text)
+    assert rewards is not None and len(rewards[1].split()) == 3
+    quiet = make_recipe("grpo", tmp_path / "without", train={"steps": 1}, log={"page": False})
+    assert not (run(load_settings(quiet)).folder / "page.html").exists()
