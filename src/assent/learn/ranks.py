@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from assent.runtime.network import own_address
 from assent.types import Stats, merge_stats
 
 BUCKET_ELEMENTS = 1 << 24
@@ -135,17 +136,7 @@ def free_address() -> str:
     with socket.socket() as listener:
         listener.bind(("", 0))
         port = listener.getsockname()[1]
-    return f"{_own_address()}:{port}"
-
-
-def _own_address() -> str:
-    """The address that other machines reach this one by; no packet is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-    except OSError:  # no network at all
-        return "127.0.0.1"
+    return f"{own_address()}:{port}"
 
 
 def join(
