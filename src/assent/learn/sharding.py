@@ -59,6 +59,10 @@ class Placement(Protocol):
         """What this rank holds of a whole tensor of that kind/parameter."""
         ...
 
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """These parameters, whole and in the model's precision; for rank 0 alone, the others get none."""
+        ...
+
     def whole(self) -> LanguageModel | None:
         """The model with all of its parameters, to be saved or sent; for rank 0 alone."""
         ...
@@ -94,6 +98,9 @@ class Whole:
 
     def part(self, key: str, tensor: Tensor) -> Tensor:
         return tensor
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return {} if self.ranks.rank else {name: self.model.get_parameter(name) for name in names}
 
     def whole(self) -> LanguageModel | None:
         return None if self.ranks.rank else self.model
@@ -159,9 +166,11 @@ class Sharded:
         size = self._share(key)
         return tensor[self.ranks.rank * size : (self.ranks.rank + 1) * size]
 
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return self.full({name: local(self.model.get_parameter(name)).to(self.dtypes[name]) for name in names})
+
     def whole(self) -> LanguageModel | None:
-        shards = {name: local(p).to(self.dtypes[name]) for name, p in self.model.named_parameters()}
-        tensors = self.full(shards)
+        tensors = self.parameters(self.dtypes)
         if not tensors:
             return None
         filled = {

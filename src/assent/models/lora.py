@@ -8,6 +8,7 @@ embeddings and LM heads, ranks that differ between layers, biases, DoRA: such a 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,10 @@ from assent.models.load import local_folder
 from assent.models.lowrank import LoraLinear, adapted_layers
 from assent.models.settings import LoraSettings, ModelSettings
 
-__all__ = ["add_lora", "check_lora", "load_lora", "lora_of", "merge_lora", "restore_lora", "save_lora"]
+__all__ = [
+    *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
+    *("merge_lora", "merged_copy", "restore_lora", "save_lora"),
+]
 
 FOLDER = "adapter"
 """Where a checkpoint of ours keeps the adapters, beside the merged model."""
@@ -112,6 +116,19 @@ def merge_lora(model: LanguageModel) -> None:
         model.set_submodule(layer, module.merged())
     if isinstance(model, Decoder):
         model.lora = None
+
+
+def merged_copy(model: LanguageModel) -> LanguageModel:
+    """A plain decoder that computes the same now; what has no adapters it shares with the model."""
+    plain = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    merge_lora(plain)
+    return plain
+
+
+def adapter_names(model: LanguageModel) -> list[str]:
+    """The adapters among the model's parameters."""
+    adapters = (adapter for layer, module in adapted_layers(model) for adapter in module.adapters(layer))
+    return list(adapters)
 
 
 def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) -> None:

@@ -68,6 +68,10 @@ class LoraLinear(nn.Linear):
             weight.narrow(0, start, size).addmm_(self.lora_b[name], self.lora_a[name], alpha=self.scaling)
         return weight
 
+    def adapters(self, layer: str) -> Iterator[str]:
+        """The parameters' names, where this layer has that name."""
+        return (f"{layer}.{half}.{name}" for name in self.rows for half in ("lora_a", "lora_b"))
+
     def merged(self) -> nn.Linear:
         """A plain layer that computes the same."""
         with torch.device("meta"):
@@ -85,8 +89,8 @@ def merged_parameters(model: nn.Module) -> dict[str, Tensor]:
     merged: dict[str, Tensor] = dict(model.named_parameters())
     for layer, module in adapted_layers(model):
         merged[f"{layer}.weight"] = module.merged_weight()
-        for name in module.rows:
-            del merged[f"{layer}.lora_a.{name}"], merged[f"{layer}.lora_b.{name}"]
+        for name in module.adapters(layer):
+            del merged[name]
     return merged
 
 
