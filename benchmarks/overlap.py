@@ -37,6 +37,7 @@ from assent.rollout.rollouter import Rollouter
 from assent.rollout.worker import RolloutWorker
 from assent.types import Completion, Finish, Prompt, Sampling, Score
 from assent.weights.parcel import pack
+from assent.weights.transport import Stored
 
 TOKEN_SECONDS = 0.03
 """A decoding step; all that is simulated is proportional to it."""
@@ -169,7 +170,7 @@ async def simulate(case: Case) -> Outcome:
 
     async def publish(version: int) -> None:
         parcel = pack({"weight": torch.zeros(1)}, version)
-        await pool.publish(parcel, version, parcel.digest)
+        await pool.publish(Stored(parcel, version, parcel.digest))
 
     def busy_seconds() -> float:
         return sum(engine.busy_seconds for engine in engines)

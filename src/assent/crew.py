@@ -34,6 +34,7 @@ from assent.runtime.worker import Failures, NodeLost, WorkerLost
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess, Trainer
 from assent.types import Role
+from assent.weights.transport import transport_of
 
 if TYPE_CHECKING:
     from assent.runtime.ray import RayRuntime, RayWorker
@@ -211,6 +212,9 @@ class RayCrew:
                 failures=failures,
                 say=say,
             )
+        bundles = (self.rank_bundles[0], self.rollout_bundle)
+        gpus = settings.device != "cpu" and not self.shares and all(bundle.get("GPU", 0.0) >= 1 for bundle in bundles)
+        self.transport = transport_of(settings.runtime, gpus=gpus)
         self._rollouts = rollout
         self._opened = False
         self._rollout_groups: dict[int, Any] = {}
@@ -370,13 +374,9 @@ class RayCrew:
     # --- a crew
 
     async def publish(self, version: int) -> None:
-        """The parcel goes from rank 0 to the workers through the object store; here come its version and digest."""
-        if self.pool is None:
-            return
-        parcel, seal = self.ranks[0].references("parcel", version, parts=2)
-        others = [rank.call("parcel", version) for rank in self.ranks[1:]]  # each has a share of sharded weights
-        digest, *_ = await asyncio.gather(self.ranks[0].fetched(seal), *others)
-        await self.pool.publish(parcel, version, digest)
+        """Weights go from rank 0 to the workers; here come their version and digest alone."""
+        if self.pool is not None:
+            await self.pool.publish(await self.transport.pack(self.ranks, version))
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """Rank 0 writes beside the checkpoint's place, which it must be able to see."""

@@ -7,12 +7,15 @@ from typing import Any
 
 from assent.evaluate.judge import Judge
 from assent.models.load import load_tokenizer
+from assent.models.lora import add_lora, merged_copy
 from assent.rollout.build import build_engine
+from assent.rollout.content import Adapters, Content
 from assent.rollout.worker import RolloutWorker
 from assent.runtime import stage
 from assent.runtime.memory import keep_freed_memory
 from assent.settings import Settings
 from assent.trainer import device_of, dtype_of, initial_model
+from assent.weights.collective import Receiver
 
 
 def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
@@ -25,9 +28,14 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     rollout = settings.rollout
     vllm = rollout.for_vllm()
     device = device_of(settings) if vllm is None else "cpu"  # vLLM copies the model to its own
-    model = initial_model(settings, tokenizer, device).requires_grad_(False)
-    engine = build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter)
-    return RolloutWorker(engine, interrupt=rollout.interrupt)
+    model, content = initial_model(settings, tokenizer, device), Content()
+    if settings.model.lora.rank > 0:
+        adapted = add_lora(model, settings.model.lora, seed=settings.seed)
+        # As in one process: without lag the engine computes what the learner does, else on merged weights.
+        shared = vllm is None and rollout.max_lag == 0
+        model, content = adapted if shared else merged_copy(adapted), Adapters(adapted, shared=shared)
+    engine = build_engine(model.requires_grad_(False), tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter)
+    return RolloutWorker(engine, content, Receiver(device_of(settings)), interrupt=rollout.interrupt)
 
 
 def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:

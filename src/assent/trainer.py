@@ -24,12 +24,14 @@ from assent.learn.sharding import Placement, Sharded, Whole, recompute_layers
 from assent.loop.checkpoint import Store
 from assent.models.base import LanguageModel
 from assent.models.config import HeadKind
+from assent.models.digest import digest
 from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
-from assent.models.lora import FOLDER, add_lora, lora_of, restore_lora, save_lora
+from assent.models.lora import FOLDER, adapter_names, add_lora, lora_of, restore_lora, save_lora
 from assent.models.tokenizer import check_vocabulary
 from assent.runtime.memory import give_back_memory, keep_freed_memory, release_freed_memory
 from assent.settings import Settings, SettingsError
 from assent.types import Role
+from assent.weights.collective import Invitation, Sender
 from assent.weights.parcel import Parcel, pack
 
 
@@ -92,6 +94,7 @@ class Trainer:
         if Role.REFERENCE in self.objective.asks:
             self._place(Role.REFERENCE, self._reference())
         self.members = {role: self._member(role) for role in self.models}
+        self._beneath: str | None = None
         if settings.rollout.share_devices and settings.samples:
             self.rest()
 
@@ -129,6 +132,16 @@ class Trainer:
         """The policy's parameters by their Hugging Face names, for samplers. All are asked, the first tells."""
         model = self.placements[Role.POLICY].whole()
         return {} if model is None else dict(model.hf_tensors())
+
+    def parcel(self, version: int, *, device: str = "cpu") -> Parcel | None:
+        """What samplers in other processes need of the policy: `weights`, or where it has adapters, these alone by
+        their parameters' names, for samplers have the model beneath. All are asked, the first tells."""
+        place, adapters = self.placements[Role.POLICY], adapter_names(self.models[Role.POLICY])
+        weights = place.parameters(adapters) if adapters else self.weights()
+        if adapters and self._beneath is None:
+            names = [name for name, _ in self.models[Role.POLICY].named_parameters()]
+            self._beneath = digest(place.parameters(name for name in names if name not in adapters))
+        return pack(weights, version, beneath=self._beneath or "", device=device) if weights else None
 
     # --- models
 
@@ -219,6 +232,7 @@ class RankProcess:
     def __init__(self, recipe: Mapping[str, Any], plan: Plan):
         self.recipe, self.plan = recipe, plan
         self.trainer: Trainer | None = None
+        self.sender = Sender()
 
     def address(self) -> str:
         return free_address()
@@ -255,8 +269,20 @@ class RankProcess:
     def parcel(self, version: int) -> tuple[Parcel | None, str]:
         """The policy's weights for samplers, and their digest, from rank 0; the others are asked likewise."""
         assert self.trainer is not None
-        weights = self.trainer.weights()
-        if not weights:
-            return None, ""
-        parcel = pack(weights, version)
-        return parcel, parcel.digest
+        parcel = self.trainer.parcel(version)
+        return parcel, "" if parcel is None else parcel.digest
+
+    def hold(self, version: int, device: str) -> str:
+        """Likewise, to be sent from here. Returns their digest."""
+        assert self.trainer is not None
+        self.sender.parcel = parcel = self.trainer.parcel(version, device=device)
+        return "" if parcel is None else parcel.digest
+
+    async def meet(self) -> str:
+        return await self.sender.meet()
+
+    async def send(self, invitation: Invitation) -> None:
+        await self.sender.send(invitation)
+
+    async def dissolve(self, invitation: Invitation) -> None:
+        await self.sender.dissolve(invitation)

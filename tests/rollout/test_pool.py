@@ -18,6 +18,7 @@ from assent.rollout.worker import OutOfDateError, RolloutWorker
 from assent.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from assent.types import Sampling
 from assent.weights.parcel import Parcel, pack
+from assent.weights.transport import Stored
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
 QUESTIONS = prompts(3, 7, 5, 4)
@@ -66,7 +67,7 @@ class Case:
 
     async def publish(self, version: int) -> None:
         parcel = self.parcel(version)
-        await self.pool.publish(parcel, version, parcel.digest)
+        await self.pool.publish(Stored(parcel, version, parcel.digest))
 
     async def answers(self) -> list[list[tuple[int, ...]]]:
         found = await asyncio.gather(*(self.pool.generate(question, PLAN) for question in QUESTIONS))
@@ -179,7 +180,7 @@ def test_a_parcel_that_is_gone_is_not_the_workers_fault(do: Callable[..., Any]) 
     async def steps(case: Case) -> None:
         await case.publish(1)
         with pytest.raises(SenderLost):
-            await case.pool.publish("gone", 2, "")
+            await case.pool.publish(Stored("gone", 2, ""))
         assert len(case.pool.workers) == 2
         assert case.failures == []
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assent.models.digest import digest
-from assent.weights.parcel import ALIGNMENT, pack, unpack
+from assent.weights.parcel import ALIGNMENT, Parcel, pack, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 
@@ -42,7 +42,7 @@ def test_six_floats_and_two_bytes_by_hand() -> None:
     parcel = pack(weights, 1)
     assert [(e.name, e.bucket, e.start, e.size) for e in parcel.entries] == [("a", 0, 0, 24), ("b", 0, 64, 2)]
     assert parcel.bytes == 128
-    assert parcel.buckets[0][:24].view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert parcel.buckets[0][:24].view(torch.float32).tolist() == [0, 1, 2, 3, 4, 5]
     assert parcel.buckets[0][64:66].tolist() == [7, 8]
 
 
@@ -51,13 +51,28 @@ def test_a_parcel_is_a_copy_and_a_changed_byte_changes_the_digest() -> None:
     parcel = pack(weights, 1)
     weights["a"].zero_()
     assert unpack(parcel)["a"].tolist() == [1, 1, 1, 1]
-    bucket = parcel.buckets[0].copy()
+    bucket = parcel.buckets[0].clone()
     bucket[5] ^= 1
     assert digest(unpack(replace(parcel, buckets=(bucket,)))) != parcel.digest
 
 
-def test_read_only_buckets_are_read_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    parcel = pack({"a": torch.ones(4)}, 1)
-    parcel.buckets[0].setflags(write=False)
-    assert unpack(parcel)["a"].sum() == 4
+def test_another_process_reads_the_buckets_where_they_are(recwarn: pytest.WarningsRecorder) -> None:
+    """Pickled apart from the rest, as shared memory has them, which is handed over read-only."""
+    parcel = pack({"a": torch.ones(4), "b": torch.arange(3)}, 1, beneath="base")
+    apart: list[pickle.PickleBuffer] = []
+    words = pickle.dumps(parcel, protocol=5, buffer_callback=apart.append)
+    arrived = pickle.loads(words, buffers=[memoryview(one).toreadonly() for one in apart])
+    assert len(apart) == 1
+    assert arrived.buckets[0].data_ptr() == parcel.buckets[0].data_ptr()
+    assert unpack(arrived)["a"].sum() == 4
+    assert replace(arrived, buckets=()) == replace(parcel, buckets=())
     assert not list(recwarn)
+
+
+def test_an_index_tells_all_but_the_content() -> None:
+    parcel = pack({"a": torch.ones(2, 3), "none": torch.ones(0, 2), "one": torch.tensor(7)}, 3, beneath="base")
+    empty = Parcel.of_index(parcel.index())
+    assert replace(empty, buckets=()) == replace(parcel, buckets=())
+    for mine, theirs in zip(empty.buckets, parcel.buckets, strict=True):
+        mine.copy_(theirs)
+    assert digest(unpack(empty)) == parcel.digest

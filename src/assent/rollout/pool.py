@@ -1,7 +1,7 @@
 """Many rollout workers as one engine, which goes on when some of them are lost and uses those that join.
 
     generate -> the least busy worker -> completion; if it is lost, its requests go to others and a new one starts
-    publish(parcel) -> load on every worker -> version and digest confirmed
+    publish(shipment) -> load on every worker -> version and digest confirmed
     rest, rise -> workers give their memory up to who shares their devices, and take it back
     begin(attempt) -> what was asked before is dropped, here and there; weights come anew
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from assent.rollout.accepted import WeightsError
 from assent.runtime.worker import NodeLost, NoWorkersError, SenderLost, Worker, WorkerLost
 from assent.types import Completion, Sampling
+from assent.weights.transport import Shipment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ class Pool:
         self._count, self._patience = count, patience
         self._places = [_Place(number) for number in range(max(count, most))]
         self._open = 0
-        self._parcel: tuple[Any, int, str] | None = None
+        self._shipment: Shipment | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._broken: BaseException | None = None
@@ -134,14 +135,16 @@ class Pool:
 
     async def begin(self, attempt: int) -> None:
         """The run goes back to a checkpoint: workers stop what they do and wait for its weights."""
-        self.attempt, self._parcel = attempt, None
+        self.attempt, self._shipment = attempt, None
         await self._each("begin", attempt)
 
-    async def publish(self, parcel: Any, version: int, digest: str) -> None:
-        """Have every worker take the parcel (or a reference to one) and confirm it; a lost one is replaced. Raises
-        SenderLost where the parcel is gone."""
-        self._parcel, self.version = (parcel, version, digest), version
-        await asyncio.gather(*(self._load(place) for place in self._places if place.worker is not None))
+    async def publish(self, shipment: Shipment) -> None:
+        """Have every worker take the weights and confirm them; a lost one is replaced. Raises SenderLost where they are
+        gone."""
+        self._shipment, self.version = shipment, shipment.version
+        there = {place.worker: place for place in self._places if place.worker is not None}
+        for worker, lost in (await self._delivered(shipment, *there)).items():
+            self._lose(there[worker], worker, lost)
         self._check()
 
     async def rest(self) -> None:
@@ -163,23 +166,16 @@ class Pool:
         await asyncio.gather(*(one(place, place.worker) for place in self._places if place.worker is not None))
         self._check()
 
-    async def _load(self, place: _Place) -> None:
-        worker, parcel = place.worker, self._parcel
-        assert worker is not None
-        try:
-            await self._confirmed(worker, parcel)
-        except SenderLost:
-            raise
-        except WorkerLost as lost:
-            self._lose(place, worker, lost)
-
-    async def _confirmed(self, worker: Worker, parcel: tuple[Any, int, str] | None) -> None:
-        if parcel is None:
-            return
-        content, version, digest = parcel
-        found = await worker.call("load", self.attempt, content)
-        if tuple(found) != (version, digest):
-            raise WeightsError(f"{worker.name} confirmed weights {found}, but {(version, digest)} were sent.")
+    async def _delivered(self, shipment: Shipment | None, *workers: Worker) -> dict[Worker, WorkerLost]:
+        """Those that were lost on the way; the others have the weights, if there are any yet."""
+        if shipment is None:
+            return {}
+        found = dict(zip(workers, await shipment.deliver(workers, self.attempt), strict=True))
+        sent = shipment.version, shipment.digest
+        for worker, outcome in found.items():
+            if not isinstance(outcome, WorkerLost) and outcome != sent:
+                raise WeightsError(f"{worker.name} confirmed weights {outcome}, but {sent} were sent.")
+        return {worker: outcome for worker, outcome in found.items() if isinstance(outcome, WorkerLost)}
 
     # --- places
 
@@ -234,16 +230,17 @@ class Pool:
     async def _brought_up(self, worker: Worker) -> None:
         """Weights may be published while it takes the last ones, and the others may go to sleep."""
         while True:
-            parcel, resting = self._parcel, self._resting
+            shipment, resting = self._shipment, self._resting
             try:
-                await self._confirmed(worker, parcel)
+                for lost in (await self._delivered(shipment, worker)).values():
+                    raise lost
             except SenderLost:  # whoever publishes finds out, and sends others
-                if parcel is self._parcel:
+                if shipment is self._shipment:
                     await asyncio.sleep(0.2)
                 continue
             if resting:
                 await worker.call("sleep", self.attempt)
-            if parcel is self._parcel and resting is self._resting:
+            if shipment is self._shipment and resting is self._resting:
                 return
             if resting:
                 await worker.call("wake", self.attempt)

@@ -1,6 +1,6 @@
 """A rollout worker: an engine with a copy of the policy, in a process of its own.
 
-    driver's pool -> generate, load (parcel) -> engine
+    driver's pool -> generate, load (parcel, or an invitation to fetch one) -> engine
 
 Every method is a coroutine, so that the process goes on decoding while it answers. Weights are taken only if version,
 names and digest are as sent. A run that went back to a checkpoint is a new attempt: its versions begin anew, and calls
@@ -13,9 +13,11 @@ import asyncio
 from collections.abc import Sequence
 
 from assent.rollout.accepted import Accepted, Ordered
+from assent.rollout.content import Content
 from assent.rollout.engine import Engine
 from assent.runtime.memory import give_back_memory
 from assent.types import Completion, Sampling
+from assent.weights.collective import Invitation, Receiver
 from assent.weights.parcel import Parcel, unpack
 
 
@@ -26,9 +28,17 @@ class OutOfDateError(RuntimeError):
 class RolloutWorker:
     """Answers for one engine."""
 
-    def __init__(self, engine: Engine, *, interrupt: bool = True):
+    def __init__(
+        self,
+        engine: Engine,
+        content: Content | None = None,
+        receiver: Receiver | None = None,
+        *,
+        interrupt: bool = True,
+    ):
         """`interrupt` lets new weights take over sequences under way; else they end with those that they began with."""
-        self.engine, self.interrupt = engine, interrupt
+        self.engine, self.content, self.receiver = engine, content or Content(), receiver or Receiver()
+        self.interrupt = interrupt
         self.attempt = 0
         self._accepted = Accepted()
         self._running: set[asyncio.Task[list[Completion]]] = set()
@@ -51,18 +61,21 @@ class RolloutWorker:
             raise OutOfDateError(f"attempt {attempt} was given up for attempt {self.attempt}")
         return task.result()
 
-    async def load(self, attempt: int, parcel: Parcel) -> tuple[int, str]:
+    async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
         """Sample with these weights from now on. Returns their version and digest.
 
         Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way.
         """
         self._enter(attempt)
+        parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
+        self._enter(attempt)
         weights = unpack(parcel)
+        self.content.check(parcel.beneath)
         self._accepted.check(weights, parcel.version, sent=parcel.digest)
         if not self.interrupt:
             await self.engine.drain()
             self._enter(attempt)
-        self.engine.load(weights, parcel.version)
+        self.engine.load(self.content.arrived(weights), parcel.version)
         self._accepted.take(weights, parcel.version)
         return parcel.version, parcel.digest
 

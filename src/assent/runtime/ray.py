@@ -173,6 +173,11 @@ class RayWorker:
             self._end(reason_of(error))
         raise WorkerLost(self.name, self._lost.result())
 
+    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """Call a method that returns a pair: a reference to the first, which stays there, and the second itself."""
+        first, second = self.references(method, *arguments, parts=2)
+        return first, await self.fetched(second)
+
     @property
     def alive(self) -> bool:
         """As far as is known."""

@@ -13,6 +13,8 @@ from typing import Any
 
 STRATEGIES = ("replicate", "fsdp")
 """How a training step is spread over ranks."""
+WEIGHTS = ("store", "collective")
+"""How new weights get to rollout workers."""
 
 
 @dataclass
@@ -33,6 +35,8 @@ class RuntimeSettings:
     """ray: replicate keeps the whole model on every training rank, fsdp shards weights, gradients and moments."""
     cpu_offload: bool = False
     """fsdp on GPUs: shards of weights, gradients and moments stay in the CPU's memory."""
+    weights: str = "store"
+    """ray: how new weights get to rollout workers, by the object store or by a collective (gloo, NCCL on GPUs)."""
     object_store_mb: int = 512
     """ray: memory for what processes hand each other, where we start the cluster."""
     dashboard: bool = False
@@ -40,7 +44,7 @@ class RuntimeSettings:
     start_timeout: float = 300.0
     """Seconds that workers may take to be placed and to be ready."""
     collective_timeout: float = 120.0
-    """Seconds that training ranks wait for each other before the run is taken to be stuck."""
+    """Seconds that training ranks wait for each other, and rollout workers for weights, before one counts as stuck."""
     heartbeat_timeout: float = 20.0
     """A worker that gives no sign for this many seconds counts as lost."""
     call_timeout: float = 3600.0
@@ -56,6 +60,8 @@ class RuntimeSettings:
             found.append(f"runtime.kind={self.kind} is not one of local, ray")
         if self.strategy not in STRATEGIES:
             found.append(f"runtime.strategy={self.strategy} is not one of {', '.join(STRATEGIES)}")
+        if self.weights not in WEIGHTS:
+            found.append(f"runtime.weights={self.weights} is not one of {', '.join(WEIGHTS)}")
         if self.cpu_offload and self.strategy != "fsdp":
             found.append(f"runtime.cpu_offload=true needs runtime.strategy=fsdp, not {self.strategy}")
         if self.num_training_workers < 1:
@@ -77,7 +83,7 @@ class RuntimeSettings:
     def _of_ray(self) -> list[str]:
         """What was set that only ray follows."""
         plain = RuntimeSettings()
-        keys = ["address", "num_training_workers", "strategy", "dashboard"]
+        keys = ["address", "num_training_workers", "strategy", "weights", "dashboard"]
         keys += ["resources_per_worker", "resources_per_rollout_worker"]
         return [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) != getattr(plain, key)]
 
@@ -126,10 +132,12 @@ class FaultToleranceSettings:
 
 @dataclass
 class CommunicationSettings:
-    """How training processes talk to each other."""
+    """How processes talk to each other."""
 
     backend: str = "auto"
     """auto: NCCL between GPUs, gloo between CPUs."""
+    weights: str | None = None
+    """ray: how new weights get to rollout workers, store or collective; null leaves the recipe's."""
     timeout: float | None = None
     """ray: seconds that a collective may take; null leaves the recipe's."""
 
@@ -157,9 +165,10 @@ class DistributedSettings:
             ("cluster.runtime", self.cluster.runtime, ("local", "ray")),
             ("strategy.name", self.strategy.name, STRATEGIES),
             ("communication.backend", self.communication.backend, ("auto",)),
+            ("communication.weights", self.communication.weights, (None, *WEIGHTS)),
         ):
             if value not in allowed:
-                problems.append(f"{key}={value} is not one of {', '.join(allowed)}")
+                problems.append(f"{key}={value} is not one of {', '.join(filter(None, allowed))}")
         if self.cluster.runtime == "local":
             of_ray = {
                 ("cluster.address", self.cluster.address): None,
@@ -168,6 +177,7 @@ class DistributedSettings:
                 ("strategy.name", self.strategy.name): "replicate",
                 ("fault_tolerance.max_failures", self.fault_tolerance.max_failures): None,
                 ("fault_tolerance.timeout", self.fault_tolerance.timeout): None,
+                ("communication.weights", self.communication.weights): None,
                 ("communication.timeout", self.communication.timeout): None,
             }
             problems += [
@@ -215,6 +225,7 @@ class DistributedSettings:
                     "address": self.cluster.address,
                     "max_failures": self.fault_tolerance.max_failures,
                     "heartbeat_timeout": self.fault_tolerance.timeout,
+                    "weights": self.communication.weights,
                     "collective_timeout": self.communication.timeout,
                 }
             ),

@@ -1,0 +1,218 @@
+"""Weights by broadcast: real gloo groups whose members are all in this process, and what follows when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from assent.models.digest import digest
+from assent.runtime.worker import SenderLost, WorkerLost
+from assent.weights.collective import Invitation, Receiver, Sender, _Group
+from assent.weights.parcel import Parcel, pack, unpack
+from assent.weights.transport import Collective
+
+
+class Training(Sender):
+    """Rank 0, as far as weights go."""
+
+    async def hold(self, version: int, device: str) -> str:
+        weights = {f"w{i}": torch.randn(40 + i, generator=torch.Generator().manual_seed(version)) for i in range(5)}
+        self.parcel = pack(weights, version, bucket_bytes=400, device=device)
+        return self.parcel.digest
+
+
+class Sampling:
+    """A rollout worker, as far as weights go."""
+
+    def __init__(self) -> None:
+        self.receiver = Receiver()
+        self.parcel: Parcel | None = None
+        self.may_come = asyncio.Event()
+        self.may_come.set()
+
+    async def load(self, attempt: int, invitation: Invitation) -> tuple[int, str]:
+        await self.may_come.wait()
+        self.parcel = await self.receiver.receive(invitation)
+        return self.parcel.version, digest(unpack(self.parcel))
+
+
+class Here:
+    """A `Worker` in this process, whose process can be lost."""
+
+    def __init__(self, name: str, target: Any):
+        self.name, self.target = name, target
+        self.calls = Counter[str]()
+        self._lost = asyncio.Event()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.calls[method] += 1
+        answer = asyncio.ensure_future(getattr(self.target, method)(*arguments))
+        lost = asyncio.ensure_future(self._lost.wait())
+        await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
+        if self._lost.is_set():
+            answer.cancel()
+            raise WorkerLost(self.name, "its process ended")
+        return answer.result()
+
+    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        raise NotImplementedError("of the object store")
+
+    def kill(self) -> None:
+        self._lost.set()
+
+
+class Case:
+    """Rank 0 and some workers."""
+
+    def __init__(self, count: int, *, timeout: float = 20.0):
+        self.rank = Here("training rank 0", Training())
+        self.workers = [Here(f"rollout worker {number}", Sampling()) for number in range(count)]
+        self.transport = Collective(backend="gloo", timeout=timeout)
+
+    @property
+    def groups(self) -> int:
+        return self.rank.calls["meet"]
+
+    def versions(self) -> list[int | None]:
+        return [worker.target.parcel and worker.target.parcel.version for worker in self.workers]
+
+
+@pytest.fixture
+def do() -> Callable[..., None]:
+    """do(test, count, ...): run a coroutine function on a fresh case."""
+
+    def run(test: Callable[[Case], Awaitable[None]], count: int, **more: Any) -> None:
+        async def whole() -> None:
+            await test(Case(count, **more))
+
+        asyncio.run(whole())
+
+    return run
+
+
+def test_every_worker_gets_the_bits_in_one_group_and_few_calls(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        for version in (1, 2, 3):
+            shipment = await case.transport.pack([case.rank], version)
+            assert (shipment.version, shipment.digest) == (version, case.rank.target.parcel.digest)
+            assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
+        sent = case.rank.target.parcel
+        assert len(sent.buckets) == 3, "192 to 256 bytes each, at most 400 in a bucket"
+        for worker in case.workers:
+            assert [a.equal(b) for a, b in zip(worker.target.parcel.buckets, sent.buckets, strict=True)] == [True] * 3
+        assert case.groups == 1
+
+    do(steps, 3)
+
+
+def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_the_same(
+    do: Callable[..., None],
+) -> None:
+    async def steps(case: Case) -> None:
+        await (await case.transport.pack([case.rank], 1)).deliver(case.workers, 0)
+        shipment = await case.transport.pack([case.rank], 2)
+        case.workers[1].target.may_come.clear()
+        delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
+        await asyncio.sleep(0.1)
+        assert case.versions() == [1, 1, 1], "nobody has them before all have come"
+        case.workers[1].kill()
+        first, lost, last = await asyncio.wait_for(delivery, 15.0)
+        assert first == last == (2, shipment.digest)
+        assert isinstance(lost, WorkerLost)
+        assert str(lost) == "rollout worker 1: its process ended"
+        assert case.groups == 2
+        case.workers[1] = Here("rollout worker 1", Sampling())
+        assert await shipment.deliver(case.workers[1:2], 0) == [(2, shipment.digest)]
+        third = await case.transport.pack([case.rank], 3)
+        assert await third.deliver(case.workers, 0) == [(3, third.digest)] * 3
+        assert case.groups == 4
+
+    do(steps, 3)
+
+
+def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        case.workers[0].target.may_come.clear()
+        shipment = await case.transport.pack([case.rank], 1)
+        late, other = await shipment.deliver(case.workers, 0)
+        assert other == (1, shipment.digest)
+        assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
+        with pytest.raises(WorkerLost):
+            await case.workers[0].call("load", 0, None)
+
+    do(steps, 2, timeout=0.5)
+
+
+def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        old = await case.transport.pack([case.rank], 1)
+        new = await case.transport.pack([case.rank], 2)
+        with pytest.raises(SenderLost, match="version 1 is gone, there is 2"):
+            await old.deliver(case.workers, 0)
+        assert await new.deliver(case.workers, 0) == [(2, new.digest)] * 2
+        case.workers[1].target.may_come.clear()
+        newest = await case.transport.pack([case.rank], 3)
+        delivery = asyncio.ensure_future(newest.deliver(case.workers, 0))
+        await asyncio.sleep(0.1)
+        case.rank.kill()
+        with pytest.raises(SenderLost, match="training rank 0: its process ended"):
+            await delivery
+        again = Here("training rank 0", Training())
+        case.workers[1].target.may_come.set()
+        third = await case.transport.pack([again], 3)
+        assert await third.deliver(case.workers, 1) == [(3, third.digest)] * 2
+
+    do(steps, 2)
+
+
+def test_what_a_worker_refuses_is_told_after_the_others_have_theirs(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        async def refuse(attempt: int, invitation: Invitation) -> tuple[int, str]:
+            raise ValueError("another model's")
+
+        case.workers[0].target.load = refuse
+        shipment = await case.transport.pack([case.rank], 1)
+        with pytest.raises(ValueError, match="another model's"):
+            await shipment.deliver(case.workers, 0)
+
+    do(steps, 2)
+
+
+class Dying:
+    """A `Worker` whose process is killed between two buckets."""
+
+    name = "rollout worker 2"
+
+    async def call(self, method: str, attempt: int, invitation: Invitation) -> Any:
+        process = multiprocessing.get_context("spawn").Process(target=_begin_and_die, args=(invitation,))
+        process.start()
+        await asyncio.to_thread(process.join)
+        raise WorkerLost(self.name, f"its process ended with {process.exitcode}")
+
+    def kill(self) -> None:
+        raise NotImplementedError("it ends itself")
+
+
+def _begin_and_die(invitation: Invitation) -> None:
+    group = _Group(invitation, 20.0)
+    parcel = Parcel.of_index(group.told(invitation))
+    group.broadcast(parcel.buckets[0])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_one_that_is_killed_in_the_midst_of_it_keeps_nobody_waiting(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        shipment = await case.transport.pack([case.rank], 1)
+        *others, lost = await asyncio.wait_for(shipment.deliver([*case.workers, Dying()], 0), 60.0)
+        assert others == [(1, shipment.digest)] * 2
+        assert str(lost) == "rollout worker 2: its process ended with -9"
+
+    do(steps, 2, timeout=120.0)
