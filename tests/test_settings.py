@@ -136,3 +136,11 @@ def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.
     assert "runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'" in problems_of(
         "sft", ["runtime=ray"]
     )
+
+
+def test_vllm_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster elsewhere may have it where the driver has not."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = "rollout.engine=vllm needs vLLM, which is not installed: pip install 'assent[vllm]'"
+    assert told in problems_of("ppo", ["rollout.engine=vllm"])
+    assert told not in problems_of("ppo", ["rollout.engine=vllm", "runtime=ray", "runtime.address=there:6379"])

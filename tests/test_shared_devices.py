@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from assent import Run, SettingsError, load_settings, run
 from assent.crew import LocalCrew
 
@@ -47,11 +49,18 @@ def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatc
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install assent[ray]")
 def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe, tmp_path: Path) -> None:
-    """More processes than there would be room for apart, and the figures of a local run."""
+    """More processes than there would be room for apart, and the figures of a local run, though a rank and a sleeping
+    rollout worker are killed while the ranks work."""
+    from faults import Kill, Killer
+
     local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
-    runtime = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2, "resources_per_worker": {"CPU": 1}}
-    rollout = {"share_devices": True, "workers": 3}
-    shared = run(load_settings(make_recipe("grpo", tmp_path / "shared", runtime=runtime, rollout=rollout)))
+    more: dict[str, Any] = {"rollout": {"share_devices": True, "workers": 3}, "save": {"steps": 1}}
+    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2}
+    more["runtime"]["resources_per_worker"] = {"CPU": 1}
+    killer = Killer([Kill("rank", "update", 1, which=1), Kill("rollout", "update", 2)])
+    with killer.at_work():
+        shared = run(load_settings(make_recipe("grpo", tmp_path / "shared", **more)), hooks=[killer.hook])
+    assert killer.survived
     assert [s["completion"] for s in local.samples] == [s["completion"] for s in shared.samples]
     for mine, theirs in zip(local.metrics, shared.metrics, strict=True):
         assert mine["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
