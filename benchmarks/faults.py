@@ -68,7 +68,10 @@ class Kill:
     repeated: int = 0
     """Steps that had to be done again."""
     equal: bool | None = None
-    """The run that it happened to ended with the weights of an undisturbed one, to the bit."""
+    """The run that it happened to ended with the weights of an undisturbed one, to the bit; None where samples may be
+    old, and so no two runs are equal."""
+    fine: bool = False
+    """The run went on and ended as it should."""
 
     def row(self) -> str:
         figures = (f"{x:.1f}" if x is not None else "-" for x in (self.found, self.next_step))

@@ -54,7 +54,7 @@ def main() -> None:
             print("\n".join(kill.row() for kill in mine), flush=True)
             kills += mine
     print(summary(kills))
-    sys.exit(0 if all(kill.equal for kill in kills) else 1)
+    sys.exit(0 if all(kill.fine for kill in kills) else 1)
 
 
 def of_workers(method: str, seed: int, count: int = 12) -> list[Kill]:
@@ -87,11 +87,12 @@ def named(kill: Kill, method: str) -> Kill:
 ROUNDS: dict[str, Callable[[int], list[Kill]]] = {
     "grpo": partial(of_workers, "grpo"),
     "ppo": partial(of_workers, "ppo"),
+    "lag": partial(of_workers, "lag", count=6),
     "ranks": of_ranks,
     "drivers": of_drivers,
     "nodes": of_nodes,
 }
-"""Forty kills in all: then they begin anew."""
+"""Forty-four kills in all: then they begin anew."""
 
 
 class Task:
@@ -131,7 +132,13 @@ class Task:
         return self._common(name) | {
             "method": "ppo" if kills[0].method == "ppo" else "grpo",
             "data": {"train": str(self.demo.prompts), "max_prompt_tokens": 40},
-            "rollout": {"prompts_per_step": 3, "max_tokens": 10, "slots": 8, "workers": max(workers, 1)},
+            "rollout": {
+                "prompts_per_step": 3,
+                "max_tokens": 10,
+                "slots": 8,
+                "workers": max(workers, 1),
+                "max_lag": int(kills[0].method == "lag"),
+            },
             "rewards": rewards,
             "train": {"steps": kills[-1].step + len(kills) + 4},
             "save": {"steps": 2},
@@ -142,9 +149,10 @@ class Task:
 def survive(kills: list[Kill], task: Task) -> None:
     """Do it to a run; notes in each kill whether it ended as an undisturbed one."""
     how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_killed}
-    equal = how.get(kills[0].role, workers_killed)(kills, task)
+    fine = how.get(kills[0].role, workers_killed)(kills, task)
     for kill in kills:
-        kill.equal = equal and kill.survived
+        kill.fine = fine and kill.survived
+        kill.equal = None if kill.method == "lag" else kill.fine
 
 
 def workers_killed(kills: list[Kill], task: Task) -> bool:
@@ -160,6 +168,9 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
     if blamed != [kill.victim.partition(" (")[0] for kill in kills]:
         print(f"those that were hit are not those that are said to be lost: {', '.join(blamed)}")
         return False
+    if kills[0].method == "lag":
+        told = [record["step"] for record in disturbed.metrics] == list(range(1, steps(disturbed) + 1))
+        return told and all(record["lag/max"] <= 1 for record in disturbed.metrics)
     return alike(run(load_settings(whole)), disturbed)
 
 
@@ -267,7 +278,7 @@ def rewards(done: Run) -> list[tuple[float, float]]:
 
 
 def summary(kills: Sequence[Kill]) -> str:
-    lines = [f"{len(kills)} kills, {sum(not kill.equal for kill in kills)} mismatches ({time.strftime('%Y-%m-%d')})"]
+    lines = [f"{len(kills)} kills, {sum(not kill.fine for kill in kills)} mismatches ({time.strftime('%Y-%m-%d')})"]
     for role in sorted({kill.role for kill in kills}):
         for name in ("found", "next_step"):
             values = [getattr(k, name) for k in kills if k.role == role and getattr(k, name) is not None]

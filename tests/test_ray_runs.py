@@ -33,8 +33,9 @@ from assent.types import Stats
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
 KILLS = {
-    "grpo": of_workers("grpo", 0, 12),
-    "ppo": of_workers("ppo", 1, 10),
+    "grpo": of_workers("grpo", 0, 10),
+    "ppo": of_workers("ppo", 1, 8),
+    "lag": of_workers("lag", 3, 4),
     "ranks": of_ranks(0, 3),
     "drivers": of_drivers(1, 2),
     "nodes": of_nodes(1, 3),
@@ -96,12 +97,12 @@ def test_kills_at_random_moments_change_nothing(
     kind: str, killed: list[Kill], judge: Path, demo: DemoFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ranks, rollout workers, judges, nodes and drivers, in any phase: the run ends by itself (a driver's by one
-    command), names who was lost, and has the same weights to the bit."""
+    command), names who was lost, and has the same weights to the bit, unless samples may be old."""
     kills = KILLS[kind]
     survive(kills, Task(demo, tmp_path, judge=judge))
     killed += kills
     assert all(kill.survived for kill in kills)
-    assert all(kill.equal for kill in kills)
+    assert all(kill.fine for kill in kills)
     printed = capfd.readouterr()
     assert "(raylet)" not in printed.out + printed.err, "Ray tells of a loss in its own way too"
 
