@@ -1,7 +1,10 @@
-"""How fast new weights reach a rollout worker, beside a plain copy: `python benchmarks/transport.py --mb 500`.
+"""How fast new weights reach rollout workers by each way, beside a plain copy: `python benchmarks/transport.py`.
 
-Stages of one update, each timed alone, medians: pack (flat buckets and their digest), send (into the object store and
-out of it in another process), take (digest compared, copied into a model's tensors). Needs ray.
+    a rank: pack (flat buckets and their digest) -> deliver -> a worker: digest compared, copied into its tensors
+
+Medians over updates through the transports themselves (`assent.weights.transport`), between processes of Ray on this
+machine; the first update, which makes the group of a broadcast, is shown apart. GB/s is the weights' size by the time,
+whatever the number of workers that got them. Needs ray.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from rich.table import Table
 from torch import Tensor
 
 from assent.rollout.accepted import Accepted
-from assent.runtime.settings import RuntimeSettings
+from assent.runtime.memory import keep_freed_memory
+from assent.runtime.settings import WEIGHTS, RuntimeSettings
 from assent.runtime.token import prepare
+from assent.weights.collective import Invitation, Receiver, Sender
 from assent.weights.parcel import Parcel, pack, unpack
+from assent.weights.transport import transport_of
 
 WIDTH = 1024
 
@@ -33,23 +39,37 @@ def weights_of(megabytes: int) -> dict[str, Tensor]:
     return matrices | {f"layers.{i}.bias": torch.randn(WIDTH) for i in range(count)}
 
 
-class Taker:
-    """In the other process: tensors like a model's."""
+class Giver:
+    """Where the weights are: what `RankProcess` does of it."""
 
     def __init__(self, megabytes: int):
-        self.tensors = weights_of(megabytes)
+        keep_freed_memory()
+        self.weights, self.sender = weights_of(megabytes), Sender()
+        self.meet, self.send, self.dissolve = self.sender.meet, self.sender.send, self.sender.dissolve
 
-    def receive(self, parcel: Parcel) -> int:
-        """The parcel is here, and every page of it can be read."""
-        return sum(int(bucket[::4096].sum()) for bucket in parcel.buckets)
+    def parcel(self, version: int) -> tuple[Parcel, str]:
+        parcel = pack(self.weights, version)
+        return parcel, parcel.digest
 
-    def take(self, parcel: Parcel) -> float:
-        began = time.perf_counter()
+    def hold(self, version: int, device: str) -> str:
+        self.sender.parcel = pack(self.weights, version, device=device)
+        return self.sender.parcel.digest
+
+
+class Taker:
+    """In another process: tensors like a model's."""
+
+    def __init__(self, megabytes: int):
+        keep_freed_memory()
+        self.tensors, self.receiver = weights_of(megabytes), Receiver()
+
+    async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
+        parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
         arrived = unpack(parcel)
         Accepted().check(arrived, parcel.version, sent=parcel.digest)
         for name, tensor in self.tensors.items():
             tensor.copy_(arrived[name])
-        return time.perf_counter() - began
+        return parcel.version, parcel.digest
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -58,32 +78,41 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-async def measure(megabytes: int, repeats: int) -> dict[str, list[float]]:
+def plain_copy(megabytes: int, repeats: int) -> list[float]:
+    """Tensor by tensor, in this process."""
+    weights = weights_of(megabytes)
+    target = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    return [timed(lambda: [target[name].copy_(tensor) for name, tensor in weights.items()]) for _ in range(repeats)]
+
+
+async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[float]]:
     settings = RuntimeSettings(kind="ray", object_store_mb=max(200, 4 * megabytes))
     prepare(settings)
     from assent.runtime.ray import RayRuntime
 
-    weights = weights_of(megabytes)
-    target = {name: torch.empty_like(tensor) for name, tensor in weights.items()}
     runtime = RayRuntime(settings)
     runtime.start()
-    found: dict[str, list[float]] = {"plain copy": [], "pack": [], "send": [], "take": []}
+    found = {"plain copy": plain_copy(megabytes, repeats)}
     try:
-        group = runtime.reserve([{"CPU": 1.0}])
+        group = runtime.reserve([{"CPU": 0.1}] * (1 + workers))
         await runtime.placed(group, within=60.0)
-        worker = await runtime.spawn(Taker, megabytes, name="taker", group=group, place=0, threads=1)
-        for version in range(repeats + 1):  # the first is for warming up
-            copy = timed(lambda: [target[name].copy_(tensor) for name, tensor in weights.items()])
-            began = time.perf_counter()
-            parcel = pack(weights, version)
-            packed = time.perf_counter() - began
-            began = time.perf_counter()
-            await worker.call("receive", parcel)
-            sent = time.perf_counter() - began
-            taken = await worker.call("take", parcel)
-            if version:
-                for name, seconds in zip(found, (copy, packed, sent, taken), strict=True):
-                    found[name].append(seconds)
+        places: Any = {"group": group, "threads": 1}
+        rank = await runtime.spawn(Giver, megabytes, name="rank", place=0, **places)
+        takers = [
+            await runtime.spawn(Taker, megabytes, name=f"taker {n}", place=1 + n, **places) for n in range(workers)
+        ]
+        for way in WEIGHTS:
+            transport = transport_of(RuntimeSettings(kind="ray", weights=way), gpus=False)
+            for version in range(repeats + 1):
+                began = time.perf_counter()
+                shipment = await transport.pack([rank], version)
+                packed = time.perf_counter()
+                outcomes = await shipment.deliver(takers, 0)
+                ended = time.perf_counter()
+                assert outcomes == [(version, shipment.digest)] * workers, outcomes
+                steps = {"pack": packed - began, "deliver and take": ended - packed, "whole update": ended - began}
+                for step, seconds in steps.items() if version else [("first update", ended - began)]:
+                    found.setdefault(f"{way}: {step}", []).append(seconds)
     finally:
         runtime.close()
     return found
@@ -93,15 +122,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, default=200, help="size of the weights")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1, help="rollout workers that take them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = asyncio.run(measure(options.mb, options.repeats))
-    table = Table(title=f"weights of {options.mb} MB, one thread")
+    found = asyncio.run(measure(options.mb, options.repeats, options.workers))
+    table = Table(title=f"weights of {options.mb} MB to {options.workers} workers, one thread each")
     for title in ("stage", "s", "GB/s"):
         table.add_column(title, justify="left" if title == "stage" else "right")
-    rows = {name: statistics.median(seconds) for name, seconds in found.items()}
-    rows["whole update"] = sum(rows.values()) - rows["plain copy"]
-    for name, seconds in rows.items():
+    for name, times in found.items():
+        seconds = statistics.median(times)
         table.add_row(name, f"{seconds:.3f}", f"{options.mb * 2**20 / 1e9 / seconds:.2f}")
     Console().print(table)
 

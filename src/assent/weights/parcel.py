@@ -21,7 +21,8 @@ from torch import Tensor
 
 from assent.models.digest import digest
 
-BUCKET_BYTES = 1 << 28
+BUCKET_BYTES = 1 << 24
+"""Large enough that calls cost nothing, small enough that an allocator gives out the same memory at every update."""
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes, so that any dtype can view it."""
 Array = np.ndarray[Any, np.dtype[np.uint8]]
