@@ -225,12 +225,15 @@ def drive(kill: Kill, before: Kill | None, file: Path, done: Run) -> tuple[int, 
     with file.with_name("log.txt").open("ab") as log:
         driver = subprocess.Popen(command, env=environment, stderr=log)
     ended = False
-    while not ended:
-        ended = driver.poll() is not None
-        begun |= lasting(driver.pid)
-        if before is not None and before.next_step is None and steps(done) > before.reached:
-            before.next_step = time.monotonic() - started
-        time.sleep(0.05)
+    try:
+        while not ended:
+            ended = driver.poll() is not None
+            begun |= lasting(driver.pid)
+            if before is not None and before.next_step is None and steps(done) > before.reached:
+                before.next_step = time.monotonic() - started
+            time.sleep(0.05)
+    finally:
+        driver.kill()
     return driver.returncode, begun
 
 
