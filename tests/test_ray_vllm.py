@@ -23,14 +23,16 @@ Recipe = Callable[..., dict[str, Any]]
 MODEL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
 
 
+@pytest.mark.parametrize(("weights", "rank"), [("store", 0), ("collective", 2)], ids=["whole", "adapters"])
 def test_a_run_goes_on_when_its_vllm_is_killed(
-    make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    weights: str, rank: int, make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One worker, which sleeps while the learner works. The run waits for the one in its place, which must hold the
     newest weights: in every step the log-probs of what it drew are the learner's, and tokens of the newest version."""
     rollout = {"engine": "vllm", "workers": 1, "share_devices": True, "vllm": {"cpu_cache_gib": 1 / 16}}
-    more: dict[str, Any] = {"model": {"config": MODEL}, "rollout": rollout, "algorithm": {"samples": 4}}
-    more |= {"runtime": {"kind": "ray", "object_store_mb": 100}, "log": {"quiet": False}}
+    more: dict[str, Any] = {"model": {"config": MODEL, "lora": {"rank": rank}}, "rollout": rollout}
+    more |= {"algorithm": {"samples": 4}, "log": {"quiet": False}}
+    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "weights": weights}
     killer = Killer([Kill("rollout", "publish", 2)])
     with killer.at_work():
         done = run(load_settings(make_recipe("grpo", tmp_path, **more)), hooks=[killer.hook])

@@ -21,7 +21,7 @@ from kills import same_weights
 from assent import load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
-RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 5.0, "max_failures": -1}
+RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 3.0, "max_failures": -1}
 ADAPTERS = {"lora": {"rank": 2}}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "adapters by the store": ("store", {"model": ADAPTERS}),
@@ -42,7 +42,7 @@ def test_a_synchronous_run_equals_the_local_one(way: str, make_recipe: Recipe, t
 
 
 def test_what_is_lost_while_adapters_are_broadcast_leaves_no_trace(make_recipe: Recipe, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"model": ADAPTERS, "train": {"steps": 14}, "save": {"steps": 2}}
+    more: dict[str, Any] = {"model": ADAPTERS, "train": {"steps": 10}, "save": {"steps": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     more |= {"runtime": {**RAY, "weights": "collective"}, "rollout": {"workers": 3}}
     killer = Killer(
@@ -50,8 +50,6 @@ def test_what_is_lost_while_adapters_are_broadcast_leaves_no_trace(make_recipe: 
             Kill("rollout", "publish", 1),
             Kill("rollout", "publish", 3, signal=signal.SIGSTOP, which=1),
             Kill("rank", "publish", 5),
-            Kill("rollout", "rollout", 7),
-            Kill("rank", "update", 9),
         ]
     )
     with killer.at_work():
