@@ -113,6 +113,35 @@ def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any])
     assert found[0] == found[1]
 
 
+def lose(case: Case, place: Any) -> None:
+    worker = place.worker
+    worker.kill()
+    case.pool._lose(place, worker, WorkerLost(worker.name, "its process ended"))
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_worker_may_be_lost_while_somebody_is_about_to_ask_it(turns: int, do: Callable[..., Any]) -> None:
+    """So many turns of the event loop after a question came, or after the worker that it waited for was ready."""
+
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        (place,) = case.pool._places
+        for waits in (False, True):
+            if waits:
+                case.room = 0
+                lose(case, place)
+            asking = asyncio.ensure_future(case.pool.generate(QUESTIONS[0], PLAN))
+            while waits and place.worker is None:
+                case.room = 99
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            lose(case, place)
+            assert len(await asking) == len(PLAN)
+
+    do(steps, 1)
+
+
 def test_a_new_attempt_drops_what_runs_and_takes_older_versions(do: Callable[..., Any]) -> None:
     async def steps(case: Case) -> None:
         await case.publish(5)

@@ -117,19 +117,20 @@ class Pool:
 
     async def _least_busy(self) -> _Place:
         """Takes: nothing. Waits for: some worker. Woken by: one that becomes ready, or the end. Gives: its place."""
-
-        def able() -> list[_Place]:
-            self._check()
-            return [place for place in self._places if place.worker is not None]
-
+        until = asyncio.get_running_loop().time() + self._patience
         async with self._changed:
-            try:
-                found = await asyncio.wait_for(self._changed.wait_for(able), self._patience)
-            except TimeoutError:
-                raise NoWorkersError(
-                    f"no rollout worker became ready within {self._patience:g} s (runtime.start_timeout)"
-                ) from None
-            return min(found, key=lambda place: (place.load, place.number))
+            while True:
+                self._check()
+                # Looked up here, behind every wait: a worker may be lost between waking and going on.
+                found = [place for place in self._places if place.worker is not None]
+                if found:
+                    return min(found, key=lambda place: (place.load, place.number))
+                try:
+                    await asyncio.wait_for(self._changed.wait(), until - asyncio.get_running_loop().time())
+                except TimeoutError:
+                    raise NoWorkersError(
+                        f"no rollout worker became ready within {self._patience:g} s (runtime.start_timeout)"
+                    ) from None
 
     # --- weights
 
