@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,7 +49,8 @@ class SlowJudge(BaseHTTPRequestHandler):
         questions = protocol.read_request(body, vocabulary="")
         time.sleep(JUDGE_SECONDS)
         scores = [Score(value=gold(asked.prompt.text, asked.completion.text)) for asked in questions]
-        self._send(protocol.answer(scores))
+        with suppress(BrokenPipeError):  # the run has ended without this answer
+            self._send(protocol.answer(scores))
 
     def _send(self, body: bytes) -> None:
         self.send_response(200)
