@@ -104,7 +104,7 @@ class Attention(nn.Module):
                 query, key = rotate(query, *rotary), rotate(key, *rotary)
         else:  # both at once: half as many calls, which decoding notices
             both, value = heads.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-            query, key = torch.split(rotate(both, *rotary), [self.heads, self.kv_heads], dim=1)
+            query, key = rotate(both, *rotary).split([self.heads, self.kv_heads], dim=1)
         return self.output(context.attend(self.layer, query, key, value))  # type: ignore[no-any-return]
 
 
