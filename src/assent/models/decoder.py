@@ -95,16 +95,13 @@ class Attention(nn.Module):
         self.key_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.dim)
-        if rotary is None or self.query_norm is not None:
-            query, key, value = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-            if self.query_norm is not None and self.key_norm is not None:
-                query, key = self.query_norm(query), self.key_norm(key)
-            if rotary is not None:
-                query, key = rotate(query, *rotary), rotate(key, *rotary)
-        else:  # both at once: half as many calls, which decoding notices
-            both, value = heads.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-            query, key = rotate(both, *rotary).split([self.heads, self.kv_heads], dim=1)
+        n, dim = x.shape[0], self.dim
+        sizes = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim]
+        query, key, value = (part.view(n, -1, dim) for part in self.qkv(x).split(sizes, dim=-1))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotary is not None:
+            query, key = rotate(query, *rotary), rotate(key, *rotary)
         return self.output(context.attend(self.layer, query, key, value))  # type: ignore[no-any-return]
 
 
