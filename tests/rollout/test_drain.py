@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import Letters, prompts, transformers_model
+from tiny_models import OPT, Letters, prompts, transformers_model
 
 from assent.models.fallback import Fallback
 from assent.rollout.engine import Engine, generate_all
@@ -20,14 +20,6 @@ from assent.weights.parcel import pack
 
 PLAN = [Sampling(max_tokens=15, seed=seed) for seed in range(3)]
 """One more than the slots."""
-OPT = {
-    "hidden_size": 48,
-    "word_embed_proj_dim": 48,
-    "ffn_dim": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
 
 
 def engine_of(kind: str, pairs: Any) -> Any:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import Letters, greedy_reference, prompts, transformers_model
+from tiny_models import OPT, Letters, greedy_reference, prompts, transformers_model
 
 from assent.models.decoder import Decoder
 from assent.models.fallback import Fallback
@@ -13,14 +13,7 @@ from assent.types import Finish, Sampling
 
 SHAPES: dict[str, dict[str, Any]] = {
     # Positions from the mask, given positions, no positions (ALiBi), and a cache that is no key-value cache.
-    "opt": {
-        "hidden_size": 48,
-        "word_embed_proj_dim": 48,
-        "ffn_dim": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-    },
+    "opt": OPT,
     "gpt_neox": {
         "hidden_size": 48,
         "intermediate_size": 96,

@@ -13,6 +13,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 2, "max_position_embeddings": 96, "sliding_window": 6},
 }
 ROTARY = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+OPT = {
+    "hidden_size": 48,
+    "word_embed_proj_dim": 48,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 
 
 class Letters:
