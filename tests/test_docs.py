@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import runpy
@@ -283,3 +284,11 @@ def test_python_of_the_readme_runs(workplace: Path) -> None:
     for language, code in BLOCK.findall(README.read_text(encoding="utf-8")):
         if language == "python":
             exec(compile(code, "README.md", "exec"), names)
+
+
+def test_what_the_makefile_imports_exists() -> None:
+    """CI's installations run these lines before any test does."""
+    lines = re.findall(r"from (assent[\w.]*) import (\w+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert lines
+    for module, name in lines:
+        assert hasattr(importlib.import_module(module), name), f"Makefile: {module} has no {name}"
