@@ -351,19 +351,22 @@ class RayCrew:
         path = reward.path
         if path not in self._judges:
             start = partial(self._judge, path, reserved(reward.resources, self.share))
-            self._judges[path] = JudgeWorkers(start, reward.workers, failures=self._judge_lost)
+            patience = 2 * self.settings.runtime.start_timeout  # placing may take so long, and so may loading
+            self._judges[path] = JudgeWorkers(start, reward.workers, patience=patience, failures=self._judge_lost)
         return self._judges[path]
 
     def _judge_lost(self, lost: WorkerLost) -> None:
-        self.say(f"lost {lost}; it is replaced and asked again")
+        self.say(f"lost {lost}; its questions are asked again")
         self.failures(lost)
 
     async def _judge(self, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
-        name = f"judge {number} ({Path(path).name})"
+        """The first of a number must find room in time; another in its place waits for it, while others answer."""
+        name, within = f"judge {number} ({Path(path).name})", None
         if (path, number) not in self._judge_groups:
             self._judge_groups[path, number] = self.runtime.reserve([dict(bundle)])
+            within = self.settings.runtime.start_timeout
         group = self._judge_groups[path, number]
-        if not await self.runtime.placed(group, within=self.settings.runtime.start_timeout):
+        if not await self.runtime.placed(group, within=within):
             raise self.runtime.no_room([dict(bundle)], what=name)
         threads = self._threads(bundle)
         return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
@@ -392,4 +395,6 @@ class RayCrew:
     def close(self) -> None:
         if self.pool is not None:
             self.pool.close()
+        for judges in self._judges.values():
+            judges.close()
         self.runtime.end_workers()

@@ -9,7 +9,7 @@ from assent import load_settings
 from assent.rewards.judge import Tokens
 from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
-from assent.runtime.worker import WorkerLost
+from assent.runtime.worker import NoWorkersError, WorkerLost
 
 
 class SumWorker:
@@ -41,7 +41,7 @@ def test_a_call_is_spread_and_answered_in_order() -> None:
         return started[-1]
 
     async def run() -> None:
-        judges = JudgeWorkers(start, 3, failures=lambda lost: None)
+        judges = JudgeWorkers(start, 3, patience=9.0, failures=lambda lost: None)
         for _ in range(2):
             assert await judges(SEQUENCES) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
         assert await judges(SEQUENCES[:1]) == [1.0]
@@ -62,15 +62,70 @@ def test_a_lost_worker_is_replaced_until_it_is_too_much() -> None:
             raise RuntimeError("too many")
 
     async def run() -> None:
-        assert await JudgeWorkers(start, 1, failures=fails)(SEQUENCES) == [float(n + 1) for n in range(7)]
+        assert await JudgeWorkers(start, 1, patience=9.0, failures=fails)(SEQUENCES) == [float(n + 1) for n in range(7)]
         assert lost == ["judge 0"] * 2
         lost.clear()
-        always = JudgeWorkers(dies, 1, failures=fails)
+        always = JudgeWorkers(dies, 1, patience=9.0, failures=fails)
         with pytest.raises(RuntimeError, match="too many"):
             await always(SEQUENCES)
 
     async def dies(number: int) -> SumWorker:
         return SumWorker("judge", last=1)
+
+    asyncio.run(run())
+
+
+def test_the_others_answer_for_a_lost_worker_until_another_one_is_ready() -> None:
+    room = asyncio.Event()
+    started: list[SumWorker] = []
+
+    async def start(number: int) -> SumWorker:
+        if len(started) >= 3:
+            await room.wait()
+        started.append(SumWorker(f"judge {number}", last=2 if len(started) == 1 else 0))
+        return started[-1]
+
+    async def run() -> None:
+        judges = JudgeWorkers(start, 3, patience=9.0, failures=lambda lost: None)
+        for _ in range(3):
+            assert await judges(SEQUENCES) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+        assert len(started) == 3, "they did not wait for it"
+        room.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await judges(SEQUENCES) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+    asyncio.run(run())
+    first, second, third, fourth = (worker.calls for worker in started)
+    assert second == [2, 2], "one call, and the one at which it was killed"
+    assert fourth == [2]
+    assert (first, third) == ([3, 3, 1, 4, 3], [2, 2, 1, 3, 2]), "its two are asked of one each, then there are two"
+
+
+def test_where_none_is_left_and_none_gets_ready_the_run_ends() -> None:
+    async def start(number: int) -> SumWorker:
+        if lost:
+            await asyncio.sleep(60.0)
+        return SumWorker("judge", last=1)
+
+    lost: list[WorkerLost] = []
+
+    async def run() -> None:
+        judges = JudgeWorkers(start, 1, patience=0.05, failures=lost.append)
+        with pytest.raises(NoWorkersError, match=r"no judge became ready within 0\.05 s"):
+            await judges(SEQUENCES)
+        judges.close()
+
+    asyncio.run(run())
+
+
+def test_what_makes_starting_impossible_is_told_to_whoever_asks() -> None:
+    async def start(number: int) -> SumWorker:
+        raise FileNotFoundError(f"no judge {number}")
+
+    async def run() -> None:
+        with pytest.raises(FileNotFoundError, match="no judge 0"):
+            await JudgeWorkers(start, 2, patience=9.0, failures=lambda lost: None)(SEQUENCES)
 
     asyncio.run(run())
 
