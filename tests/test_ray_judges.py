@@ -1,7 +1,8 @@
-"""A judge on workers of its own, in real Ray processes."""
+"""A judge on workers of its own, in real Ray processes, of which one is killed and one is frozen."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -15,35 +16,74 @@ pytest.importorskip("ray", reason="ray is not installed: pip install assent[ray]
 from safetensors.torch import load_file
 
 from assent import load_settings, run
+from assent.loop.progress import Moment
 from assent.runtime.ray import RayWorker
+from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
+LONGEST = 60.0
+"""Seconds that anything here may take."""
 
 
-def test_judges_elsewhere_say_the_same_and_one_that_is_killed_is_replaced(
+class Attack:
+    """At the third question its judge is killed while it is asked; the one that then takes its place may start only
+    once the run has done a step without it. The first question to that one freezes the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.asked: list[int] = []
+        self.killed = self.frozen = 0
+        self.went_on, self.replaced = asyncio.Event(), asyncio.Event()
+        start, call = RayWorker.start, RayWorker.call
+
+        async def started(worker: RayWorker, timeout: float) -> None:
+            if self.killed and not self.frozen and worker.name.startswith("judge"):
+                await asyncio.wait_for(self.went_on.wait(), LONGEST)
+                await start(worker, timeout)
+                self.replaced.set()
+            else:
+                await start(worker, timeout)
+
+        async def called(worker: RayWorker, method: str, *arguments: Any) -> Any:
+            answer = asyncio.ensure_future(call(worker, method, *arguments))
+            if method == "of_sequences":
+                await asyncio.sleep(0)  # it is sent
+                self.strike(worker.pid)
+            return await answer
+
+        monkeypatch.setattr(RayWorker, "start", started)
+        monkeypatch.setattr(RayWorker, "call", called)
+
+    def strike(self, pid: int) -> None:
+        first = pid not in self.asked
+        self.asked.append(pid)
+        if len(self.asked) == 3:
+            self.killed = pid
+            os.kill(pid, signal.SIGKILL)
+        elif self.replaced.is_set() and first:
+            self.frozen = next(other for other in self.asked if other not in (pid, self.killed))
+            os.kill(self.frozen, signal.SIGSTOP)
+
+    async def hook(self, moment: Moment) -> Stats:
+        if self.killed:
+            self.went_on.set()
+            await asyncio.wait_for(self.replaced.wait(), LONGEST)
+        return {}
+
+
+def test_judges_elsewhere_say_the_same_and_the_others_answer_for_one_that_is_lost(
     judge: Path, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def recipe(name: str, more: dict[str, Any], **reward: Any) -> dict[str, Any]:
         rewards = [{"kind": "judge", "path": str(judge)} | reward]
         return make_recipe("grpo", tmp_path / name, **more) | {"rewards": rewards}
 
-    pids: list[int] = []
-    call = RayWorker.call
-
-    async def seen(worker: RayWorker, method: str, *arguments: Any) -> Any:
-        """The third question ends its process while it is asked."""
-        answer = call(worker, method, *arguments)
-        if method == "of_sequences":
-            pids.append(worker.pid)
-            if len(pids) == 3:
-                os.kill(worker.pid, signal.SIGKILL)
-        return await answer
-
-    monkeypatch.setattr(RayWorker, "call", seen)
     here = run(load_settings(recipe("here", {})))
-    runtime = {"kind": "ray", "object_store_mb": 100, "max_failures": 1}
-    there = run(load_settings(recipe("there", {"runtime": runtime}, workers=2)))
-    assert len(set(pids)) == 3, "two judges, and the one that took the killed one's place"
+    attack = Attack(monkeypatch)
+    runtime = {"kind": "ray", "object_store_mb": 100, "max_failures": 2, "heartbeat_timeout": 4.0}
+    there = run(load_settings(recipe("there", {"runtime": runtime}, workers=2)), hooks=[attack.hook])
+    assert attack.replaced.is_set(), "after the run had gone on with one"
+    assert attack.frozen, "by the first question to the replacement"
+    assert (there.folder / "log.txt").read_text().count("its questions are asked again") == 2
     assert [row["reward/judge"] for row in here.metrics] == [row["reward/judge"] for row in there.metrics]
     first, second = (load_file(found.model / "model.safetensors") for found in (here, there))
     assert all(first[name].equal(second[name]) for name in first)
