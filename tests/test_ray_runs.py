@@ -54,7 +54,8 @@ def killed(pytestconfig: pytest.Config) -> Iterator[list[Kill]]:
 
 def test_sft_on_two_ranks_learns_what_one_learns(make_recipe: Recipe, tmp_path: Path) -> None:
     alone = run(load_settings(make_recipe("sft", tmp_path / "local")))
-    pair = run(load_settings(make_recipe("sft", tmp_path / "ray", runtime={**RAY, "num_training_workers": 2})))
+    runtime = {**RAY, "num_training_workers": 2, "backend": "gloo"}
+    pair = run(load_settings(make_recipe("sft", tmp_path / "ray", runtime=runtime)))
     for mine, theirs in zip(alone.metrics, pair.metrics, strict=True):
         assert mine["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
         assert mine["gradient_norm/policy"] == pytest.approx(theirs["gradient_norm/policy"], rel=1e-4)

@@ -272,6 +272,7 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
 
 def _about_runtime(s: Settings) -> list[str]:
     problems = s.runtime.problems()
+    problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'")
     if s.rollout.workers < 1:

@@ -29,6 +29,7 @@ from assent.models.load import fresh_model, load_model, load_tokenizer, local_fo
 from assent.models.lora import FOLDER, adapter_names, add_lora, lora_of, restore_lora, save_lora
 from assent.models.tokenizer import check_vocabulary
 from assent.runtime.memory import give_back_memory, keep_freed_memory, release_freed_memory
+from assent.runtime.settings import NO_SHARDS
 from assent.settings import Settings, SettingsError
 from assent.types import Role
 from assent.weights.collective import Invitation, Sender
@@ -245,7 +246,10 @@ class RankProcess:
         torch.manual_seed(settings.seed)
         device = torch.device(device_of(settings))
         shards = settings.runtime.strategy == "fsdp"
-        ranks = join(address, rank, world, device=device, timeout=timeout, always=shards)
+        backend = settings.runtime.backend
+        if shards and backend == "gloo" and device.type == "cuda":
+            raise SettingsError(NO_SHARDS)
+        ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)
         self.trainer = Trainer(settings, self.plan, ranks)
 
     def do(self, role: str, method: str, *arguments: Any) -> Any:

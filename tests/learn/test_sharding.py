@@ -145,6 +145,11 @@ def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, 
     assert all(plain.any() and torch.equal(plain, again) for plain, again in zip(*found, strict=True))
 
 
+def test_a_rank_without_a_gpu_joins_no_group_of_nccl() -> None:
+    with pytest.raises(ValueError, match=r"runtime\.backend=nccl: this rank computes on cpu"):
+        join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, backend="nccl")
+
+
 def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, runtime={"kind": "ray", "strategy": "fsdp", "cpu_offload": True})
     ranks = join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, always=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assent.runtime.settings import DistributedSettings, RuntimeSettings
+from assent import load_settings
+from assent.runtime.settings import NO_SHARDS, SHARED, DistributedSettings, RuntimeSettings
+from assent.weights.transport import Collective, transport_of
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,8 @@ from assent.runtime.settings import DistributedSettings, RuntimeSettings
         ({"weights": "collective"}, "runtime.weights=collective needs runtime=ray"),
         ({"kind": "ray", "weights": "nccl"}, "runtime.weights=nccl is not one of store, collective"),
         ({"kind": "ray", "cpu_offload": True}, "runtime.cpu_offload=true needs runtime.strategy=fsdp, not replicate"),
+        ({"backend": "gloo"}, "runtime.backend=gloo needs runtime=ray"),
+        ({"kind": "ray", "backend": "mpi"}, "runtime.backend=mpi is not one of auto, gloo, nccl"),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
@@ -26,6 +32,65 @@ def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
 def test_shards_of_ray_ranks_are_no_problem() -> None:
     given = RuntimeSettings(kind="ray", strategy="fsdp", cpu_offload=True, num_training_workers=2)
     assert given.problems() == []
+
+
+GPU = {"GPU": 1.0}
+ON_GPUS = {"resources_per_worker": GPU, "resources_per_rollout_worker": GPU}
+CPUS = "runtime.backend=nccl needs GPUs, and device=cpu keeps to CPUs: take gloo, or another device"
+A_GPU_EACH = "runtime.backend=nccl needs a GPU for each process: set runtime.{}={{GPU: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("given", "run", "problems"),
+    [
+        ({"backend": "nccl", **ON_GPUS}, {}, []),
+        ({"backend": "nccl", **ON_GPUS}, {"device": "cpu"}, [CPUS]),
+        ({"backend": "nccl"}, {}, [A_GPU_EACH.format("resources_per_worker")]),
+        ({"backend": "nccl", "resources_per_worker": GPU}, {}, []),
+        (
+            {"backend": "nccl", "resources_per_worker": GPU, "weights": "collective"},
+            {},
+            [A_GPU_EACH.format("resources_per_rollout_worker")],
+        ),
+        ({"backend": "nccl", "resources_per_worker": GPU, "weights": "collective"}, {"samples": False}, []),
+        ({"backend": "nccl", **ON_GPUS, "weights": "collective"}, {"shared": True}, [SHARED]),
+        ({"backend": "gloo", **ON_GPUS}, {"device": "cuda"}, []),
+        ({"backend": "gloo", "strategy": "fsdp"}, {}, []),
+        ({"backend": "gloo", "strategy": "fsdp"}, {"device": "cuda"}, [NO_SHARDS]),
+        ({"backend": "gloo", "strategy": "fsdp", **ON_GPUS}, {}, [NO_SHARDS]),
+        ({"backend": "gloo", "strategy": "fsdp", **ON_GPUS}, {"device": "cpu"}, []),
+    ],
+)
+def test_what_a_backend_cannot_do(given: dict[str, Any], run: dict[str, Any], problems: list[str]) -> None:
+    where = {"device": "auto", "samples": True, "shared": False} | run
+    assert RuntimeSettings(kind="ray", **given).about_backend(**where) == problems
+
+
+def test_a_run_hears_of_it_before_anything_starts(make_recipe: Callable[..., Any], tmp_path: Path) -> None:
+    recipe = make_recipe("grpo", tmp_path, runtime={"kind": "ray", "backend": "nccl"}, device="cpu")
+    with pytest.raises(ValueError, match=r"runtime\.backend=nccl needs GPUs, and device=cpu"):
+        load_settings(recipe)
+
+
+def test_nccl_for_all_stages_takes_a_gpu_for_each_process() -> None:
+    settings = DistributedSettings()
+    settings.cluster.runtime, settings.communication.backend = "ray", "nccl"
+    with pytest.raises(ValueError, match=r"communication\.backend=nccl needs cluster\.gpus_per_worker=1, not null"):
+        settings.check()
+    settings.cluster.gpus_per_worker = 1
+    settings.check()
+    runtime = settings.run_settings()["runtime"]
+    assert (runtime["backend"], runtime["resources_per_worker"]) == ("nccl", {"GPU": 1})
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "carries"),
+    [("auto", True, "nccl"), ("auto", False, "gloo"), ("gloo", True, "gloo"), ("nccl", True, "nccl")],
+)
+def test_weights_travel_by_the_backend(backend: str, gpus: bool, carries: str) -> None:
+    transport = transport_of(RuntimeSettings(kind="ray", weights="collective", backend=backend), gpus=gpus)
+    assert isinstance(transport, Collective)
+    assert transport.backend == carries
 
 
 def test_the_file_for_all_stages_hands_its_strategy_and_way_of_weights_on() -> None:

@@ -75,10 +75,12 @@ class Alone:
 
 
 class Together:
-    """One of several ranks of the default process group, which `join` makes."""
+    """One of several ranks of the default process group, which `join` makes. Gloo sums tensors of GPUs, and gathers
+    those of CPUs alone: figures are told on `device`, gradients lie where they are."""
 
     def __init__(self, device: torch.device):
-        self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device("cpu") if dist.get_backend() == "gloo" else device
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         for bucket in buckets(tensors):
@@ -140,14 +142,23 @@ def free_address() -> str:
 
 
 def join(
-    address: str, rank: int, world: int, *, device: torch.device, timeout: float, always: bool = False
+    address: str,
+    rank: int,
+    world: int,
+    *,
+    device: torch.device,
+    timeout: float,
+    always: bool = False,
+    backend: str = "auto",
 ) -> Together | Alone:
-    """Meet the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds.
-
-    One rank alone has no group, unless `always`."""
+    """Meet the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds. One rank
+    alone has no group, unless `always`. Raises ValueError where the ranks' device is not for the backend."""
+    if backend == "nccl" and device.type != "cuda":
+        raise ValueError(f"runtime.backend=nccl: this rank computes on {device}, where there is no GPU. Take gloo")
     if world == 1 and not always:
         return Alone()
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, init_method=f"tcp://{address}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
     )

@@ -15,6 +15,19 @@ STRATEGIES = ("replicate", "fsdp")
 """How a training step is spread over ranks."""
 WEIGHTS = ("store", "collective")
 """How new weights get to rollout workers."""
+BACKENDS = ("auto", "gloo", "nccl")
+"""What carries collectives: those of training ranks, and weights that travel by one."""
+
+
+NO_SHARDS = (
+    "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
+    "CPU's memory alone. Take nccl, or runtime.strategy=replicate"
+)
+
+SHARED = (
+    "runtime.backend=nccl cannot send weights to rollout workers that share a rank's GPU (rollout.share_devices): "
+    "set runtime.weights=store, or runtime.backend=gloo"
+)
 
 
 @dataclass
@@ -36,7 +49,9 @@ class RuntimeSettings:
     cpu_offload: bool = False
     """fsdp on GPUs: shards of weights, gradients and moments stay in the CPU's memory."""
     weights: str = "store"
-    """ray: how new weights get to rollout workers, by the object store or by a collective (gloo, NCCL on GPUs)."""
+    """ray: how new weights get to rollout workers, by the object store or by a collective."""
+    backend: str = "auto"
+    """ray: what carries collectives, of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
     object_store_mb: int = 512
     """ray: memory for what processes hand each other, where we start the cluster."""
     dashboard: bool = False
@@ -62,6 +77,8 @@ class RuntimeSettings:
             found.append(f"runtime.strategy={self.strategy} is not one of {', '.join(STRATEGIES)}")
         if self.weights not in WEIGHTS:
             found.append(f"runtime.weights={self.weights} is not one of {', '.join(WEIGHTS)}")
+        if self.backend not in BACKENDS:
+            found.append(f"runtime.backend={self.backend} is not one of {', '.join(BACKENDS)}")
         if self.cpu_offload and self.strategy != "fsdp":
             found.append(f"runtime.cpu_offload=true needs runtime.strategy=fsdp, not {self.strategy}")
         if self.num_training_workers < 1:
@@ -80,10 +97,27 @@ class RuntimeSettings:
             found += [f"runtime.{key} needs runtime=ray" for key in self._of_ray()]
         return found
 
+    def about_backend(self, *, device: str, samples: bool, shared: bool) -> list[str]:
+        """What the backend cannot do where the run computes, as far as settings tell: a rank finds out the rest.
+        `samples`: there are rollout workers; `shared`: on the ranks' devices."""
+        gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
+        if self.backend == "gloo" and self.strategy == "fsdp" and gpus:
+            return [NO_SHARDS]
+        if self.backend != "nccl" or self.kind == "local":
+            return []
+        if device == "cpu":
+            return ["runtime.backend=nccl needs GPUs, and device=cpu keeps to CPUs: take gloo, or another device"]
+        sent = samples and self.weights == "collective"
+        if sent and shared:
+            return [SHARED]
+        keys = ["resources_per_worker"] + ["resources_per_rollout_worker"] * sent
+        lacking = [key for key in keys if getattr(self, key).get("GPU", 0.0) < 1]
+        return [f"runtime.backend=nccl needs a GPU for each process: set runtime.{key}={{GPU: 1}}" for key in lacking]
+
     def _of_ray(self) -> list[str]:
         """What was set that only ray follows."""
         plain = RuntimeSettings()
-        keys = ["address", "num_training_workers", "strategy", "weights", "dashboard"]
+        keys = ["address", "num_training_workers", "strategy", "weights", "backend", "dashboard"]
         keys += ["resources_per_worker", "resources_per_rollout_worker"]
         return [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) != getattr(plain, key)]
 
@@ -135,7 +169,7 @@ class CommunicationSettings:
     """How processes talk to each other."""
 
     backend: str = "auto"
-    """auto: NCCL between GPUs, gloo between CPUs."""
+    """ray: what carries collectives, gloo or nccl; auto: NCCL between GPUs, gloo between CPUs."""
     weights: str | None = None
     """ray: how new weights get to rollout workers, store or collective; null leaves the recipe's."""
     timeout: float | None = None
@@ -164,7 +198,7 @@ class DistributedSettings:
         for key, value, allowed in (
             ("cluster.runtime", self.cluster.runtime, ("local", "ray")),
             ("strategy.name", self.strategy.name, STRATEGIES),
-            ("communication.backend", self.communication.backend, ("auto",)),
+            ("communication.backend", self.communication.backend, BACKENDS),
             ("communication.weights", self.communication.weights, (None, *WEIGHTS)),
         ):
             if value not in allowed:
@@ -177,12 +211,16 @@ class DistributedSettings:
                 ("strategy.name", self.strategy.name): "replicate",
                 ("fault_tolerance.max_failures", self.fault_tolerance.max_failures): None,
                 ("fault_tolerance.timeout", self.fault_tolerance.timeout): None,
+                ("communication.backend", self.communication.backend): "auto",
                 ("communication.weights", self.communication.weights): None,
                 ("communication.timeout", self.communication.timeout): None,
             }
             problems += [
                 f"{key}={value} needs cluster.runtime=ray" for (key, value), no in of_ray.items() if value != no
             ]
+        elif self.communication.backend == "nccl" and self.cluster.gpus_per_worker != 1:
+            given = "null" if (count := self.cluster.gpus_per_worker) is None else count
+            problems.append(f"communication.backend=nccl needs cluster.gpus_per_worker=1, not {given}")
         return problems
 
     def _out_of_range(self) -> list[str]:
@@ -225,6 +263,7 @@ class DistributedSettings:
                     "address": self.cluster.address,
                     "max_failures": self.fault_tolerance.max_failures,
                     "heartbeat_timeout": self.fault_tolerance.timeout,
+                    "backend": None if self.communication.backend == "auto" else self.communication.backend,
                     "weights": self.communication.weights,
                     "collective_timeout": self.communication.timeout,
                 }

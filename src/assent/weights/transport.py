@@ -56,10 +56,12 @@ class Transport(Protocol):
 
 
 def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
-    """`gpus`: each rank and rollout worker has one of its own, which NCCL needs."""
+    """`gpus`: each rank and rollout worker has one of its own, which NCCL needs: without, settings refuse it."""
     if settings.weights == "store":
         return Store()
-    return Collective(backend="nccl" if gpus else "gloo", timeout=settings.collective_timeout)
+    automatic = "nccl" if gpus else "gloo"
+    backend = automatic if settings.backend == "auto" else settings.backend
+    return Collective(backend=backend, timeout=settings.collective_timeout)
 
 
 class Store:
@@ -92,14 +94,14 @@ class Collective:
     """Rank 0 broadcasts to all, and to those that come later."""
 
     def __init__(self, *, backend: str, timeout: float):
-        self._backend, self._timeout = backend, timeout
+        self.backend, self._timeout = backend, timeout
         self._numbers = itertools.count()
         self._members: tuple[Worker, ...] = ()
         self._group = (0, "")
         self._one_at_a_time = asyncio.Lock()
 
     async def pack(self, ranks: Sequence[Rank], version: int) -> Shipment:
-        device = "cuda" if self._backend == "nccl" else "cpu"
+        device = "cuda" if self.backend == "nccl" else "cpu"
         digest, *_ = await asyncio.gather(*(rank.call("hold", version, device) for rank in ranks))
         return Broadcast(self, ranks[0], version, digest)
 
@@ -144,7 +146,7 @@ class Collective:
             self._group = next(self._numbers), await sender.call("meet")
         self._members = ()  # unless all goes well
         number, address = self._group
-        common = len(members), version, self._backend, self._timeout
+        common = len(members), version, self.backend, self._timeout
         return [Invitation(address, number, rank, *common) for rank in range(len(members))]
 
     def _absent(self, sending: asyncio.Future[Any], workers: list[Worker]) -> list[Worker]:
