@@ -1,6 +1,6 @@
 """Ends real processes of a run at chosen moments, and notes when that was found and when the run went on.
 
-    seeded kills -> Killer (a hook; sees every call that the driver sends) -> table
+    dealt kills -> Killer (a hook; sees every call that the driver sends) -> table
     python faults.py SETTINGS.yaml PHASE STEP -> a run whose driver ends itself at that moment
 
 A moment is a call that the driver has just sent: the process is killed (or frozen) while the call is under way.
@@ -9,6 +9,7 @@ A moment is a call that the driver has just sent: the process is killed (or froz
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -81,6 +82,11 @@ class Kill:
         )
 
     @property
+    def planned(self) -> tuple[object, ...]:
+        """What is known before."""
+        return self.method, self.role, self.phase, self.step, int(self.signal), self.which
+
+    @property
     def survived(self) -> bool:
         return self.found is not None and self.next_step is not None
 
@@ -88,22 +94,29 @@ class Kill:
 HEADER = "run    role     phase    what    after step  found, s  next step, s  steps again  equal"
 
 
-def seeded(
-    seed: int, count: int, *, roles: Sequence[str] = tuple(WORKERS), frozen: float = 0.1, apart: int = 1
+def dealt(
+    seed: int,
+    count: int,
+    *,
+    first: int = 0,
+    roles: Sequence[str] = tuple(WORKERS),
+    cold: int | None = 0,
+    apart: int = 1,
 ) -> list[Kill]:
-    """Kills at random moments of a run, each `apart` steps after the other at least; a share of them `frozen`
-    instead."""
-    generator = random.Random(seed)
-    return [
-        Kill(
-            generator.choice(roles),
-            generator.choice(PHASES),
-            step=1 + number * apart,
-            signal=signal.SIGSTOP if generator.random() < frozen else signal.SIGKILL,
-            which=generator.randrange(4),
-        )
-        for number in range(count)
-    ]
+    """So many kills of a run, `apart` steps one after the other at least, from the `first` of an endless row: every
+    role in every phase, in an order by the seed, before any comes again. One in six is a freeze, another one in each
+    such deck, `cold` being where that begins (None: kills alone)."""
+    cards = list(itertools.product(roles, PHASES))
+    kills = []
+    for number in range(count):
+        deck, place = divmod(first + number, len(cards))
+        generator = random.Random(f"{seed} {deck}")
+        card = generator.sample(range(len(cards)), len(cards))[place]
+        freezes = cold is not None and (card + deck + cold) % 6 == 0
+        which = random.Random(f"{seed} {deck} {card}").randrange(4)
+        sent = signal.SIGSTOP if freezes else signal.SIGKILL
+        kills.append(Kill(*cards[card], step=1 + number * apart, signal=sent, which=which))
+    return kills
 
 
 @dataclass

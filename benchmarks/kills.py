@@ -9,6 +9,8 @@ they differ, or where a kill was not survived. The models are tiny: what is show
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import re
 import signal
@@ -17,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from faults import HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running, seeded
+from faults import HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running
+from rounds import ROUNDS, Round, planned
 from safetensors.torch import load_file
 
 from assent import Run, load_settings, run
@@ -34,65 +38,82 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positi
 FAULTS = Path(__file__).resolve().with_name("faults.py")
 SIZE = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
 
+NAMES = {"rollout": "rollout worker", "judge": "judge", "rank": "training rank", "node": "node", "driver": "driver"}
+"""Of roles, in the published table."""
 Survive = Callable[[list[Kill], "Task"], bool]
 """Goes through with kills; tells whether the end was that of an undisturbed run."""
 
 
 def main() -> None:
     options = read_options()
+    rounds = planned(options.kills, options.seed, options.only)
+    done = told(options.go_on, rounds)
     with tempfile.TemporaryDirectory() as folder:
         task = Task(make_demo(Path(folder) / "demo", size=SIZE), Path(folder))
         print(HEADER, flush=True)
-        kills: list[Kill] = []
-        rounds = [kind for kind in ROUNDS if options.only in (None, kind)]
-        while len(kills) < options.kills:
-            number = len(kills)
-            kind = rounds.pop(0)
-            rounds.append(kind)
-            mine = ROUNDS[kind](options.seed * 1000 + number)[: options.kills - number]
-            survive(mine, task.of(f"{kind}{number}"))
-            print("\n".join(kill.row() for kill in mine), flush=True)
-            kills += mine
-    print(summary(kills))
+        clock = Clock(rounds)
+        for kills in done:
+            print("\n".join(kill.row() for kill in kills), flush=True)
+        for round_ in rounds[len(done) :]:
+            print(clock.before(round_), file=sys.stderr, flush=True)
+            attempt(round_.kills, task.of(f"{round_.kind}{round_.number}"))
+            print("\n".join(kill.row() for kill in round_.kills), flush=True)
+            done.append(round_.kills)
+            clock.after(round_)
+            if options.go_on is not None:
+                write(options.go_on, round_)
+    kills = [kill for mine in done for kill in mine]
+    print(f"\n{summary(kills)}\n\n{table(kills)}")
     sys.exit(0 if all(kill.fine for kill in kills) else 1)
 
 
-def of_workers(method: str, seed: int, count: int = 12) -> list[Kill]:
-    return [named(kill, method) for kill in seeded(seed, count)]
+def attempt(kills: list[Kill], task: Task) -> None:
+    """What a run ends with is told, and the next round begins: each is to tell of its own."""
+    try:
+        survive(kills, task)
+    except Exception:  # noqa: BLE001 - its kills are not fine, and the command fails in the end
+        traceback.print_exc()
 
 
-def of_ranks(seed: int, count: int = 4) -> list[Kill]:
-    """Of two ranks, one dies while the other waits for it."""
-    return [named(kill, "2 ranks") for kill in seeded(seed, count, roles=("rank", "rollout"))]
+class Clock:
+    """How far it is, and how long the rest will take: as long as those done, by what kinds of kills take."""
+
+    def __init__(self, rounds: Sequence[Round]):
+        self.rounds, self.started, self.spent, self.guessed = rounds, time.monotonic(), 0.0, 0.0
+
+    def before(self, round_: Round) -> str:
+        self.started = time.monotonic()
+        killed = sum(len(other.kills) for other in self.rounds[: round_.number])
+        left = sum(self.seconds(other) for other in self.rounds[round_.number :])
+        left *= self.spent / self.guessed if self.guessed else 1.0
+        of = f"round {round_.number + 1} of {len(self.rounds)}: {len(round_.kills)} kills ({round_.kind})"
+        in_all = sum(len(other.kills) for other in self.rounds)
+        return f"{of}; {killed} of {in_all} done in {self.spent / 60:.0f} min, about {left / 60:.0f} min left"
+
+    def after(self, round_: Round) -> None:
+        self.spent += time.monotonic() - self.started
+        self.guessed += self.seconds(round_)
+
+    def seconds(self, round_: Round) -> float:
+        return len(round_.kills) * ROUNDS[round_.kind].seconds
 
 
-def of_drivers(seed: int, count: int = len(PHASES)) -> list[Kill]:
-    """In every phase once, in an order by the seed."""
-    kills = seeded(seed, count, roles=("driver",), frozen=0.0, apart=3)
-    first = PHASES.index(kills[0].phase)
-    for number, kill in enumerate(kills):
-        kill.phase, kill.step = PHASES[(first + number) % len(PHASES)], kill.step + 1
-    return [named(kill, "grpo") for kill in kills]
+def write(file: Path, round_: Round) -> None:
+    with file.open("a") as lines:
+        lines.write(json.dumps([asdict(kill) for kill in round_.kills]) + "\n")
 
 
-def of_nodes(seed: int, count: int = 4) -> list[Kill]:
-    return [named(kill, "ppo") for kill in seeded(seed, count, roles=("node",), frozen=0.0)]
-
-
-def named(kill: Kill, method: str) -> Kill:
-    kill.method = method
-    return kill
-
-
-ROUNDS: dict[str, Callable[[int], list[Kill]]] = {
-    "grpo": partial(of_workers, "grpo"),
-    "ppo": partial(of_workers, "ppo"),
-    "lag": partial(of_workers, "lag", count=6),
-    "ranks": of_ranks,
-    "drivers": of_drivers,
-    "nodes": of_nodes,
-}
-"""Forty-four kills in all: then they begin anew."""
+def told(file: Path | None, rounds: Sequence[Round]) -> list[list[Kill]]:
+    """What a command before wrote down of these rounds."""
+    if file is None or not file.exists():
+        return []
+    found = [[Kill(**kill) for kill in json.loads(line)] for line in file.read_text().splitlines()]
+    for mine, round_ in zip(found, rounds, strict=False):
+        if [kill.planned for kill in mine] != [kill.planned for kill in round_.kills]:
+            raise SystemExit(
+                f"{file} holds another command's kills: give the same --kills, --seed and --only, or another file"
+            )
+    return found[: len(rounds)]
 
 
 class Task:
@@ -291,11 +312,34 @@ def summary(kills: Sequence[Kill]) -> str:
     return "\n".join(lines)
 
 
+def table(kills: Sequence[Kill]) -> str:
+    """As docs/recovery.md has it: seconds are median / longest, steps the most."""
+    lines = [
+        "| what | phase | kills | of them frozen | found after | next step after | steps again | end equal |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for role, phase in itertools.product(NAMES, PHASES):
+        mine = [kill for kill in kills if (kill.role, kill.phase) == (role, phase)]
+        if mine:
+            frozen = sum(kill.signal == signal.SIGSTOP for kill in mine)
+            found, going = (spread([getattr(kill, name) for kill in mine]) for name in ("found", "next_step"))
+            bad = sum(not kill.fine for kill in mine)
+            cells = [NAMES[role], phase, len(mine), frozen or "-", found, going, max(kill.repeated for kill in mine)]
+            lines.append(" | ".join(map(str, ["|", *cells, f"NO ({bad})" if bad else "yes", "|"])).replace("| |", "|"))
+    return "\n".join(lines)
+
+
+def spread(seconds: Sequence[float | None]) -> str:
+    known = [value for value in seconds if value is not None]
+    return f"{statistics.median(known):.1f} / {max(known):.1f}" if known else "-"
+
+
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=list(ROUNDS), help="rounds of this kind")
+    parser.add_argument("--go-on", type=Path, metavar="FILE", help="keep rounds there, and leave out those that it has")
     return parser.parse_args()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -21,8 +22,9 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import HEADER, Kill, Killer, alive, running
-from kills import Task, lasting, of_drivers, of_nodes, of_ranks, of_workers, same_weights, summary, survive
+from faults import HEADER, PHASES, WORKERS, Kill, Killer, alive, running
+from kills import Task, lasting, same_weights, summary, survive
+from rounds import of_drivers, of_nodes, of_ranks, of_workers
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
@@ -34,11 +36,11 @@ Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
 KILLS = {
     "grpo": of_workers("grpo", 0, 10),
-    "ppo": of_workers("ppo", 1, 8),
-    "lag": of_workers("lag", 3, 4),
-    "ranks": of_ranks(0, 3),
-    "drivers": of_drivers(1, 2),
-    "nodes": of_nodes(1, 3),
+    "ppo": of_workers("ppo", 0, 8, first=10),
+    "lag": of_workers("lag", 6, 4, cold=1),
+    "ranks": of_ranks(2, 3),
+    "drivers": of_drivers(0, 2),
+    "nodes": of_nodes(2, 3),
 }
 """Thirty; `make kills` does 200."""
 
@@ -112,7 +114,8 @@ def test_thirty_are_killed() -> None:
     kills = [kill for kind in KILLS.values() for kill in kind]
     assert len(kills) == 30
     assert {kill.role for kill in kills} == {"rank", "rollout", "judge", "node", "driver"}
-    assert {kill.phase for kill in kills} == {"rollout", "reward", "update", "apply", "publish", "save"}
+    workers = {(kill.role, kill.phase) for kill in kills if kill.role in WORKERS}
+    assert workers == set(itertools.product(WORKERS, PHASES))
 
 
 def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Which kills there are, and in which runs: every role in every phase, before any comes again.
+
+kills in all, seed -> planned -> rounds, each a run's -> kills.py
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from faults import Kill, dealt
+
+
+def of_workers(method: str, seed: int, count: int, *, first: int = 0, cold: int = 0) -> list[Kill]:
+    return named(method, dealt(seed, count, first=first, cold=cold))
+
+
+def of_ranks(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Of two ranks, one dies while the other waits for it."""
+    return named("2 ranks", dealt(seed, count, first=first, roles=("rank", "rollout"), cold=1))
+
+
+def of_drivers(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    kills = named("grpo", dealt(seed, count, first=first, roles=("driver",), cold=None, apart=3))
+    for kill in kills:
+        kill.step += 1
+    return kills
+
+
+def of_nodes(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    return named("ppo", dealt(seed, count, first=first, roles=("node",), cold=None))
+
+
+def named(method: str, kills: list[Kill]) -> list[Kill]:
+    for kill in kills:
+        kill.method = method
+    return kills
+
+
+@dataclass(frozen=True)
+class Round:
+    """A run, or one that goes on again and again, and the kills that it goes through."""
+
+    kind: str
+    number: int
+    kills: list[Kill]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of rounds. `deal(seed, count, first=...)` makes the kills of one; the next of its kind begins behind them."""
+
+    deal: Callable[..., list[Kill]]
+    count: int
+    seconds: float
+    """That a kill takes, about: on two cores, with the start of its run and the undisturbed one."""
+
+
+ROUNDS: dict[str, Kind] = {
+    "grpo": Kind(partial(of_workers, "grpo"), 18, 8.0),
+    "ppo": Kind(partial(of_workers, "ppo", cold=3), 18, 10.0),
+    "lag": Kind(partial(of_workers, "lag", cold=1), 6, 10.0),
+    "ranks": Kind(of_ranks, 8, 12.0),
+    "drivers": Kind(of_drivers, 6, 25.0),
+    "nodes": Kind(of_nodes, 6, 25.0),
+}
+"""Sixty-two kills in all, of every role in every phase: then they begin anew, with other freezes."""
+
+
+def planned(kills: int, seed: int, only: str | None = None) -> list[Round]:
+    """Rounds of so many kills in all."""
+    rounds: list[Round] = []
+    kinds = itertools.cycle(kind for kind in ROUNDS if only in (None, kind))
+    while kills > 0:
+        name = next(kinds)
+        kind, turn = ROUNDS[name], sum(done.kind == name for done in rounds)
+        count = min(kind.count, kills)
+        rounds.append(Round(name, len(rounds), kind.deal(seed, count, first=turn * kind.count)))
+        kills -= count
+    return rounds
