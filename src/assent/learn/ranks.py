@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from assent.runtime.network import own_address
+from assent.runtime.network import let_gloo_be_reached, own_address
 from assent.types import Stats, merge_stats
 
 BUCKET_ELEMENTS = 1 << 24
@@ -159,6 +159,7 @@ def join(
         return Alone()
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
+    let_gloo_be_reached()
     dist.init_process_group(
         backend, init_method=f"tcp://{address}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
     )

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from assent.runtime.network import own_address
+from assent.runtime.network import let_gloo_be_reached, own_address
 from assent.runtime.worker import reason_of
 from assent.weights.parcel import Parcel
 
@@ -176,6 +176,7 @@ class _Group:
         """The classes themselves: torch's functions know but one default group, and make others of its members."""
         meeting = PrefixStore("group", self._meeting)
         if not self.nccl:
+            let_gloo_be_reached()
             return dist.ProcessGroupGloo(meeting, self._rank, self._world, self._timeout)
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a time-out ends the process
         options = dist.ProcessGroupNCCL.Options()
