@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 import torch
 from tiny_models import CONFIGS, ROTARY, VOCAB, Letters, prompts
+from torch.nn import functional as F
 
 from assent.batch import Batch
 from assent.learn.scorer import Scorer
-from assent.maths.invariant import KEYS, linear
+from assent.maths.invariant import KEYS, entrywise, linear
 from assent.models.base import LanguageModel
+from assent.models.fused import gelu_tanh, swiglu
 from assent.models.load import fresh_model
 from assent.rollout.native import NativeEngine
 from assent.types import Completion, Role, Row, Sampling
@@ -52,6 +55,23 @@ def test_nor_when_threads_share_them() -> None:
             whole = linear(x, weight, bias)
             for count in (1, 2, 3, 5, 8, 9, 31, 257):
                 assert torch.equal(linear(x[7 : 7 + count], weight, bias), whole[7 : 7 + count]), count
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("function", [swiglu, gelu_tanh, F.gelu, F.silu])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_nor_does_an_entry_of_an_activation(function: Callable[[torch.Tensor], torch.Tensor], threads: int) -> None:
+    """Rows of a width at which shares of threads end within one."""
+    x, before = torch.randn(3603, 352), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            whole = entrywise(function, x)
+            for first, count in ((0, 1), (7, 333), (11, 93), (2, 800), (19, 1301), (100, 3500)):
+                found = entrywise(function, x[first : first + count])
+                assert torch.equal(found, whole[first : first + count]), count
+        assert torch.allclose(whole, function(x))
     finally:
         torch.set_num_threads(before)
 

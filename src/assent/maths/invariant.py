@@ -2,14 +2,17 @@
 
 Matrix products choose another kernel, with another order of additions, for a few left-over rows; attention does for
 left-over keys. Without gradients, rows and keys are therefore filled up to multiples at which every kernel is a whole
-one, so that a sequence's log-probs, its cache and its next token are the same whatever the engine, the scorer or the
-worker has beside it: rollouts may move between workers, and lost ones be asked again, without a trace. This holds for
-torch's CPU kernels (tests/rollout/test_invariant.py); GPU libraries choose kernels by size in ways of their own.
+one, and threads are given whole rows, so that a sequence's log-probs, its cache and its next token are the same
+whatever the engine, the scorer or the worker has beside it: rollouts may move between workers, and lost ones be asked
+again, without a trace. This holds for torch's CPU kernels (tests/rollout/test_invariant.py); GPU libraries choose
+kernels by size in ways of their own.
 
 With gradients nothing is filled up: the whole batch is the same then however workers are arranged.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,8 @@ ROWS = 4
 """Rows of a matrix product that a kernel takes at once, for each thread that shares it."""
 KEYS = 16
 """Keys of an attention call that a kernel takes at once."""
+GRAIN = 32768
+"""Entries of an elementwise operation below which torch leaves it to one thread."""
 
 
 def filled_up(count: int, multiple: int) -> int:
@@ -32,15 +37,34 @@ def keys(count: int) -> int:
     return count if torch.is_grad_enabled() else filled_up(count, KEYS)
 
 
+def filled(x: Tensor) -> Tensor:
+    """x (rows, width), with more rows of zeros where no gradients are kept, so that every kernel is a whole one."""
+    if torch.is_grad_enabled():
+        return x
+    missing = filled_up(x.shape[0], ROWS * torch.get_num_threads()) - x.shape[0]
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (rows, width) times weight.T, each row as if it were alone where no gradients are kept."""
-    if torch.is_grad_enabled():
-        return product(x, weight, bias)
-    rows = x.shape[0]
-    whole = filled_up(rows, ROWS * torch.get_num_threads())
-    if whole == rows:
-        return product(x, weight, bias)
-    return product(F.pad(x, (0, 0, 0, whole - rows)), weight, bias)[:rows]
+    whole = filled(x)
+    out = product(whole, weight, bias)
+    return out if whole is x else out[: x.shape[0]]
+
+
+def entrywise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for x (rows, width), each row as if it were alone where no gradients are kept. Give it filled rows.
+
+    Threads share an elementwise operation by entries. The last ones of a share, which fill no register, are computed by
+    another formula (of exp, say), so a share must not end within a row."""
+    threads = torch.get_num_threads()
+    if threads == 1 or torch.is_grad_enabled() or x.device.type != "cpu" or x.numel() < GRAIN:
+        return function(x)
+    all_share = threads == 2 or x.numel() >= 2 * threads * GRAIN
+    if x.shape[0] % threads == 0 and all_share:
+        return function(x)
+    alone = torch.split(x, max(1, (GRAIN - 1) // x.shape[1]))
+    return torch.cat([function(rows) for rows in alone])
 
 
 class Linear(nn.Linear):

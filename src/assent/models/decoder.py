@@ -10,7 +10,7 @@ generation run this same code on the same parameters, so sampler and learner agr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from assent.maths.invariant import Linear
+from assent.maths.invariant import Linear, entrywise, filled
 from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import DecoderConfig, HeadKind, RopeScaling
 from assent.models.context import Context
@@ -33,11 +33,10 @@ __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_freque
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
-    if name == "silu":
-        return F.silu(x)
     if name == "relu":
         return F.relu(x)
-    return gelu_tanh(x) if name == "gelu_tanh" else F.gelu(x)
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "gelu": F.gelu}
+    return entrywise(functions[name], x)
 
 
 def _norm(config: DecoderConfig, width: int) -> nn.Module:
@@ -115,13 +114,17 @@ class MLP(nn.Module):
         self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.up(x)
+        rows = x.shape[0]
+        hidden = self.up(filled(x))
         if not self.gated:
-            return self.down(_activation(self.activation, hidden))  # type: ignore[no-any-return]
-        if self.activation == "silu":
-            return self.down(swiglu(hidden))  # type: ignore[no-any-return]
-        gate, up = hidden.chunk(2, dim=-1)
-        return self.down(_activation(self.activation, gate) * up)  # type: ignore[no-any-return]
+            hidden = _activation(self.activation, hidden)
+        elif self.activation == "silu":
+            hidden = entrywise(swiglu, hidden)
+        else:
+            gate, up = hidden.chunk(2, dim=-1)
+            hidden = _activation(self.activation, gate) * up
+        out: Tensor = self.down(hidden)
+        return out if out.shape[0] == rows else out[:rows]
 
 
 class Layer(nn.Module):
