@@ -318,13 +318,14 @@ def table(kills: Sequence[Kill]) -> str:
         "| what | phase | kills | of them frozen | found after | next step after | steps again | end equal |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for role, phase in itertools.product(NAMES, PHASES):
+    for role, phase in itertools.product(dict.fromkeys([*NAMES, *(kill.role for kill in kills)]), PHASES):
         mine = [kill for kill in kills if (kill.role, kill.phase) == (role, phase)]
         if mine:
             frozen = sum(kill.signal == signal.SIGSTOP for kill in mine)
             found, going = (spread([getattr(kill, name) for kill in mine]) for name in ("found", "next_step"))
             bad = sum(not kill.fine for kill in mine)
-            cells = [NAMES[role], phase, len(mine), frozen or "-", found, going, max(kill.repeated for kill in mine)]
+            repeated = max(kill.repeated for kill in mine)
+            cells = [NAMES.get(role, role), phase, len(mine), frozen or "-", found, going, repeated]
             lines.append(" | ".join(map(str, ["|", *cells, f"NO ({bad})" if bad else "yes", "|"])).replace("| |", "|"))
     return "\n".join(lines)
 

@@ -59,12 +59,12 @@ class Kind:
 
 
 ROUNDS: dict[str, Kind] = {
-    "grpo": Kind(partial(of_workers, "grpo"), 18, 8.0),
-    "ppo": Kind(partial(of_workers, "ppo", cold=3), 18, 10.0),
-    "lag": Kind(partial(of_workers, "lag", cold=1), 6, 10.0),
-    "ranks": Kind(of_ranks, 8, 12.0),
-    "drivers": Kind(of_drivers, 6, 25.0),
-    "nodes": Kind(of_nodes, 6, 25.0),
+    "grpo": Kind(partial(of_workers, "grpo"), 18, 6.0),
+    "ppo": Kind(partial(of_workers, "ppo", cold=3), 18, 7.0),
+    "lag": Kind(partial(of_workers, "lag", cold=1), 6, 8.0),
+    "ranks": Kind(of_ranks, 8, 9.0),
+    "drivers": Kind(of_drivers, 6, 23.0),
+    "nodes": Kind(of_nodes, 6, 15.0),
 }
 """Sixty-two kills in all, of every role in every phase: then they begin anew, with other freezes."""
 

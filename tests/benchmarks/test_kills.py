@@ -72,7 +72,7 @@ def test_it_goes_on_behind_the_rounds_that_a_file_has(tmp_path: Path) -> None:
 def test_it_tells_how_far_it_is_by_the_time_that_rounds_took() -> None:
     rounds = planned(42, 0)
     clock = Clock(rounds)
-    guess = 18 * 8.0 + 18 * 10.0 + 6 * 10.0
+    guess = 18 * 6.0 + 18 * 7.0 + 6 * 8.0
     assert clock.before(rounds[0]).endswith(f"; 0 of 42 done in 0 min, about {guess / 60:.0f} min left")
-    clock.spent, clock.guessed = 288.0, 144.0  # twice as long as thought
-    assert clock.before(rounds[1]) == "round 2 of 3: 18 kills (ppo); 18 of 42 done in 5 min, about 8 min left"
+    clock.spent, clock.guessed = 216.0, 108.0  # twice as long as thought
+    assert clock.before(rounds[1]) == "round 2 of 3: 18 kills (ppo); 18 of 42 done in 4 min, about 6 min left"
