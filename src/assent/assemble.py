@@ -229,6 +229,7 @@ class Job:
                     return await self._train(crew, stop, further)
                 except WorkerLost as lost:
                     crews.failures(lost)
+                    self.store.sweep()
                     self.resume = self.store.latest()[0] if self.store.names() else None
                     self.reporter.say(f"lost {lost}; going on from {self.resume or 'the start'}")
         finally:

@@ -10,7 +10,7 @@ The loop, the algorithms and the learner are the same under both.
 from __future__ import annotations
 
 import asyncio
-import shutil
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -383,7 +383,7 @@ class RayCrew:
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """Rank 0 writes beside the checkpoint's place, which it must be able to see."""
-        shutil.rmtree(staging, ignore_errors=True)
+        staging = staging.with_name(f"{staging.name}-{secrets.token_hex(4)}")  # a rank given up may be writing still
         await self.gang.each("save", role, staging)
         if not staging.is_dir():
             raise FileNotFoundError(
