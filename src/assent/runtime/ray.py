@@ -90,7 +90,7 @@ class RayWorker:
             self.kill()
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
         except LOST as error:
-            raise WorkerLost(self.name, reason_of(error)) from error
+            raise WorkerLost(self.name, _cause(error)) from error
         finally:
             telling.cancel()
         self._heart = asyncio.get_running_loop().create_task(self._listen())
@@ -138,8 +138,8 @@ class RayWorker:
                 raise SenderLost("a sender", reason_of(error.cause)) from error
             raise error.cause from error  # the worker's own exception
         except LOST as error:
-            self._end(reason_of(error))
-            raise WorkerLost(self.name, reason_of(error)) from error
+            self._end(_cause(error))
+            raise WorkerLost(self.name, _cause(error)) from error
         except GONE as error:
             raise SenderLost("a sender", reason_of(error)) from error
 
@@ -151,7 +151,7 @@ class RayWorker:
             except TimeoutError:
                 self._end(self._silent())
             except LOST as error:
-                self._end(reason_of(error))
+                self._end(_cause(error))
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
     def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
@@ -170,7 +170,7 @@ class RayWorker:
         except exceptions.RayTaskError as error:
             raise error.cause from error
         except LOST as error:
-            self._end(reason_of(error))
+            self._end(_cause(error))
         raise WorkerLost(self.name, self._lost.result())
 
     async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
@@ -342,6 +342,12 @@ class RayRuntime:
 def _state() -> Any:
     """Ray's own functions about the cluster, which have no types."""
     return ray
+
+
+def _cause(error: Exception) -> str:
+    """Ray's first line says the same of every loss; the last one says what became of a node."""
+    told = str(error)
+    return f"its node is gone ({told.rpartition(': ')[2].strip()})" if "its node has died" in told else reason_of(error)
 
 
 async def _plain(reference: Any) -> Any:
