@@ -33,6 +33,7 @@ from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles, DemoSize, make_demo
 from assent.loop.checkpoint import Store
 from assent.settings import resolved
+from assent.stopping import Stopped
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
 FAULTS = Path(__file__).resolve().with_name("faults.py")
@@ -71,6 +72,8 @@ def attempt(kills: list[Kill], task: Task) -> None:
     """What a run ends with is told, and the next round begins: each is to tell of its own."""
     try:
         survive(kills, task)
+    except Stopped as stopped:
+        raise SystemExit(stopped.code) from stopped
     except Exception:  # noqa: BLE001 - its kills are not fine, and the command fails in the end
         traceback.print_exc()
 
