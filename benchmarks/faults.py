@@ -19,17 +19,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assent.runtime.settings import RuntimeSettings
 from assent.runtime.token import prepare
 
 prepare(RuntimeSettings(kind="ray"))  # before ray is imported, which reads its environment then
+HEALTH = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
+"""As docs/distributed.md has it for several nodes: one that is gone is given up in six seconds."""
+for key, value in HEALTH.items():
+    os.environ.setdefault(f"RAY_health_check_{key}", value)
 from assent import load_settings, run  # noqa: E402
 from assent.crew import RayCrew  # noqa: E402
 from assent.loop.progress import Moment  # noqa: E402
 from assent.runtime.ray import RayWorker  # noqa: E402
 from assent.types import Stats  # noqa: E402
+
+if TYPE_CHECKING:  # workers import this file by its path, and find no other
+    from partition import Island
 
 PHASES = ("rollout", "reward", "update", "apply", "publish", "save")
 """What the driver has just asked for: answers, scores, gradients, the optimizer's step, new weights, a checkpoint."""
@@ -38,6 +45,8 @@ CALLS = {"generate": "rollout", "of_sequences": "reward", "load": "publish", "sa
 PARTS = {"prepare": "update", "apply": "apply"}
 WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge"}
 """What the runtime calls the workers of a role."""
+NODES = ("node", "partition")
+"""Roles where everything on a node is lost."""
 SIGNALS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen"}
 NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
 LONGEST = 60.0
@@ -49,7 +58,8 @@ class Kill:
     """SIGKILL (or SIGSTOP) of a process of `role` at the next call of `phase`, once the run has done `step` steps."""
 
     role: str
-    """rank, rollout, judge; node: every process of one's node; driver: the run's own process."""
+    """rank, rollout, judge; node: every process of one's node; partition: one's node is cut off; driver: the run's own
+    process."""
     phase: str
     step: int
     signal: signal.Signals = signal.SIGKILL
@@ -77,9 +87,13 @@ class Kill:
     def row(self) -> str:
         figures = (f"{x:.1f}" if x is not None else "-" for x in (self.found, self.next_step))
         state = {None: "-", True: "yes", False: "NO"}[self.equal]
-        return "{:6} {:8} {:8} {:7} {:10} {:>9} {:>13} {:>11} {:>6}".format(
-            self.method, self.role, self.phase, SIGNALS[self.signal], self.reached, *figures, self.repeated, state
+        return "{:6} {:9} {:8} {:7} {:10} {:>9} {:>13} {:>11} {:>6}".format(
+            self.method, self.role, self.phase, self.what, self.reached, *figures, self.repeated, state
         )
+
+    @property
+    def what(self) -> str:
+        return "cut off" if self.role == "partition" else SIGNALS[self.signal]
 
     @property
     def planned(self) -> tuple[object, ...]:
@@ -91,7 +105,7 @@ class Kill:
         return self.found is not None and self.next_step is not None
 
 
-HEADER = "run    role     phase    what    after step  found, s  next step, s  steps again  equal"
+HEADER = "run    role      phase    what    after step  found, s  next step, s  steps again  equal"
 
 
 def dealt(
@@ -130,7 +144,9 @@ class Killer:
     cluster: Any = None
     """Of `ray.cluster_utils`, where nodes are killed: each is replaced at once."""
     expected: int = 0
-    """Workers of the whole run, where nodes are killed: the next is when all are there again."""
+    """Workers of the whole run, where nodes are lost: the next is when all are there again."""
+    islands: list[Island] = field(default_factory=list)
+    """Where nodes are cut off: always the last one, and another one like it joins at once."""
     publishing: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -155,8 +171,10 @@ class Killer:
             while kill.found is None and time.monotonic() < kill.at + LONGEST:  # the run got on without it
                 await asyncio.sleep(0.05)
             kill.next_step = seconds
-            while kill.role == "node" and not self.whole() and time.monotonic() < kill.at + LONGEST:
+            while kill.role in NODES and not self.whole() and time.monotonic() < kill.at + LONGEST:
                 await asyncio.sleep(0.05)
+            if kill.role == "partition":
+                self.islands[-2].heal()
         return {}
 
     def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -166,14 +184,19 @@ class Killer:
         if kill.role == "driver":
             os.kill(os.getpid(), kill.signal)
         name = WORKERS.get(kill.role, "")
-        if kill.role == "node" and not self.whole():
+        if kill.role in NODES and not self.whole():
             return
-        of_role = (worker for worker in self.workers if worker.name.startswith(name) and alive(worker))
+        of_role = [worker for worker in self.workers if worker.name.startswith(name) and alive(worker)]
+        if kill.role == "partition":
+            of_role = [worker for worker in of_role if worker.node == self.node_at(self.islands[-1].address)]
         if victims := sorted(of_role, key=lambda worker: worker.name):
             victim = victims[kill.which % len(victims)]
             kill.at, kill.reached, kill.victim = time.monotonic(), self.steps, victim.name
             if kill.role == "node":
                 self.end_node(victim.node)
+            elif kill.role == "partition":
+                self.islands[-1].cut()
+                self.islands.append(self.islands[-1].another())
             else:
                 os.kill(victim.pid, kill.signal)
 
@@ -185,6 +208,10 @@ class Killer:
     def whole(self) -> bool:
         """The node that took the last one's place is there, and used."""
         return len([worker for worker in self.workers if alive(worker)]) == self.expected
+
+    def node_at(self, address: str) -> str:
+        nodes = self.cluster.global_state.node_table()
+        return next((node["NodeID"] for node in nodes if node["NodeManagerAddress"] == address), "")
 
     def end_node(self, number: str) -> None:
         """Kill its raylet and every process that this one started; another node joins."""

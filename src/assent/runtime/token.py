@@ -8,10 +8,6 @@ import sys
 
 from assent.runtime.settings import RuntimeSettings
 
-HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "4"}
-"""So that a node that is gone is noticed in about five seconds."""
-
-
 QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Ray prints its own view of a lost worker, on several lines; the run says in one what was lost and what follows."""
 
@@ -25,8 +21,6 @@ def prepare(settings: RuntimeSettings) -> None:
         os.environ.setdefault(key, value)
     if settings.address is not None:
         return
-    for key, value in HEALTH.items():
-        os.environ.setdefault(key, value)
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

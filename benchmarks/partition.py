@@ -1,0 +1,147 @@
+"""A node of a Ray cluster that can be cut off: in a network namespace of its own, behind a link of its own.
+
+    Island(address, cpus) -> a raylet that joins -> cut: packets are dropped both ways, and nobody is told -> heal
+
+Namespace, link and addresses are gone once the last of the node's processes has ended, also where this one was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from assent.runtime.network import own_address
+
+DROP = ("root", "bfifo", "limit", "1")
+"""A queue that no packet fits into."""
+MEMORY = 100 << 20
+"""Bytes of a node's object store."""
+
+
+ALONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "30"}
+"""Seconds without the head after which a node ends by itself; Ray's own are 60."""
+
+
+def missing() -> str | None:
+    """Why no island can be made here."""
+    tools = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool) is None]
+    if tools:
+        return f"needs {', '.join(tools)}"
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        return "needs root, who may make network namespaces"
+    return "needs an address in a network" if own_address() == "127.0.0.1" else None
+
+
+class Island:
+    """Its namespace and link are made at once; the raylet joins the cluster at `head` some seconds later. The caller
+    promises to end it."""
+
+    def __init__(self, head: str, cpus: float, **resources: float):
+        self.head, self.cpus, self.resources = head, cpus, resources
+        self.namespace = new_namespace()
+        self.link = f"isle{os.getpid()}.{self.namespace}"
+        self.address = ""
+        self._wire()
+        amounts = [f"--num-cpus={cpus}", f"--resources={json.dumps(resources)}", f"--object-store-memory={MEMORY}"]
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={head}", *amounts, "--block"]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.node = subprocess.Popen(self._inside(*ray), env=os.environ | ALONE, **quiet)
+
+    def another(self) -> Island:
+        """Like this one."""
+        return Island(self.head, self.cpus, **self.resources)
+
+    def _wire(self) -> None:
+        """A pair of ends, a network of their own, and all that is not on the island beyond the near end."""
+        call("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self._path)
+        number = 4 * int(Path(f"/sys/class/net/{self.link}/ifindex").read_text())  # no two links of a machine share it
+        near, self.address = (f"198.18.{(number + end) >> 8}.{(number + end) & 255}" for end in (1, 2))
+        call("ip", "address", "add", f"{near}/30", "dev", self.link)
+        call("ip", "link", "set", self.link, "up")
+        call(*self._inside("ip", "address", "add", f"{self.address}/30", "dev", "eth0"))
+        for device in ("eth0", "lo"):
+            call(*self._inside("ip", "link", "set", device, "up"))
+        call(*self._inside("ip", "route", "add", "default", "via", near))
+        for server in re.findall(r"^nameserver (\d[\d.]+)$", Path("/etc/resolv.conf").read_text(), re.MULTILINE):
+            call(*self._inside("ip", "route", "add", "unreachable", server))  # else asking it for a name takes 10 s
+
+    @property
+    def _path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self.namespace}"
+
+    def _inside(self, *command: str) -> Sequence[str]:
+        return "nsenter", f"--net={self._path}", *command
+
+    def cut(self) -> None:
+        call("tc", "qdisc", "add", "dev", self.link, *DROP)
+        call(*self._inside("tc", "qdisc", "add", "dev", "eth0", *DROP))
+
+    def heal(self) -> None:
+        call("tc", "qdisc", "delete", "dev", self.link, "root")
+        call(*self._inside("tc", "qdisc", "delete", "dev", "eth0", "root"))
+
+    def processes(self) -> set[int]:
+        """Those that run on it."""
+        return {int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_home_of(process)}
+
+    def _is_home_of(self, process: Path) -> bool:
+        with suppress(OSError):  # it has ended
+            return (process / "ns" / "net").stat().st_ino == os.fstat(self.namespace).st_ino
+        return False
+
+    def empties(self, seconds: float) -> bool:
+        """Whether all of its processes end by themselves, in so many seconds. Left out are Ray's two agents, which may
+        take a minute longer: so long they try to tell their cluster."""
+        until = time.monotonic() + seconds
+        while not all(is_agent(pid) for pid in self.processes()):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def end(self) -> None:
+        while left := self.processes():
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.node.wait()
+        os.close(self.namespace)
+
+
+def is_agent(pid: int) -> bool:
+    """Also where it has ended."""
+    with suppress(OSError):
+        return "agent" in Path(f"/proc/{pid}/cmdline").read_text().lower()
+    return True
+
+
+def joined(cluster: Any, nodes: int) -> None:
+    """Wait until so many nodes are in a cluster (of `ray.cluster_utils`), neither fewer nor more."""
+    while sum(node["Alive"] for node in cluster.global_state.node_table()) != nodes:
+        time.sleep(0.1)
+
+
+def new_namespace() -> int:
+    """A handle that keeps it."""
+    mine = Path("/proc/self/ns/net").stat().st_ino
+    with subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE) as holder:
+        its = Path(f"/proc/{holder.pid}/ns/net")
+        while its.stat().st_ino == mine:
+            if holder.poll() is not None:
+                raise OSError(f"no network namespace can be made: this {missing()}")
+            time.sleep(0.01)
+        return os.open(its, os.O_RDONLY)
+
+
+def call(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
