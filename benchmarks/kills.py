@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running
+from partition import Island, is_agent, joined, missing
 from rounds import ROUNDS, Round, planned
 from safetensors.torch import load_file
 
@@ -39,7 +40,14 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positi
 FAULTS = Path(__file__).resolve().with_name("faults.py")
 SIZE = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
 
-NAMES = {"rollout": "rollout worker", "judge": "judge", "rank": "training rank", "node": "node", "driver": "driver"}
+NAMES = {
+    "rollout": "rollout worker",
+    "judge": "judge",
+    "rank": "training rank",
+    "node": "node",
+    "partition": "node cut off",
+    "driver": "driver",
+}
 """Of roles, in the published table."""
 Survive = Callable[[list[Kill], "Task"], bool]
 """Goes through with kills; tells whether the end was that of an undisturbed run."""
@@ -47,7 +55,7 @@ Survive = Callable[[list[Kill], "Task"], bool]
 
 def main() -> None:
     options = read_options()
-    rounds = planned(options.kills, options.seed, options.only)
+    rounds = planned(options.kills, options.seed, options.only, without=impossible())
     done = told(options.go_on, rounds)
     with tempfile.TemporaryDirectory() as folder:
         task = Task(make_demo(Path(folder) / "demo", size=SIZE), Path(folder))
@@ -66,6 +74,14 @@ def main() -> None:
     kills = [kill for mine in done for kill in mine]
     print(f"\n{summary(kills)}\n\n{table(kills)}")
     sys.exit(0 if all(kill.fine for kill in kills) else 1)
+
+
+def impossible() -> list[str]:
+    """Kinds of rounds that this machine cannot do."""
+    if (reason := missing()) is None:
+        return []
+    print(f"no partitions: this {reason}", file=sys.stderr)
+    return ["partitions"]
 
 
 def attempt(kills: list[Kill], task: Task) -> None:
@@ -172,7 +188,7 @@ class Task:
 
 def survive(kills: list[Kill], task: Task) -> None:
     """Do it to a run; notes in each kill whether it ended as an undisturbed one."""
-    how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_killed}
+    how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_lost, "partition": nodes_lost}
     fine = how.get(kills[0].role, workers_killed)(kills, task)
     for kill in kills:
         kill.fine = fine and kill.survived
@@ -198,22 +214,33 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
     return alike(run(load_settings(whole)), disturbed)
 
 
-def nodes_killed(kills: list[Kill], task: Task) -> bool:
-    """Two nodes with two workers each; one is lost as a whole, another one joins."""
+def nodes_lost(kills: list[Kill], task: Task) -> bool:
+    """Two nodes with two workers each; one is lost as a whole, another one joins. What is cut off comes back later, and
+    is to end by itself."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
+    islands: list[Island] = []
     try:
-        for _ in range(2):
+        cluster.add_node(**NODE)
+        if kills[0].role == "partition":
+            islands.append(Island(cluster.address, NODE["num_cpus"]))
+            joined(cluster, 3)
+        else:
             cluster.add_node(**NODE)
         each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
         recipe = task.recipe(kills, "killed", workers=2, runtime={**RUNTIME, **each, "address": cluster.address})
         recipe["rewards"][1]["resources"] = {"CPU": 1}
-        killer = Killer(kills, cluster=cluster, expected=4)
+        killer = Killer(kills, cluster=cluster, expected=4, islands=islands)
         with killer.at_work():
             disturbed = run(load_settings(recipe), hooks=[killer.hook])
+        if not all(island.empties(LONGEST) for island in islands[:-1]):
+            print("processes of a node that was cut off are left")
+            return False
     finally:
+        for island in islands:
+            island.end()
         cluster.shutdown()
     return alike(run(load_settings(task.recipe(kills, "whole"))), disturbed)
 
@@ -264,13 +291,6 @@ def drive(kill: Kill, before: Kill | None, file: Path, done: Run) -> tuple[int, 
 def lasting(pid: int) -> set[int]:
     """Processes of a driver's run. Left out are Ray's two agents of a node, which end a minute after it: so long they
     try to tell its cluster."""
-
-    def is_agent(process: int) -> bool:
-        try:
-            return "agent" in Path(f"/proc/{process}/cmdline").read_text().lower()
-        except OSError:  # it has ended
-            return True
-
     return {process for process in running(descendants(pid)) if not is_agent(process)}
 
 

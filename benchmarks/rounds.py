@@ -6,7 +6,7 @@ kills in all, seed -> planned -> rounds, each a run's -> kills.py
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,10 @@ def of_drivers(seed: int, count: int, *, first: int = 0) -> list[Kill]:
 
 def of_nodes(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return named("ppo", dealt(seed, count, first=first, roles=("node",), cold=None))
+
+
+def of_partitions(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    return named("ppo", dealt(seed, count, first=first, roles=("partition",), cold=None))
 
 
 def named(method: str, kills: list[Kill]) -> list[Kill]:
@@ -65,14 +69,15 @@ ROUNDS: dict[str, Kind] = {
     "ranks": Kind(of_ranks, 8, 9.0),
     "drivers": Kind(of_drivers, 6, 23.0),
     "nodes": Kind(of_nodes, 6, 15.0),
+    "partitions": Kind(of_partitions, 3, 25.0),
 }
-"""Sixty-two kills in all, of every role in every phase: then they begin anew, with other freezes."""
+"""Sixty-five kills in all, of every role in every phase: then they begin anew, with other freezes."""
 
 
-def planned(kills: int, seed: int, only: str | None = None) -> list[Round]:
+def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:
     """Rounds of so many kills in all."""
     rounds: list[Round] = []
-    kinds = itertools.cycle(kind for kind in ROUNDS if only in (None, kind))
+    kinds = itertools.cycle(kind for kind in ROUNDS if only == kind or (only is None and kind not in without))
     while kills > 0:
         name = next(kinds)
         kind, turn = ROUNDS[name], sum(done.kind == name for done in rounds)
