@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from assent.algorithms.base import Output
 from assent.batch import Batch
-from assent.maths.invariant import linear
+from assent.maths.invariant import few, linear
 from assent.maths.logprobs import chosen_logprobs
 from assent.models.base import LanguageModel
 from assent.models.context import Packed
@@ -22,27 +23,36 @@ Readout = Callable[[LanguageModel, Batch, float], Output]
 
 
 def _hidden(model: LanguageModel, batch: Batch) -> Tensor:
-    context = Packed(batch.lengths.tolist(), device=batch.tokens.device, window=model.window)
-    return model(batch.tokens, context)  # type: ignore[no-any-return]
+    """After the last norm, (tokens, width); on the CPU with some further rows behind, of sequences that nobody reads,
+    so that the number of rows is one of few."""
+    tokens, lengths = batch.tokens, batch.lengths.tolist()
+    if tokens.device.type == "cpu" and model.caches:
+        filler, longest = few(len(tokens)) - len(tokens), max(lengths)
+        lengths += [longest] * (filler // longest) + ([filler % longest] if filler % longest else [])
+        tokens = F.pad(tokens, (0, filler))
+    context = Packed(lengths, device=tokens.device, window=model.window)
+    return model(tokens, context)  # type: ignore[no-any-return]
 
 
 def policy_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
     """Log-probs and entropies of the trained tokens under softmax(logits / temperature); 0 on the others."""
     place = batch.trainable.nonzero()[:, 0]
-    before = _hidden(model, batch).index_select(0, place - 1)
+    n = len(place)
+    asked = F.pad(place, (0, few(n) - n), value=1) if place.device.type == "cpu" else place
+    before = _hidden(model, batch).index_select(0, asked - 1)
     head = model.head
     assert isinstance(head, nn.Linear)
-    chosen, entropy = chosen_logprobs(before, head.weight, batch.tokens[place], temperature=temperature, bias=head.bias)
+    chosen, entropy = chosen_logprobs(before, head.weight, batch.tokens[asked], temperature=temperature, bias=head.bias)
     zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
     return Output(
-        logprobs=zeros.index_copy(0, place, chosen),
-        entropy=zeros.index_copy(0, place, entropy),
+        logprobs=zeros.index_copy(0, place, chosen[:n]),
+        entropy=zeros.index_copy(0, place, entropy[:n]),
     )
 
 
 def critic_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
     """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
-    scores = _scores(model, _hidden(model, batch))
+    scores = _scores(model, _hidden(model, batch)[: len(batch.tokens)])
     before = torch.cat((scores[:1], scores[:-1]))
     return Output(values=torch.where(batch.trainable, before, 0.0), scores=scores[batch.ends])
 

@@ -32,6 +32,12 @@ def filled_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
+def few(count: int) -> int:
+    """The next of few numbers at or above `count`, at most 3 % above it: for each number of rows that it has not met of
+    late, oneDNN compiles a kernel, in 1 to 5 ms a product."""
+    return filled_up(count, 1 << max(0, count.bit_length() - 6))
+
+
 def keys(count: int) -> int:
     """How many keys attention over `count` is computed over."""
     return count if torch.is_grad_enabled() else filled_up(count, KEYS)
