@@ -40,14 +40,14 @@ def test_window_by_hand() -> None:
     assert mask.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
-@settings(max_examples=40, deadline=None)
-def test_attention_equals_that_of_each_sequence_alone(lengths: list[int]) -> None:
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_attention_equals_that_of_each_sequence_alone(lengths: list[int], recurring: bool) -> None:
     generator = torch.Generator().manual_seed(sum(lengths))
     total = sum(lengths)
     query = torch.randn(total, 4, 8, generator=generator)
     key, value = (torch.randn(total, 2, 8, generator=generator) for _ in range(2))
-    context = Packed(lengths)
+    context = Packed(lengths, recurring=recurring)
     expected = _attention(tuple(lengths), query, key, value)
     torch.testing.assert_close(context.attend(0, query, key, value), expected, rtol=1e-5, atol=1e-5)
 
@@ -80,11 +80,23 @@ def test_padding_stays_below_the_promised_waste(lengths: list[int]) -> None:
     assert sum(lengths) <= area <= BUCKET_WASTE * sum(lengths) + 1e-6
 
 
-def test_gradients_equal_those_of_each_sequence_alone() -> None:
+def test_shapes_that_recur() -> None:
+    """Lengths are filled up to sixteens, rows to numbers of two binary digits; long rows are not."""
+    assert Packed([9, 16, 3, 30, 31], recurring=True).shapes == [(2, 32), (3, 16)]
+    assert Packed([16] * 5, recurring=True).shapes == [(6, 16)]
+    assert Packed([300] * 5, recurring=True).shapes == [(5, 304)]
+    generator = torch.Generator().manual_seed(0)
+    draws = [torch.randint(17, 87, (32,), generator=generator).tolist() for _ in range(60)]
+    assert len({shape for lengths in draws for shape in Packed(lengths, recurring=True).shapes}) <= 40
+    assert len({shape for lengths in draws for shape in Packed(lengths).shapes}) > 100
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+def test_gradients_equal_those_of_each_sequence_alone(recurring: bool) -> None:
     lengths = (5, 2, 9)
     inputs = [torch.randn(16, 2, 8, requires_grad=True) for _ in range(3)]
     weight = torch.randn(16, 16)
-    (Packed(lengths).attend(0, *inputs) * weight).sum().backward()
+    (Packed(lengths, recurring=recurring).attend(0, *inputs) * weight).sum().backward()
     packed = [x.grad for x in inputs]
     alone = torch.autograd.grad((_attention(lengths, *inputs) * weight).sum(), inputs)
     for ours, expected in zip(packed, alone, strict=True):

@@ -26,11 +26,13 @@ def _hidden(model: LanguageModel, batch: Batch) -> Tensor:
     """After the last norm, (tokens, width); on the CPU with some further rows behind, of sequences that nobody reads,
     so that the number of rows is one of few."""
     tokens, lengths = batch.tokens, batch.lengths.tolist()
-    if tokens.device.type == "cpu" and model.caches:
+    compiled = tokens.device.type == "cpu" and model.caches
+    if compiled:
         filler, longest = few(len(tokens)) - len(tokens), max(lengths)
         lengths += [longest] * (filler // longest) + ([filler % longest] if filler % longest else [])
         tokens = F.pad(tokens, (0, filler))
-    context = Packed(lengths, device=tokens.device, window=model.window)
+    halves = model.dtype.itemsize < 4  # their attention is of products
+    context = Packed(lengths, device=tokens.device, window=model.window, recurring=compiled and halves)
     return model(tokens, context)  # type: ignore[no-any-return]
 
 

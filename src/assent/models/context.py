@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from assent.maths.invariant import keys
+from assent.maths.invariant import KEYS, few, filled_up, keys
 from assent.models.fused import attention_by_products
 
 BUCKET_WASTE = 1.1
@@ -42,8 +42,19 @@ class Context(Protocol):
 class Packed:
     """Whole sequences laid end to end, each attending causally to itself alone."""
 
-    def __init__(self, lengths: Sequence[int], *, device: torch.device | str = "cpu", window: int | None = None):
-        """`lengths` in tokens, every one at least 1. `window` is the family's sliding attention window, if any."""
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        device: torch.device | str = "cpu",
+        window: int | None = None,
+        recurring: bool = False,
+    ):
+        """`lengths` in tokens, every one at least 1. `window` is the family's sliding attention window, if any.
+
+        `recurring` fills buckets up, so that their shapes come again from batch to batch, as products do well that are
+        compiled for each shape.
+        """
         self.lengths = tuple(lengths)
         self.window = window
         if min(self.lengths, default=0) < 1:
@@ -54,11 +65,12 @@ class Packed:
         self.ends = (starts + sizes - 1).to(device)  # index of each sequence's last token
         total = sum(self.lengths)
         self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
-        buckets = _buckets(starts, sizes)
+        buckets = _buckets(starts, sizes, recurring=recurring)
         self.shapes = [(index.shape[0], index.shape[1]) for index in buckets]  # (rows, longest) of each bucket
+        even = len(set(self.lengths)) == 1 and self.shapes == [(len(self.lengths), self.lengths[0])]
         # Then the flat tokens are the padded rows already.
-        even = len(set(self.lengths)) == 1 and keys(self.lengths[0]) == self.lengths[0]
-        self.pad = None if even else torch.cat([index.flatten() for index in buckets]).to(device)  # (padded,)
+        read = torch.cat([index.flatten() for index in buckets]).clamp_(min=0)
+        self.pad = None if even else read.to(device)  # (padded,)
         self.unpad = None if even else _unpad(buckets, total).to(device)  # (tokens,)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -141,25 +153,29 @@ def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Ten
     return (age >= 0) & (age < window)
 
 
-def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
-    """Rows of similar length together, longest first; each bucket is an index (rows, longest) into the flat tokens."""
+def _buckets(starts: Tensor, sizes: Tensor, *, recurring: bool) -> list[Tensor]:
+    """Rows of similar length together, longest first; each bucket is an index (rows, longest) into the flat tokens.
+
+    Pads repeat a row's last token. The rows that fill up a recurring bucket are no token's: they hold -1."""
     order = sizes.argsort(descending=True, stable=True).tolist()
+    padded = [filled_up(size, KEYS) if recurring else size for size in sizes.tolist()]
     groups: list[list[int]] = [[]]
     tokens = 0
     for row in order:
-        size = int(sizes[row])
         group = groups[-1]
-        if group and (len(group) + 1) * int(sizes[group[0]]) > BUCKET_WASTE * (tokens + size):
+        if group and (len(group) + 1) * padded[group[0]] > BUCKET_WASTE * (tokens + padded[row]):
             groups.append([])
             tokens = 0
         groups[-1].append(row)
-        tokens += size
+        tokens += padded[row]
     indices = []
     for group in groups:
         rows = torch.tensor(group)
-        offsets = torch.arange(keys(int(sizes[rows[0]])))
+        offsets = torch.arange(keys(padded[group[0]]))
         last = (sizes[rows] - 1)[:, None]
-        indices.append(starts[rows][:, None] + torch.minimum(offsets[None, :], last))  # pads repeat the last token
+        index = starts[rows][:, None] + torch.minimum(offsets[None, :], last)
+        missing = few(len(group), digits=2) - len(group) if recurring and len(offsets) <= PRODUCTS_LENGTH else 0
+        indices.append(F.pad(index, (0, 0, 0, missing), value=-1))
     return indices
 
 
@@ -169,8 +185,8 @@ def _unpad(buckets: list[Tensor], total: int) -> Tensor:
     base = 0
     for index in buckets:
         rows, length = index.shape
-        real = torch.ones(rows, length, dtype=torch.bool)
-        real[:, 1:] = index[:, 1:] != index[:, :-1]  # a repeated index is a pad
+        real = index >= 0
+        real[:, 1:] &= index[:, 1:] != index[:, :-1]  # a repeated index is a pad
         places[index[real]] = base + torch.arange(rows * length).view(rows, length)[real]
         base += rows * length
     return places

@@ -42,8 +42,8 @@ def kernel_rows() -> int:
 
 
 def _whole(x: Tensor) -> Tensor:
-    """x with rows filled up to whole kernels, so that none depends on how many there are (see `maths/invariant.py`), and
-    to one of few numbers of them."""
+    """x with rows filled up to whole kernels, so that none depends on how many there are, and to one of few numbers of
+    them (see `maths/invariant.py`)."""
     rows = x.shape[0]
     missing = filled_up(few(rows), kernel_rows()) - rows
     return F.pad(x, (0, 0, 0, missing)) if missing else x
