@@ -45,6 +45,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     https://arxiv.org/abs/1910.07467. Torch has one kernel for it on CUDA, and a dozen passes over memory on the CPU."""
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
+    if x.numel() <= BLOCK and not torch.is_grad_enabled():  # of a step of decoding, calls are a large part
+        wide = _wide(x.dtype)
+        return _normal(x.to(wide), weight.to(wide), eps)[0].to(x.dtype)
     flat = _RmsNorm.apply(x.reshape(-1, x.shape[-1]), weight, eps)  # type: ignore[no-untyped-call]
     return flat.view(x.shape)  # type: ignore[no-any-return]
 
@@ -143,6 +146,13 @@ class _Products(torch.autograd.Function):
         return of_query.view(grad.shape), of_key.view(grad.shape), of_value.view(grad.shape), None
 
 
+def _normal(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x (..., width) scaled and weighed, and by what each row was scaled, (..., 1)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight), scale
+
+
 class _RmsNorm(torch.autograd.Function):
     """Keeps its input and one number a row."""
 
@@ -153,10 +163,9 @@ class _RmsNorm(torch.autograd.Function):
         scale = torch.empty(x.shape[0], 1, dtype=wide)
         weight_wide = weight.to(wide)
         for part, out, factor in _row_blocks(x, y, scale):
-            part = part.to(wide)
-            norm = torch.linalg.vector_norm(part, dim=-1, keepdim=True)
-            factor.copy_(norm.square_().div_(x.shape[1]).add_(eps).rsqrt_())
-            out.copy_((part * factor).mul_(weight_wide))
+            normal, found = _normal(part.to(wide), weight_wide, eps)
+            factor.copy_(found)
+            out.copy_(normal)
         ctx.save_for_backward(x, weight, scale)
         return y
 
