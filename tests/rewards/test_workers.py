@@ -9,7 +9,7 @@ from assent import load_settings
 from assent.rewards.judge import Tokens
 from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
-from assent.runtime.worker import NoWorkersError, WorkerLost
+from assent.runtime.worker import NodeLost, NoWorkersError, WorkerLost
 
 
 class SumWorker:
@@ -73,6 +73,25 @@ def test_a_lost_worker_is_replaced_until_it_is_too_much() -> None:
         return SumWorker("judge", last=1)
 
     asyncio.run(run())
+
+
+def test_a_node_that_is_lost_during_a_start_is_no_failure() -> None:
+    starts: list[int] = []
+
+    async def start(number: int) -> SumWorker:
+        starts.append(number)
+        if len(starts) < 3:
+            raise NodeLost(f"judge {number}", "its node is gone")
+        return SumWorker(f"judge {number}")
+
+    def fails(lost: WorkerLost) -> None:
+        raise RuntimeError("too many")
+
+    async def run() -> None:
+        assert await JudgeWorkers(start, 1, patience=9.0, failures=fails)(SEQUENCES[:2]) == [1.0, 2.0]
+
+    asyncio.run(run())
+    assert starts == [0, 0, 0], "until it is there, and not beyond"
 
 
 def test_the_others_answer_for_a_lost_worker_until_another_one_is_ready() -> None:

@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from assent.rewards.judge import Tokens
-from assent.runtime.worker import NoWorkersError, Worker, WorkerLost
+from assent.runtime.worker import NodeLost, NoWorkersError, Worker, WorkerLost
 
 Start = Callable[[int], Awaitable[Worker]]
 """Starts the worker of a number. Raises WorkerLost where it died on the way, and what makes starting impossible."""
+PAUSE = 0.2
+"""Seconds between two starts of a place whose node is gone, until the runtime has found it another."""
 
 
 @dataclass(eq=False, slots=True)
@@ -112,8 +114,11 @@ class JudgeWorkers:
     async def _fill(self, place: _Place) -> None:
         """Takes: an empty place. Waits for: its worker, as many starts as it takes. Gives: a ready worker."""
         while place.worker is None and self._broken is None:
+            pause = 0.0
             try:
                 place.worker = await self._start(place.number)
+            except NodeLost:
+                pause = PAUSE
             except WorkerLost as lost:
                 self._note(lost)
             except Exception as error:  # noqa: BLE001 - whoever asks is told
@@ -121,6 +126,7 @@ class JudgeWorkers:
             place.tried = True
             async with self._changed:
                 self._changed.notify_all()
+            await asyncio.sleep(pause)
 
     def close(self) -> None:
         """Start no others."""
