@@ -15,9 +15,9 @@ from tiny import GPT2
 
 from assent import load_settings
 from assent.batch import Batch
-from assent.learn.ranks import free_address, join
+from assent.learn.ranks import Alone, free_address, join
 from assent.learn.readout import policy_output
-from assent.learn.sharding import recompute_layers
+from assent.learn.sharding import Placement, Sharded, Whole, recompute_layers
 from assent.models.load import fresh_model
 from assent.settings import SettingsError
 from assent.trainer import Plan, Trainer
@@ -148,6 +148,23 @@ def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, 
 def test_a_rank_without_a_gpu_joins_no_group_of_nccl() -> None:
     with pytest.raises(ValueError, match=r"runtime\.backend=nccl: this rank computes on cpu"):
         join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, backend="nccl")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_for_a_checkpoint_are_on_the_cpu(sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes it may have no GPU. Meta tensors stand for those of one."""
+    place: Placement = Whole(torch.nn.Linear(2, 3))
+    if sharded:
+        place = object.__new__(Sharded)
+        place.ranks, place.rows = Alone(), {"weight": 3}
+    here = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.empty_like(x, device="cpu") if x.is_meta else here(x))
+    state = {"step/weight": torch.zeros((), device="meta"), "exp_avg/weight": torch.zeros(3, 2, device="meta")}
+    found = place.full(state)
+    assert {key: (str(x.device), x.shape) for key, x in found.items()} == {
+        "step/weight": ("cpu", ()),
+        "exp_avg/weight": ("cpu", (3, 2)),
+    }
 
 
 def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:

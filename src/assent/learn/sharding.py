@@ -52,7 +52,8 @@ class Placement(Protocol):
         ...
 
     def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from what ranks hold of them, by kind/parameter; for rank 0 alone, the others get none."""
+        """Whole tensors from what ranks hold of them, by kind/parameter, on the CPU: whoever saves them may have no
+        GPU. For rank 0 alone, the others get none."""
         ...
 
     def part(self, key: str, tensor: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class Whole:
         return mine
 
     def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {} if self.ranks.rank else dict(tensors)
+        return {} if self.ranks.rank else {key: tensor.cpu() for key, tensor in tensors.items()}
 
     def part(self, key: str, tensor: Tensor) -> Tensor:
         return tensor
@@ -147,7 +148,7 @@ class Sharded:
         return math.sqrt(self.ranks.total(mine * mine))
 
     def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {key: tensor for key, tensor in tensors.items() if tensor.dim() == 0 and self.ranks.rank == 0}
+        found = {key: tensor.cpu() for key, tensor in tensors.items() if tensor.dim() == 0 and self.ranks.rank == 0}
         split = [key for key, tensor in tensors.items() if tensor.dim() > 0]
         keys = iter(split)
         for bucket in buckets(self._padded(key, tensors[key]) for key in split):
