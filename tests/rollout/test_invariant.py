@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from assent.batch import Batch
 from assent.learn.scorer import Scorer
-from assent.maths.invariant import KEYS, entrywise, linear
+from assent.maths.invariant import KEYS, entrywise, filled, linear
 from assent.models.base import LanguageModel
+from assent.models.context import Packed
 from assent.models.fused import gelu_tanh, swiglu
 from assent.models.load import fresh_model
 from assent.rollout.native import NativeEngine
@@ -57,6 +58,17 @@ def test_nor_when_threads_share_them() -> None:
                 assert torch.equal(linear(x[7 : 7 + count], weight, bias), whole[7 : 7 + count]), count
     finally:
         torch.set_num_threads(before)
+
+
+@torch.no_grad()
+def test_rows_and_keys_are_filled_up_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """17 rows and keys there; any other device stands for a GPU."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert filled(torch.zeros(17, 3)).shape == (24, 3)  # kernels of 4 rows, for each of 2 threads
+    assert Packed([17]).shapes == [(1, 32)]
+    elsewhere = torch.zeros(17, 3, device="meta")
+    assert filled(elsewhere) is elsewhere
+    assert Packed([17], device="meta").shapes == [(1, 17)]
 
 
 @pytest.mark.parametrize("function", [swiglu, gelu_tanh, F.gelu, F.silu])

@@ -5,7 +5,7 @@ left-over keys. Without gradients, rows and keys are therefore filled up to mult
 one, and threads are given whole rows, so that a sequence's log-probs, its cache and its next token are the same
 whatever the engine, the scorer or the worker has beside it: rollouts may move between workers, and lost ones be asked
 again, without a trace. This holds for torch's CPU kernels (tests/rollout/test_invariant.py); GPU libraries choose
-kernels by size in ways of their own.
+kernels by size in ways of their own, so nothing is filled up there.
 
 With gradients nothing is filled up: the whole batch is the same then however workers are arranged.
 """
@@ -39,14 +39,14 @@ def few(count: int, *, digits: int = 6) -> int:
     return filled_up(count, 1 << max(0, count.bit_length() - digits))
 
 
-def keys(count: int) -> int:
+def keys(count: int, device: torch.device) -> int:
     """How many keys attention over `count` is computed over."""
-    return count if torch.is_grad_enabled() else filled_up(count, KEYS)
+    return count if torch.is_grad_enabled() or device.type != "cpu" else filled_up(count, KEYS)
 
 
 def filled(x: Tensor) -> Tensor:
     """x (rows, width), with more rows of zeros where no gradients are kept, so that every kernel is a whole one."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or x.device.type != "cpu":
         return x
     missing = filled_up(x.shape[0], ROWS * torch.get_num_threads()) - x.shape[0]
     return F.pad(x, (0, 0, 0, missing)) if missing else x

@@ -65,7 +65,7 @@ class Packed:
         self.ends = (starts + sizes - 1).to(device)  # index of each sequence's last token
         total = sum(self.lengths)
         self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
-        buckets = _buckets(starts, sizes, recurring=recurring)
+        buckets = _buckets(starts, sizes, torch.device(device), recurring=recurring)
         self.shapes = [(index.shape[0], index.shape[1]) for index in buckets]  # (rows, longest) of each bucket
         even = len(set(self.lengths)) == 1 and self.shapes == [(len(self.lengths), self.lengths[0])]
         # Then the flat tokens are the padded rows already.
@@ -153,8 +153,9 @@ def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Ten
     return (age >= 0) & (age < window)
 
 
-def _buckets(starts: Tensor, sizes: Tensor, *, recurring: bool) -> list[Tensor]:
-    """Rows of similar length together, longest first; each bucket is an index (rows, longest) into the flat tokens.
+def _buckets(starts: Tensor, sizes: Tensor, device: torch.device, *, recurring: bool) -> list[Tensor]:
+    """Rows of similar length together, longest first; each bucket is an index (rows, longest) into the flat tokens,
+    which are computed on `device`.
 
     Pads repeat a row's last token. The rows that fill up a recurring bucket are no token's: they hold -1."""
     order = sizes.argsort(descending=True, stable=True).tolist()
@@ -171,7 +172,7 @@ def _buckets(starts: Tensor, sizes: Tensor, *, recurring: bool) -> list[Tensor]:
     indices = []
     for group in groups:
         rows = torch.tensor(group)
-        offsets = torch.arange(keys(padded[group[0]]))
+        offsets = torch.arange(keys(padded[group[0]], device))
         last = (sizes[rows] - 1)[:, None]
         index = starts[rows][:, None] + torch.minimum(offsets[None, :], last)
         missing = few(len(group), digits=2) - len(group) if recurring and len(offsets) <= PRODUCTS_LENGTH else 0
