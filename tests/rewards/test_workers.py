@@ -94,6 +94,28 @@ def test_a_node_that_is_lost_during_a_start_is_no_failure() -> None:
     assert starts == [0, 0, 0], "until it is there, and not beyond"
 
 
+def test_a_worker_that_is_lost_as_soon_as_it_is_ready_is_replaced_once() -> None:
+    begun: list[int] = []
+
+    async def start(number: int) -> SumWorker:
+        begun.append(number)
+        await asyncio.sleep(0.01)
+        return SumWorker(f"judge {number}")
+
+    async def run() -> None:
+        judges = JudgeWorkers(start, 1, patience=9.0, failures=lambda lost: None)
+        place = judges._places[0]
+        async with judges._changed:  # so that who fills the place waits to tell
+            filled = asyncio.create_task(judges._fill(place))
+            while place.worker is None:
+                await asyncio.sleep(0)
+            judges._lose(place, place.worker, WorkerLost("judge 0", "killed"))
+        await asyncio.gather(filled, *judges._tasks)
+
+    asyncio.run(run())
+    assert begun == [0, 0]
+
+
 def test_the_others_answer_for_a_lost_worker_until_another_one_is_ready() -> None:
     room = asyncio.Event()
     started: list[SumWorker] = []

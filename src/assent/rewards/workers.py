@@ -113,20 +113,25 @@ class JudgeWorkers:
 
     async def _fill(self, place: _Place) -> None:
         """Takes: an empty place. Waits for: its worker, as many starts as it takes. Gives: a ready worker."""
-        while place.worker is None and self._broken is None:
+        while self._broken is None:
             pause = 0.0
             try:
                 place.worker = await self._start(place.number)
+                break  # it may be lost before all are told: then another one fills its place
             except NodeLost:
                 pause = PAUSE
             except WorkerLost as lost:
                 self._note(lost)
             except Exception as error:  # noqa: BLE001 - whoever asks is told
                 self._broken = error
-            place.tried = True
-            async with self._changed:
-                self._changed.notify_all()
+            await self._tell(place)
             await asyncio.sleep(pause)
+        await self._tell(place)
+
+    async def _tell(self, place: _Place) -> None:
+        place.tried = True
+        async with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Start no others."""
