@@ -116,6 +116,27 @@ def test_a_worker_that_is_lost_as_soon_as_it_is_ready_is_replaced_once() -> None
     assert begun == [0, 0]
 
 
+def test_workers_that_end_because_all_is_closed_are_no_loss() -> None:
+    lost: list[WorkerLost] = []
+    begun: list[int] = []
+
+    async def start(number: int) -> SumWorker:
+        begun.append(number)
+        return SumWorker(f"judge {number}", last=2)
+
+    async def run() -> None:
+        judges = JudgeWorkers(start, 1, patience=9.0, failures=lost.append)
+        await judges(SEQUENCES)
+        asked = asyncio.create_task(judges(SEQUENCES))
+        await asyncio.sleep(0)  # it asks
+        judges.close()
+        with pytest.raises(RuntimeError, match="the judges were closed"):
+            await asked
+
+    asyncio.run(run())
+    assert (lost, begun) == ([], [0])
+
+
 def test_the_others_answer_for_a_lost_worker_until_another_one_is_ready() -> None:
     room = asyncio.Event()
     started: list[SumWorker] = []

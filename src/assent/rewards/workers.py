@@ -94,7 +94,7 @@ class JudgeWorkers:
 
     def _lose(self, place: _Place, worker: Worker, lost: WorkerLost) -> None:
         """Take a worker out once, however many of its callers notice, and start another in its place."""
-        if place.worker is not worker:
+        if place.worker is not worker or self._broken is not None:
             return
         place.worker = None
         self._note(lost)
@@ -134,6 +134,7 @@ class JudgeWorkers:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Start no others."""
+        """Start no others; those that end now are no loss."""
+        self._broken = self._broken or RuntimeError("the judges were closed")
         for task in self._tasks:
             task.cancel()
