@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from assent.batch import Batch
 from assent.learn.scorer import Scorer
-from assent.maths.invariant import KEYS, entrywise, filled, linear
+from assent.maths.invariant import GRAIN, KEYS, REGISTERS, entrywise, filled, linear, shared_rows, whole_rows
 from assent.models.base import LanguageModel
 from assent.models.context import Packed
 from assent.models.fused import gelu_tanh, swiglu
@@ -72,20 +72,40 @@ def test_rows_and_keys_are_filled_up_on_the_cpu_alone(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("function", [swiglu, gelu_tanh, F.gelu, F.silu])
-@pytest.mark.parametrize("threads", [2, 3])
-def test_nor_does_an_entry_of_an_activation(function: Callable[[torch.Tensor], torch.Tensor], threads: int) -> None:
-    """Rows of a width at which shares of threads end within one."""
-    x, before = torch.randn(3603, 352), torch.get_num_threads()
+@pytest.mark.parametrize(("threads", "width"), [(1, 100), (2, 36), (2, 352), (3, 80), (3, 352), (4, 1024), (4, 3072)])
+def test_nor_does_an_entry_of_an_activation(
+    function: Callable[[torch.Tensor], torch.Tensor], threads: int, width: int
+) -> None:
+    """Widths and numbers of rows at which shares of threads, or blocks, end within a row or a register."""
+    rows = min(3600, 1_500_000 // width)
+    x, before = torch.randn(rows + 3, width), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
             whole = entrywise(function, x)
-            for first, count in ((0, 1), (7, 333), (11, 93), (2, 800), (19, 1301), (100, 3500)):
+            for first, count in ((0, 1), (7, 333), (11, 93), (2, 368), (5, rows // 3), (1, rows - 100)):
                 found = entrywise(function, x[first : first + count])
                 assert torch.equal(found, whole[first : first + count]), count
         assert torch.allclose(whole, function(x))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("width", [36, 80, 352, 896, 3072, 22016])
+def test_runs_of_rows_are_shared_evenly_or_not_at_all(
+    threads: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    whole = whole_rows(width)
+    assert whole * width % REGISTERS == 0
+    for rows in range(0, 40_000_000 // width, 97 * whole):
+        runs = shared_rows(rows, width)
+        assert sum(runs) == rows
+        for run in runs:
+            for entries in (run * width, run * width // 2):
+                tasks = min(threads, -(-entries // GRAIN))
+                assert tasks <= 1 or run % (tasks * whole) == 0
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

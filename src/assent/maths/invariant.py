@@ -7,11 +7,13 @@ whatever the engine, the scorer or the worker has beside it: rollouts may move b
 again, without a trace. This holds for torch's CPU kernels (tests/rollout/test_invariant.py); GPU libraries choose
 kernels by size in ways of their own, so nothing is filled up there.
 
-With gradients nothing is filled up: the whole batch is the same then however workers are arranged.
+With gradients nothing is filled up here: the whole batch is the same then however workers are arranged. (That the
+number of rows in a pass is one of `few` is for speed alone.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -26,6 +28,11 @@ KEYS = 16
 """Keys of an attention call that a kernel takes at once."""
 GRAIN = 32768
 """Entries of an elementwise operation below which torch leaves it to one thread."""
+BLOCK = 1 << 17
+"""Entries that each thread works on at once where an operation has several passes: a few copies of them fit its cache,
+and the copies of a whole tensor in float32 are never made."""
+REGISTERS = 64
+"""Entries that a loop takes at once: two registers of 512 bits in bfloat16, and half as many in float32."""
 
 
 def filled_up(count: int, multiple: int) -> int:
@@ -60,18 +67,37 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def entrywise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """function(x) for x (rows, width), each row as if it were alone where no gradients are kept. Give it filled rows.
+    """function(x) for x (rows, width), each row as if it were alone where no gradients are kept.
 
     Threads share an elementwise operation by entries. The last ones of a share, which fill no register, are computed by
-    another formula (of exp, say), so a share must not end within a row."""
-    threads = torch.get_num_threads()
-    if threads == 1 or torch.is_grad_enabled() or x.device.type != "cpu" or x.numel() < GRAIN:
+    another formula (of exp, say), so shares must end where a row and a register end."""
+    if torch.is_grad_enabled() or x.device.type != "cpu":
         return function(x)
-    all_share = threads == 2 or x.numel() >= 2 * threads * GRAIN
-    if x.shape[0] % threads == 0 and all_share:
-        return function(x)
-    alone = torch.split(x, max(1, (GRAIN - 1) // x.shape[1]))
-    return torch.cat([function(rows) for rows in alone])
+    rows, width = x.shape
+    missing = filled_up(rows, whole_rows(width)) - rows
+    parts = torch.split(F.pad(x, (0, 0, 0, missing)) if missing else x, shared_rows(rows + missing, width))
+    out = function(parts[0]) if len(parts) == 1 else torch.cat([function(part) for part in parts])
+    return out[:rows] if missing else out
+
+
+def whole_rows(width: int) -> int:
+    """The fewest rows that end with a register."""
+    return REGISTERS // math.gcd(REGISTERS, width)
+
+
+def shared_rows(rows: int, width: int) -> list[int]:
+    """Cuts `rows` (whole registers) into runs that either all threads share evenly, or one thread has to itself. An
+    operation may read all of a row, or half of it at a time; runs fit a block of those that work in blocks."""
+    threads, whole = torch.get_num_threads(), whole_rows(width)
+    if threads == 1:
+        return [rows]
+    runs = []
+    least, most = 2 * (threads - 1) * GRAIN // width + 1, max(BLOCK // width // whole, 1) * whole * threads
+    while (run := min(most, rows // (whole * threads) * whole * threads)) >= least:
+        runs.append(run)
+        rows -= run
+    alone = max((GRAIN - 1) // width // whole, 1) * whole
+    return runs + [min(alone, rows - start) for start in range(0, rows, alone)]
 
 
 class Linear(nn.Linear):

@@ -16,9 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-BLOCK = 1 << 17
-"""Entries that each thread works on at once on the CPU: a few copies of them fit its cache, and the copies of a whole
-tensor in float32 are never made."""
+from assent.maths.invariant import BLOCK
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

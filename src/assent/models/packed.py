@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from assent.maths.invariant import few, filled_up
+from assent.maths.invariant import few
 from assent.maths.products import onednn_present
 from assent.models.decoder import MLP, Decoder
 from assent.models.lowrank import LoraLinear
@@ -44,8 +44,8 @@ def kernel_rows() -> int:
 def _whole(x: Tensor) -> Tensor:
     """x with rows filled up to whole kernels, so that none depends on how many there are, and to one of few numbers of
     them (see `maths/invariant.py`)."""
-    rows = x.shape[0]
-    missing = filled_up(few(rows), kernel_rows()) - rows
+    rows, kernel = x.shape[0], kernel_rows()
+    missing = few(-(-rows // kernel)) * kernel - rows
     return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
