@@ -5,7 +5,8 @@ attention. `Packed` is whole sequences side by side (training, scoring, and the 
 the contexts that read and write a KV cache.
 
 Attention itself pads inside buckets of similar length (causal attention needs no mask then: real tokens never look at
-the padding behind them). Projections, MLP, norms and head never see a pad.
+the padding behind them). Projections, MLP, norms and head see no pad, but for the 3 % at most by which
+`learn/readout.py` brings a pass to one of few sizes.
 """
 
 from __future__ import annotations
