@@ -90,7 +90,10 @@ class JudgeWorkers:
                 try:
                     await asyncio.wait_for(self._changed.wait(), self._patience)
                 except TimeoutError:
-                    raise NoWorkersError(f"no judge became ready within {self._patience:g} s") from None
+                    raise NoWorkersError(
+                        f"no judge became ready within {self._patience:g} s, twice runtime.start_timeout (for its "
+                        "room, and for loading): free what `resources` of the reward asks for, or raise it"
+                    ) from None
 
     def _lose(self, place: _Place, worker: Worker, lost: WorkerLost) -> None:
         """Take a worker out once, however many of its callers notice, and start another in its place."""
