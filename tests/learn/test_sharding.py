@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,25 @@ def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, 
 def test_a_rank_without_a_gpu_joins_no_group_of_nccl() -> None:
     with pytest.raises(ValueError, match=r"runtime\.backend=nccl: this rank computes on cpu"):
         join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, backend="nccl")
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", "1"), ("cpu", None)])
+def test_a_group_of_nccl_is_made_to_raise_its_time_outs(
+    device: str, waits: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an environment variable that the installed torch knows. The group itself takes two GPUs."""
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    monkeypatch.setenv(name, "given back afterwards")
+    monkeypatch.delenv(name)
+    assert name in str(torch.distributed.init_process_group.__doc__)
+
+    def made(*given: Any, **named: Any) -> None:
+        raise InterruptedError(os.environ.get(name))
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", made)
+    with pytest.raises(InterruptedError) as found:
+        join("127.0.0.1:9", 0, 2, device=torch.device(device), timeout=1.0)
+    assert found.value.args == (waits,)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

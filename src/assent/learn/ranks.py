@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from assent.runtime.network import let_gloo_be_reached, own_address
+from assent.runtime.network import let_gloo_be_reached, let_nccl_raise, own_address
 from assent.types import Stats, merge_stats
 
 BUCKET_ELEMENTS = 1 << 24
@@ -160,6 +160,8 @@ def join(
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     let_gloo_be_reached()
+    if backend == "nccl":
+        let_nccl_raise()
     dist.init_process_group(
         backend, init_method=f"tcp://{address}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
     )

@@ -1,4 +1,4 @@
-"""By which address, and through which interface, other machines reach this one."""
+"""By which address, and through which interface, other machines reach this one, and how collectives fail."""
 
 from __future__ import annotations
 
@@ -43,3 +43,10 @@ def let_gloo_be_reached() -> None:
     interface = interface_of(own_address())
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def let_nccl_raise() -> None:
+    """Have NCCL's groups that are made from here on raise a time-out in whoever waits, as gloo does. By themselves they
+    end the process, so that one which waited for a stuck rank would look like the lost one. The price: a wait holds up
+    the CPU as well. Not tried on GPUs, for which it takes two."""
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")

@@ -10,7 +10,6 @@ vLLM have for themselves. Nobody enters a collective before all have arrived: un
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from assent.runtime.network import let_gloo_be_reached, own_address
+from assent.runtime.network import let_gloo_be_reached, let_nccl_raise, own_address
 from assent.runtime.worker import reason_of
 from assent.weights.parcel import Parcel
 
@@ -178,7 +177,7 @@ class _Group:
         if not self.nccl:
             let_gloo_be_reached()
             return dist.ProcessGroupGloo(meeting, self._rank, self._world, self._timeout)
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a time-out ends the process
+        let_nccl_raise()
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         return dist.ProcessGroupNCCL(meeting, self._rank, self._world, options)
