@@ -151,7 +151,8 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
 
 
 def test_a_node_is_lost_and_another_joins(make_recipe: Recipe, tmp_path: Path) -> None:
-    """A run uses two nodes; one is killed, the other goes on alone; a third joins mid-run and is used."""
+    """A run uses two nodes, of 2 CPUs and 1: a third of all is a CPU, and the three processes find room side by side.
+    One node is killed, the other goes on alone; a third joins mid-run and is used."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     more: dict[str, Any] = {"train": {"steps": 30}, "save": {"steps": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
@@ -171,8 +172,7 @@ def test_a_node_is_lost_and_another_joins(make_recipe: Recipe, tmp_path: Path) -
             time.sleep(0.5)  # the new node's worker takes a while to be ready
         return {}
 
-    runtime = {**RAY, "max_failures": 1, "address": cluster.address, "resources_per_rollout_worker": {"CPU": 1}}
-    runtime["resources_per_worker"] = {"CPU": 1}
+    runtime = {**RAY, "max_failures": 1, "address": cluster.address}
     recipe = make_recipe("grpo", tmp_path / "lost", runtime=runtime, rollout={"workers": 2}, **more)
     try:
         with killer.at_work():

@@ -199,7 +199,7 @@ class RayCrew:
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
         processes = training + (0 if self.shares else rollout) + len(rewards)
-        self.share = share = equal_share(runtime.cpus(), processes)
+        self.share = share = equal_share(runtime.nodes(), processes)
         self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
         self.threads = self._threads(self.rank_bundles[0])
         self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
@@ -241,8 +241,13 @@ class RayCrew:
         bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
         self.rank_group = self.runtime.reserve(self.rank_bundles)
-        opened = [self._form()] if self.pool is None else [self._form(), self.pool.open()]
-        await asyncio.gather(*opened)
+        if self.pool is None:
+            await self._form()
+        elif self.shares and self.settings.rollout.engine == "vllm":
+            await self._form()  # vLLM measures the devices' free memory, which ranks must not take or leave meanwhile
+            await self.pool.open()
+        else:
+            await asyncio.gather(self._form(), self.pool.open())
         self._opened = True
         self.say(f"{what} are ready")
 

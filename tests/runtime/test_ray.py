@@ -99,7 +99,7 @@ async def clerks(runtime: RayRuntime, count: int) -> list[RayWorker]:
 
 def test_what_never_fits_is_refused_with_the_sum(runtime: Runtime) -> None:
     cluster, _ = runtime
-    asked = int(cluster.cpus()) + 1
+    asked = int(cluster.resources()["CPU"]) + 1
     with pytest.raises(ResourcesError, match=rf"two clerks ask for {asked} CPU, 2 GPU in all, the cluster has "):
         cluster.check([{"CPU": 1.0, "GPU": 1.0}, {"CPU": asked - 1.0, "GPU": 1.0}], what="two clerks")
 
@@ -108,7 +108,7 @@ def test_who_has_not_the_token_is_not_let_in(runtime: Runtime) -> None:
     """And what waits for room is a demand that Ray's autoscaler sees."""
     cluster, do = runtime
     address = ray.get_runtime_context().gcs_address
-    asked = cluster.cpus() + 1
+    asked = cluster.resources()["CPU"] + 1
     code = f"""
 from assent.runtime.settings import RuntimeSettings
 from assent.runtime.ray import RayRuntime
@@ -142,7 +142,7 @@ def test_what_is_taken_is_waited_for_in_time(runtime: Runtime) -> None:
     cluster, do = runtime
 
     async def steps() -> None:
-        assert await cluster.placed(cluster.reserve([{"CPU": cluster.cpus()}]), within=20.0)
+        assert await cluster.placed(cluster.reserve([{"CPU": cluster.resources()["CPU"]}]), within=20.0)
         assert not await cluster.placed(cluster.reserve([{"CPU": 1.0}]), within=0.5)
         cluster.end_workers()  # gives back what was reserved
 

@@ -28,7 +28,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from assent.runtime import stage
-from assent.runtime.resources import Resources, ResourcesError, added, part_of, shown
+from assent.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from assent.runtime.settings import RuntimeSettings
 from assent.runtime.worker import NodeLost, SenderLost, WorkerLost, reason_of
 
@@ -226,7 +226,7 @@ class RayRuntime:
             )
         with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run unsaved
-        nodes = sum(node["Alive"] for node in _state().nodes())
+        nodes = len(self.nodes())
         return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}"
 
     def resources(self) -> Resources:
@@ -234,17 +234,13 @@ class RayRuntime:
         found: Resources = _state().cluster_resources()
         return found
 
-    def cpus(self) -> float:
-        return self.resources().get("CPU", 0.0)
+    def nodes(self) -> list[Resources]:
+        """What each living node has, used or not."""
+        return [node["Resources"] for node in _state().nodes() if node["Alive"]]
 
     def check(self, bundles: Sequence[Resources], *, what: str) -> None:
-        """Raises ResourcesError with the sum where the cluster can never hold the bundles as it is."""
-        asked, there = added(bundles), self.resources()
-        if any(amount > there.get(name, 0.0) + 1e-6 for name, amount in asked.items()):
-            raise ResourcesError(
-                f"{what} ask for {shown(asked)} in all, the cluster has {shown(there)}: lower "
-                "runtime.num_training_workers, rollout.workers or what each reserves, or add nodes"
-            )
+        """Raises ResourcesError with the sums where the nodes can never hold the bundles as they are."""
+        check_room(self.nodes(), bundles, what=what)
 
     def reserve(self, bundles: Sequence[Resources]) -> Any:
         """Ask for one bundle a worker, side by side where they fit. Ray's autoscaler sees what is asked; where a node

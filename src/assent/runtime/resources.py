@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 Resources = dict[str, float]
+TINY = 1e-6
+"""What sums of amounts may be off by."""
 
 
 class ResourcesError(ValueError):
@@ -29,15 +32,58 @@ def shown(resources: Resources) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def equal_share(cpus: float, processes: int) -> float:
-    """CPUs of one of so many equal processes, in hundredths."""
-    share = cpus / processes
-    return float(int(share)) if share >= 1 else max(int(share * 100) / 100, 0.01)
+def equal_share(nodes: Sequence[Resources], processes: int) -> Resources:
+    """What each of so many equal processes may reserve: the most whole CPUs of which all find room, and no process
+    reaches over nodes; hundredths of a CPU where there are more processes than CPUs."""
+    hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
+
+    def fits(share: int) -> bool:
+        return sum(cpus // share for cpus in hundredths) >= processes
+
+    most = sum(hundredths) // processes
+    whole = range(most // 100 * 100, 0, -100)
+    return {"CPU": next(filter(fits, (*whole, *range(min(most, 99), 0, -1))), 1) / 100}
 
 
-def reserved(given: Mapping[str, float], share: float) -> Resources:
-    """A process's bundle: an equal share of the CPUs unless it was given others."""
-    return {"CPU": share} | {name: float(amount) for name, amount in given.items()}
+def reserved(given: Mapping[str, float], share: Resources) -> Resources:
+    """A process's bundle: an equal share unless it was given others."""
+    return share | {name: float(amount) for name, amount in given.items()}
+
+
+def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what: str) -> None:
+    """Raises ResourcesError with the sums where the nodes can never hold the bundles side by side."""
+    asked, there = added(bundles), added(nodes)
+    lower = "lower runtime.num_training_workers, rollout.workers or what each reserves, or add nodes"
+    if any(amount > there.get(name, 0.0) + TINY for name, amount in asked.items()):
+        raise ResourcesError(f"{what} ask for {shown(asked)} in all, the cluster has {shown(there)}: {lower}")
+    if not packed(nodes, bundles):
+        alike = Counter(shown({name: node.get(name, 0.0) for name in asked}) for node in nodes)
+        sums = "; ".join(f"{count} with {sum}" for sum, count in alike.items())
+        each = "; ".join(f"{count} for {sum}" for sum, count in Counter(map(shown, bundles)).items())
+        raise ResourcesError(
+            f"{what} ask for {shown(asked)} in all ({each}), which do not fit side by side, for none reaches over "
+            f"nodes: the cluster's are {sums}: {lower}"
+        )
+
+
+def packed(nodes: Sequence[Resources], bundles: Sequence[Resources]) -> bool:
+    """Whether each bundle finds a node: those that few nodes can hold first, then the largest, on the first that has
+    room (first-fit decreasing). Of very unequal bundles it may miss a way that there is."""
+    there, left = added(nodes), [dict(node) for node in nodes]
+
+    def size(bundle: Resources) -> float:
+        return max((amount / there[name] for name, amount in bundle.items() if there.get(name)), default=0.0)
+
+    for bundle in sorted(bundles, key=lambda bundle: (sum(_holds(node, bundle) for node in nodes), -size(bundle))):
+        node = next((node for node in left if _holds(node, bundle)), None)
+        if node is None:
+            return False
+        node.update({name: node.get(name, 0.0) - amount for name, amount in bundle.items()})
+    return True
+
+
+def _holds(node: Resources, bundle: Resources) -> bool:
+    return all(amount <= node.get(name, 0.0) + TINY for name, amount in bundle.items())
 
 
 def part_of(bundle: Mapping[str, float], name: str, sharers: int) -> float:

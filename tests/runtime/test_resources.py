@@ -1,0 +1,65 @@
+"""What processes reserve on nodes, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from assent.runtime.resources import Resources, ResourcesError, check_room, equal_share, packed
+
+
+def of(*cpus: float) -> list[Resources]:
+    return [{"CPU": float(amount)} for amount in cpus]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "processes", "share"),
+    [
+        ((8,), 2, 4.0),
+        ((8,), 3, 2.0),  # 3 * 2 = 6, 3 * 3 = 9
+        ((8, 8), 5, 2.0),  # of 3 a node holds 2, both 4; of 2 it holds 4
+        ((8, 8), 4, 4.0),
+        ((8, 4), 3, 4.0),  # 2 + 1
+        ((2, 1), 3, 1.0),
+        ((0, 2, 2), 4, 1.0),  # a head that computes nothing
+        ((2,), 3, 0.66),  # 3 * 66 = 198 of 200 hundredths
+        ((2, 1), 4, 0.66),  # 3 + 1; of 0.75 it would be 2 + 1
+        ((1, 1), 3, 0.5),
+        ((0,), 1, 0.01),  # what does not fit is refused, with its sums
+    ],
+)
+def test_an_equal_share_is_the_most_of_which_all_find_room(
+    cpus: tuple[float, ...], processes: int, share: float
+) -> None:
+    assert equal_share(of(*cpus), processes) == {"CPU": share}
+    assert packed(of(*cpus), [{"CPU": share}] * processes) == any(cpus)
+
+
+def test_what_fits_only_in_all_is_refused_with_the_sums_of_nodes() -> None:
+    with pytest.raises(ResourcesError) as error:
+        check_room(of(8, 8, 2), [{"CPU": 3.0}] * 5, what="five workers")
+    assert str(error.value).startswith(
+        "five workers ask for 15 CPU in all (5 for 3 CPU), which do not fit side by side, for none reaches over nodes: "
+        "the cluster's are 2 with 8 CPU; 1 with 2 CPU: lower runtime.num_training_workers, rollout.workers or "
+    )
+    check_room(of(8, 8, 3), [{"CPU": 3.0}] * 5, what="five workers")
+
+
+def test_what_exceeds_the_sum_is_refused_with_it() -> None:
+    nodes: list[Resources] = [{"CPU": 8.0, "GPU": 1.0, "memory": float(2**30), "node:127.0.0.1": 1.0}]
+    with pytest.raises(ResourcesError, match=r"ask for 2 CPU, 2 GPU in all, the cluster has 8 CPU, 1 GPU, 1\.0 GiB m"):
+        check_room(nodes, [{"CPU": 1.0, "GPU": 1.0}] * 2, what="two workers")
+
+
+@pytest.mark.parametrize(
+    ("bundles", "fits"),
+    [
+        (of(1, 3, 1, 3), True),  # 3 and 1 on each node; in the order given, 1 and 3, then 1, then no 3
+        (of(3, 3, 2), False),
+        ([{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 2.0, "home": 1.0}], True),  # who has one choice is first
+        ([{"CPU": 4.0}, {"CPU": 1.0, "home": 1.0}, {"CPU": 1.0, "home": 1.0}], False),  # one home only
+        ([{"home": 0.5}, {"home": 0.5}, {"CPU": 4.0}, {"CPU": 4.0}], True),
+        ([{"CPU": 1.0, "GPU": 1.0}], False),
+    ],
+)
+def test_bundles_are_packed_on_nodes(bundles: list[Resources], fits: bool) -> None:
+    assert packed([{"CPU": 4.0, "home": 1.0}, {"CPU": 4.0}], bundles) == fits
