@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from assent.crew import RayCrew
 from assent.loop.checkpoint import Store
@@ -36,3 +40,31 @@ def test_a_rank_that_was_given_up_and_still_writes_harms_no_later_checkpoint(tmp
     assert (store.model("policy") / "model").read_text() == "2"
     store.sweep()
     assert [path.name for path in (tmp_path / "policy").iterdir()] == ["epoch1epochstep1globalstep1"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "engine", "expected"),
+    [
+        (True, "vllm", ["ranks start", "ranks rest", "workers start", "workers are there"]),
+        (False, "vllm", ["ranks start", "workers start", "ranks rest", "workers are there"]),
+        (True, "native", ["ranks start", "workers start", "ranks rest", "workers are there"]),
+    ],
+)
+def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, expected: list[str]) -> None:
+    """It measures free memory, which is the ranks' to take and leave until then."""
+    seen: list[str] = []
+
+    async def starting(first: str, last: str) -> None:
+        seen.append(first)
+        await asyncio.sleep(0)
+        seen.append(last)
+
+    crew: Any = object.__new__(RayCrew)
+    crew.settings = SimpleNamespace(rollout=SimpleNamespace(engine=engine))
+    crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None)
+    crew.rank_bundles, crew.rollout_bundle, crew.judge_bundles, crew._rollouts = [{}], {}, [], 1
+    crew.shares, crew.say = shares, lambda text: None
+    crew._form = lambda: starting("ranks start", "ranks rest")
+    crew.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
+    asyncio.run(crew._open())
+    assert seen == expected

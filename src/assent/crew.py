@@ -291,16 +291,9 @@ class RayCrew:
 
     async def _rank(self, number: int) -> RayWorker:
         name, group = f"training rank {number}", self.rank_group
-        threads = self._threads(self.rank_bundles[number])
+        threads, sharers = self._threads(self.rank_bundles[number]), 1 + self._sharing(number)
         return await self.runtime.spawn(
-            RankProcess,
-            self.recipe,
-            self.plan,
-            name=name,
-            group=group,
-            place=number,
-            threads=threads,
-            sharers=1 + self._sharing(number),
+            RankProcess, self.recipe, self.plan, name=name, group=group, place=number, threads=threads, sharers=sharers
         )
 
     def _end_ranks(self) -> None:
