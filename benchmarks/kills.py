@@ -226,11 +226,11 @@ def nodes_lost(kills: list[Kill], task: Task) -> bool:
         cluster.add_node(**NODE)
         if kills[0].role == "partition":
             islands.append(Island(cluster.address, NODE["num_cpus"]))
-            joined(cluster, 3)
+            joined(cluster, 3, islands[0])
         else:
             cluster.add_node(**NODE)
         each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
-        recipe = task.recipe(kills, "killed", workers=2, runtime={**RUNTIME, **each, "address": cluster.address})
+        recipe = task.recipe(kills, "killed", workers=2, runtime={**CLUSTER, **each, "address": cluster.address})
         recipe["rewards"][1]["resources"] = {"CPU": 1}
         killer = Killer(kills, cluster=cluster, expected=4, islands=islands)
         with killer.at_work():
@@ -305,7 +305,8 @@ def committed(done: Run) -> int:
     return int(names[-1].rpartition("globalstep")[2]) if names else 0
 
 
-RUNTIME = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 5.0, "max_failures": -1}
+CLUSTER = {"kind": "ray", "heartbeat_timeout": 5.0, "max_failures": -1}
+RUNTIME = CLUSTER | {"object_store_mb": 100}
 
 
 def alike(whole: Run, disturbed: Run) -> bool:

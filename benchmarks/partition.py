@@ -30,6 +30,8 @@ MEMORY = 100 << 20
 
 ALONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "30"}
 """Seconds without the head after which a node ends by itself; Ray's own are 60."""
+JOINS = 120.0
+"""Seconds in which a node must have joined its cluster."""
 
 
 def missing() -> str | None:
@@ -51,11 +53,19 @@ class Island:
         self.namespace = new_namespace()
         self.link = f"isle{os.getpid()}.{self.namespace}"
         self.address = ""
-        self._wire()
-        amounts = [f"--num-cpus={cpus}", f"--resources={json.dumps(resources)}", f"--object-store-memory={MEMORY}"]
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={head}", *amounts, "--block"]
+        try:
+            self._wire()
+            self.node = self._joining()
+        except BaseException:
+            os.close(self.namespace)
+            raise
+
+    def _joining(self) -> subprocess.Popen[bytes]:
+        amounts = [f"--num-cpus={self.cpus}", f"--resources={json.dumps(self.resources)}"]
+        amounts += [f"--object-store-memory={MEMORY}"]
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={self.head}", *amounts, "--block"]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.node = subprocess.Popen(self._inside(*ray), env=os.environ | ALONE, **quiet)
+        return subprocess.Popen(self._inside(*ray), env=os.environ | ALONE, **quiet)
 
     def another(self) -> Island:
         """Like this one."""
@@ -125,9 +135,15 @@ def is_agent(pid: int) -> bool:
     return True
 
 
-def joined(cluster: Any, nodes: int) -> None:
-    """Wait until so many nodes are in a cluster (of `ray.cluster_utils`), neither fewer nor more."""
-    while sum(node["Alive"] for node in cluster.global_state.node_table()) != nodes:
+def joined(cluster: Any, nodes: int, island: Island, *, within: float = JOINS) -> None:
+    """Wait until so many nodes are in a cluster (of `ray.cluster_utils`), neither fewer nor more. Raises where the
+    last of them, `island`, ends instead, and where it takes longer than `within` seconds."""
+    until = time.monotonic() + within
+    while (there := sum(node["Alive"] for node in cluster.global_state.node_table())) != nodes:
+        if (status := island.node.poll()) is not None:
+            raise ChildProcessError(f"an island's node ended with exit status {status} and did not join the cluster")
+        if time.monotonic() > until:
+            raise TimeoutError(f"nodes in the cluster after {within:g} s: {there}, not {nodes}")
         time.sleep(0.1)
 
 

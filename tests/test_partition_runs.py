@@ -28,7 +28,7 @@ from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
 from assent.loop.checkpoint import Store
 
-RUNTIME = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 20.0}
+LONG = {"kind": "ray", "heartbeat_timeout": 20.0}
 RULE = {"kind": "function", "function": f"{Path(__file__).with_name('tiny.py')}:varied"}
 SHORT = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}
 STEPS = 16
@@ -48,10 +48,12 @@ def cluster() -> Iterator[Any]:
 def islands(cluster: Any) -> Iterator[list[Island]]:
     """One, and behind it those that took its place: where it has more of something, workers go there first."""
     islands = [Island(cluster.address, 3, learner=1, judge=100)]
-    joined(cluster, 2)
-    yield islands
-    for island in islands:
-        island.end()
+    try:
+        joined(cluster, 2, islands[0])
+        yield islands
+    finally:
+        for island in islands:
+            island.end()
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Setting:
     def disturbed(self, kill: Kill, *, workers: int, runtime: dict[str, Any], **more: Any) -> Run:
         """A run whose island is cut off, with so many workers in all. It comes back while the run goes on."""
         killer = Killer([kill], cluster=self.cluster, expected=workers, islands=self.islands)
-        runtime = RUNTIME | {"address": self.cluster.address} | runtime
+        runtime = LONG | {"address": self.cluster.address} | runtime
         recipe = self.task.recipe([kill], "cut", runtime=runtime, train={"steps": STEPS}, **more)
         with killer.at_work():
             done = run(load_settings(recipe), hooks=[killer.hook])
@@ -110,7 +112,7 @@ def test_a_training_rank_is_cut_off(setting: Setting) -> None:
         store.verify(name)
     assert not list(store.folder.glob("*/.writing-*")), "nothing half written is left"
     assert [record["step"] for record in done.metrics] == list(range(1, STEPS + 1))
-    setting.check(kill, done, runtime=RUNTIME | {"num_training_workers": 2}, rewards=[RULE])
+    setting.check(kill, done, runtime=LONG | {"num_training_workers": 2, "object_store_mb": 100}, rewards=[RULE])
 
 
 def test_the_page_advises_what_was_tried() -> None:

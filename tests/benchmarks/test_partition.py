@@ -1,0 +1,44 @@
+"""What holds of an island before a run is on it. Cutting one off is `tests/test_partition_runs.py`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import partition
+import pytest
+from partition import Island, joined, missing
+
+isolated = pytest.mark.skipif(bool(reason := missing()), reason=f"a network partition {reason}")
+
+
+@pytest.fixture
+def cluster() -> Any:
+    """Of one node, which no other one joins."""
+    return SimpleNamespace(global_state=SimpleNamespace(node_table=lambda: [{"Alive": True}, {"Alive": False}]))
+
+
+def test_a_node_that_ends_instead_of_joining_is_not_waited_for(cluster: Any) -> None:
+    with subprocess.Popen(["sh", "-c", "exit 7"]) as node, pytest.raises(ChildProcessError, match="exit status 7"):
+        joined(cluster, 2, SimpleNamespace(node=node))
+
+
+def test_a_node_that_does_not_join_is_not_waited_for_without_end(cluster: Any) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as node:
+        joined(cluster, 1, SimpleNamespace(node=node))
+        with pytest.raises(TimeoutError, match=r"after 0\.1 s: 1, not 2"):
+            joined(cluster, 2, SimpleNamespace(node=node), within=0.1)
+
+
+@isolated
+def test_an_island_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*command: str) -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(partition, "call", fails)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="no such device"):
+        Island("127.0.0.1:6379", 1)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
