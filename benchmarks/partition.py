@@ -30,6 +30,8 @@ MEMORY = 100 << 20
 
 ALONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "30"}
 """Seconds without the head after which a node ends by itself; Ray's own are 60."""
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "/dashboard/agent.py", "/runtime_env/agent/main.py")
+"""How words of their command lines end: what they call themselves, and before that what was started."""
 JOINS = 120.0
 """Seconds in which a node must have joined its cluster."""
 
@@ -129,9 +131,11 @@ class Island:
 
 
 def is_agent(pid: int) -> bool:
-    """Also where it has ended."""
+    """Whether it is one of Ray's two agents of a node; also where it has ended. A raylet, which is told how to start
+    them, is none."""
     with suppress(OSError):
-        return "agent" in Path(f"/proc/{pid}/cmdline").read_text().lower()
+        program, *arguments = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+        return not program.endswith("/raylet") and any(word.endswith(AGENTS) for word in (program, *arguments))
     return True
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import partition
 import pytest
-from partition import Island, joined, missing
+from partition import Island, is_agent, joined, missing
 
 isolated = pytest.mark.skipif(bool(reason := missing()), reason=f"a network partition {reason}")
 
@@ -30,6 +32,30 @@ def test_a_node_that_does_not_join_is_not_waited_for_without_end(cluster: Any) -
         joined(cluster, 1, SimpleNamespace(node=node))
         with pytest.raises(TimeoutError, match=r"after 0\.1 s: 1, not 2"):
             joined(cluster, 2, SimpleNamespace(node=node), within=0.1)
+
+
+PATH = "/ray/dashboard/agent.py"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells command lines in files")
+@pytest.mark.parametrize(
+    ("program", "arguments", "agent"),
+    [
+        ("ray::DashboardAgent", ["", ""], True),
+        ("ray::RuntimeEnvAgent", [""], True),
+        ("python", ["-u", PATH, "--listen-port=1"], True),
+        ("python", ["-u", "/ray/_private/runtime_env/agent/main.py"], True),
+        ("/ray/core/src/ray/raylet/raylet", [f"--dashboard_agent_command=python {PATH} --listen-port=1"], False),
+        ("/ray/core/src/ray/raylet/raylet", [f"--dashboard_agent_command=python {PATH}"], False),
+        ("ray::Host.call", [""], False),
+    ],
+)
+def test_an_agent_is_known_by_what_runs(program: str, arguments: Sequence[str], agent: bool) -> None:
+    waits, pipe = [program, "-c", "echo; read line", *arguments], subprocess.PIPE
+    with subprocess.Popen(waits, executable="/bin/sh", stdin=pipe, stdout=pipe) as process:
+        process.stdout.readline()  # it runs: before that it has no command line
+        assert is_agent(process.pid) is agent
+    assert is_agent(process.pid), "it has ended"
 
 
 @isolated
