@@ -67,7 +67,8 @@ class Island:
         amounts += [f"--object-store-memory={MEMORY}"]
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={self.head}", *amounts, "--block"]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(self._inside(*ray), env=os.environ | ALONE, **quiet)
+        environment = {key: value for key, value in os.environ.items() if key != "GLOO_SOCKET_IFNAME"} | ALONE
+        return subprocess.Popen(self._inside(*ray), env=environment, **quiet)
 
     def another(self) -> Island:
         """Like this one."""

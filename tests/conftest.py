@@ -71,6 +71,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.fixture(autouse=True)
+def no_interface_is_left() -> Iterator[None]:
+    """Joining a group in this process says where gloo is to listen. Processes that later tests start elsewhere, on an
+    island of tests/test_partition_runs.py for one, have other interfaces."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    yield
+    if before is None:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Tiny tensors only lose by several threads, and runs that are compared bit for bit need the same number."""
