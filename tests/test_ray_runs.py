@@ -172,7 +172,7 @@ def test_a_node_is_lost_and_another_joins(make_recipe: Recipe, tmp_path: Path) -
             time.sleep(0.5)  # the new node's worker takes a while to be ready
         return {}
 
-    runtime = {**RAY, "max_failures": 1, "address": cluster.address}
+    runtime = {"kind": "ray", "heartbeat_timeout": 10.0, "max_failures": 1, "address": cluster.address}
     recipe = make_recipe("grpo", tmp_path / "lost", runtime=runtime, rollout={"workers": 2}, **more)
     try:
         with killer.at_work():

@@ -13,6 +13,7 @@ from assent.recipes import completed, defaults, load_settings
 from assent.rollout.settings import RolloutSettings
 from assent.settings import Settings, SettingsError, check, resolved
 
+SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 VALID: dict[str, Any] = {
     "model": {"path": "some/model"},
     "data": {"train": "some/data"},
@@ -75,6 +76,8 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["runtime=ray", "rollout.workers=0"], "rollout.workers=0 must be 1 or more"),
         ("sft", ["runtime.num_training_workers=2"], "runtime.num_training_workers=2 needs runtime=ray"),
         ("sft", ["runtime=ray", "runtime.resources_per_worker={CPU: -1}"], "resources_per_worker.CPU=-1.0 must be 0"),
+        ("sft", ["runtime.call_timeout=60"], "runtime.call_timeout=60.0 needs runtime=ray"),
+        ("sft", [*SHARDS, "runtime.cpu_offload=true", "device=cpu"], "cpu_offload=true has no effect with device=cpu"),
         ("sft", ["runtime=ray", "runtime.heartbeat_timeout=0"], "runtime.heartbeat_timeout=0.0 must be above 0"),
     ],
 )

@@ -271,8 +271,10 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
 
 
 def _about_runtime(s: Settings) -> list[str]:
-    problems = s.runtime.problems()
+    problems = s.runtime.problems(replays=s.rollout.replay is not None)
     problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
+    if s.runtime.cpu_offload and s.device == "cpu":
+        problems.append("runtime.cpu_offload=true has no effect with device=cpu: set it to false, or device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'")
     if s.rollout.workers < 1:

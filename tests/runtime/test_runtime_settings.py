@@ -12,6 +12,10 @@ from assent import load_settings
 from assent.runtime.settings import NO_SHARDS, SHARED, DistributedSettings, RuntimeSettings
 from assent.weights.transport import Collective, transport_of
 
+TIMES = ("start", "collective", "heartbeat", "call")
+THERE = {"kind": "ray", "address": "10.0.0.1:6379"}
+NO_EFFECT = "has no effect on the cluster at runtime.address=10.0.0.1:6379, which runs already: leave it out"
+
 
 @pytest.mark.parametrize(
     ("given", "message"),
@@ -23,10 +27,21 @@ from assent.weights.transport import Collective, transport_of
         ({"kind": "ray", "cpu_offload": True}, "runtime.cpu_offload=true needs runtime.strategy=fsdp, not replicate"),
         ({"backend": "gloo"}, "runtime.backend=gloo needs runtime=ray"),
         ({"kind": "ray", "backend": "mpi"}, "runtime.backend=mpi is not one of auto, gloo, nccl"),
+        *(({key: 100}, f"runtime.{key}=100 needs runtime=ray") for key in ("object_store_mb", "max_failures")),
+        *(({f"{what}_timeout": 7.0}, f"runtime.{what}_timeout=7.0 needs runtime=ray") for what in TIMES),
+        ({"dashboard": True}, "runtime.dashboard=True needs runtime=ray"),
+        ({**THERE, "dashboard": True}, f"runtime.dashboard=True {NO_EFFECT}"),
+        ({**THERE, "object_store_mb": 100}, f"runtime.object_store_mb=100 {NO_EFFECT}"),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
     assert RuntimeSettings(**given).problems() == [message]
+
+
+def test_a_replay_may_say_how_the_processes_of_the_run_were_held() -> None:
+    """Its settings are those of that run, and it has none; how many ranks there were matters to the weights."""
+    given = RuntimeSettings(heartbeat_timeout=5.0, weights="collective", num_training_workers=2)
+    assert given.problems(replays=True) == ["runtime.num_training_workers=2 needs runtime=ray"]
 
 
 def test_shards_of_ray_ranks_are_no_problem() -> None:

@@ -8,6 +8,7 @@ its own; what the chosen runtime cannot do is refused by name, so that no key is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,23 @@ WEIGHTS = ("store", "collective")
 """How new weights get to rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
 """What carries collectives: those of training ranks, and weights that travel by one."""
-
+OF_RANKS = ("num_training_workers", "strategy", "backend")
+"""What only ray follows, and weights depend on."""
+OF_RAY = (
+    *OF_RANKS,
+    "address",
+    "resources_per_worker",
+    "resources_per_rollout_worker",
+    "weights",
+    "object_store_mb",
+    "dashboard",
+    "start_timeout",
+    "collective_timeout",
+    "heartbeat_timeout",
+    "call_timeout",
+    "max_failures",
+)
+"""What only ray follows."""
 
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
@@ -68,8 +85,8 @@ class RuntimeSettings:
     max_failures: int = 3
     """Lost workers that are replaced before the run ends with the reason; -1 never gives up."""
 
-    def problems(self) -> list[str]:
-        """What is no value, or has no effect."""
+    def problems(self, *, replays: bool = False) -> list[str]:
+        """What is no value, or has no effect. A run that replays another may say how that one's processes were held."""
         found = []
         if self.kind not in ("local", "ray"):
             found.append(f"runtime.kind={self.kind} is not one of local, ray")
@@ -94,7 +111,10 @@ class RuntimeSettings:
         if self.object_store_mb < 80:
             found.append(f"runtime.object_store_mb={self.object_store_mb} is below Ray's least, 80")
         if self.kind == "local":
-            found += [f"runtime.{key} needs runtime=ray" for key in self._of_ray()]
+            found += [f"runtime.{key} needs runtime=ray" for key in self._changed(OF_RANKS if replays else OF_RAY)]
+        elif self.address is not None:
+            where = f"has no effect on the cluster at runtime.address={self.address}, which runs already: leave it out"
+            found += [f"runtime.{key} {where}" for key in self._changed(("object_store_mb", "dashboard"))]
         return found
 
     def about_backend(self, *, device: str, samples: bool, shared: bool) -> list[str]:
@@ -114,11 +134,9 @@ class RuntimeSettings:
         lacking = [key for key in keys if getattr(self, key).get("GPU", 0.0) < 1]
         return [f"runtime.backend=nccl needs a GPU for each process: set runtime.{key}={{GPU: 1}}" for key in lacking]
 
-    def _of_ray(self) -> list[str]:
-        """What was set that only ray follows."""
+    def _changed(self, keys: Sequence[str]) -> list[str]:
+        """Those that are not as they are by default, with their values."""
         plain = RuntimeSettings()
-        keys = ["address", "num_training_workers", "strategy", "weights", "backend", "dashboard"]
-        keys += ["resources_per_worker", "resources_per_rollout_worker"]
         return [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) != getattr(plain, key)]
 
 
