@@ -12,6 +12,8 @@ from assent.models.base import LanguageModel
 from assent.models.context import Packed
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model, load_model, save_model
+from assent.models.lora import add_lora
+from assent.models.settings import LoraSettings
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -189,6 +191,31 @@ def test_fresh_weights_depend_on_the_seed_alone(tiny: Tiny) -> None:
     second, other = fresh_model(tiny("llama"), seed=7), fresh_model(tiny("llama"), seed=8)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.head.weight, other.head.weight)
+
+
+@pytest.mark.parametrize("head", ["lm", "scalar"])
+def test_and_not_on_the_device(head: Any, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a meta parameter is given, which stands for a GPU's, is what the CPU's parameter is."""
+
+    def begun(device: str) -> Decoder:
+        model = fresh_model(tiny("llama"), head=head, seed=5, device=device)
+        add_lora(model, LoraSettings(rank=2), seed=6)
+        assert isinstance(model, Decoder)
+        return model
+
+    copy, given = torch.Tensor.copy_, list[torch.Tensor]()
+
+    def copied(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if x.is_meta and not values.is_meta:
+            given.append(values)
+        return copy(x, values)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    begun("meta")
+    left = [p for name, p in begun("cpu").named_parameters() if "norm" not in name and "lora_b" not in name]
+    assert len(given) == len(left) == 24  # embedding, head; of 2 layers 4 projections and the A of 7 adapters
+    for values in given:
+        assert sum(values.shape == p.shape and torch.equal(values, p) for p in left) == 1
 
 
 def test_a_fresh_scalar_head_has_the_published_spread(tiny: Tiny) -> None:

@@ -24,6 +24,7 @@ from assent.models.config import DecoderConfig, HeadKind, RopeScaling
 from assent.models.context import Context
 from assent.models.families import write_config
 from assent.models.files import write_safetensors
+from assent.models.fresh import draw_normal, generator
 from assent.models.fused import embed, gelu_tanh, rms_norm, swiglu
 from assent.models.layout import stored_tensors
 from assent.models.lowrank import merged_parameters
@@ -228,7 +229,7 @@ class Decoder(LanguageModel):
     def initialise(self, seed: int) -> None:
         """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in
         GPT-2; a scalar head N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
-        generator = torch.Generator(self.device).manual_seed(seed)
+        source = generator(seed)
         std = self.config.init_std
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -236,14 +237,12 @@ class Decoder(LanguageModel):
             elif "norm" in name:
                 parameter.fill_(1.0)
             elif name.endswith(("attention.output.weight", "mlp.down.weight")):
-                parameter.normal_(0.0, std / math.sqrt(2 * self.config.layers), generator=generator)
+                draw_normal(parameter, std / math.sqrt(2 * self.config.layers), source)
             elif name != "head.weight" or self.head_kind == "lm":
-                parameter.normal_(0.0, std, generator=generator)
+                draw_normal(parameter, std, source)
         if self.head_kind == "scalar":
             self.initialise_head(seed)
 
-    @torch.no_grad()
     def initialise_head(self, seed: int) -> None:
         """A fresh scalar head on a trunk that was loaded."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        self.head.weight.normal_(0.0, 1.0 / math.sqrt(self.config.width + 1), generator=generator)
+        draw_normal(self.head.weight, 1.0 / math.sqrt(self.config.width + 1), generator(seed))

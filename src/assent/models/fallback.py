@@ -25,6 +25,7 @@ from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import HeadKind
 from assent.models.context import Context, Packed
 from assent.models.files import weight_files
+from assent.models.fresh import draw_normal, generator
 from assent.models.keys import UnknownKeyError, nearest
 
 log = logging.getLogger(__name__)
@@ -172,10 +173,8 @@ def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallb
         )
     model = Fallback(inner, head=head)
     if seed is not None:
-        generator = torch.Generator(model.device).manual_seed(seed)
         weight = inner.score.weight
-        with torch.no_grad():
-            weight.normal_(0.0, 1.0 / math.sqrt(weight.shape[1] + 1), generator=generator)
+        draw_normal(weight, 1.0 / math.sqrt(weight.shape[1] + 1), generator(seed))
     _probe(model)
     _warn_slower(inner.config.model_type, reason)
     return model

@@ -22,6 +22,7 @@ from assent.models.base import LanguageModel
 from assent.models.decoder import Decoder
 from assent.models.families import family_of, read_config
 from assent.models.files import read_tensors, weight_files
+from assent.models.fresh import generator
 from assent.models.keys import UnknownKeyError, UnsupportedError
 from assent.models.layout import Part, layout
 from assent.models.load import local_folder
@@ -71,12 +72,12 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
     model.requires_grad_(False)
     if model.head_kind == "scalar":
         model.head.requires_grad_(True)
-    generator = torch.Generator(model.device).manual_seed(seed)
+    source = generator(seed)
     for layer, parts in rows.items():
         base = model.get_submodule(layer)
         assert isinstance(base, nn.Linear), (layer, type(base))
         adapted = LoraLinear(base, parts, rank=settings.rank, alpha=settings.alpha)
-        adapted.initialise(generator)
+        adapted.initialise(source)
         model.set_submodule(layer, adapted)
     model.lora = replace(settings, targets=chosen)
     return model

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from assent.maths.invariant import Linear, linear
+from assent.models.fresh import draw_uniform
 
 
 class LoraLinear(nn.Linear):
@@ -38,11 +39,11 @@ class LoraLinear(nn.Linear):
         self.lora_b = nn.ParameterDict({name: nn.Parameter(new(size, rank)) for name, (_, size) in self.rows.items()})
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialise(self, source: torch.Generator) -> None:
         """A uniform in +-1/sqrt(in), B zero: as peft does."""
         bound = 1.0 / math.sqrt(self.in_features)
         for name in self.rows:
-            self.lora_a[name].uniform_(-bound, bound, generator=generator)
+            draw_uniform(self.lora_a[name], bound, source)
             self.lora_b[name].zero_()
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,0 +1,27 @@
+"""Random numbers for fresh parameters, the same for a seed on every device: a GPU's generator draws others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@torch.no_grad()
+def draw_normal(parameter: Tensor, std: float, source: torch.Generator) -> None:
+    """N(0, std), in place."""
+    parameter.copy_(_here(parameter).normal_(0.0, std, generator=source))
+
+
+@torch.no_grad()
+def draw_uniform(parameter: Tensor, bound: float, source: torch.Generator) -> None:
+    """Uniform in +-bound, in place."""
+    parameter.copy_(_here(parameter).uniform_(-bound, bound, generator=source))
+
+
+def _here(parameter: Tensor) -> Tensor:
+    """Room on the CPU for its values: itself, where it lies there."""
+    return parameter if parameter.device.type == "cpu" else torch.empty_like(parameter, device="cpu")
