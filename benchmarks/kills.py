@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running
-from partition import Island, is_agent, joined, missing
+from partition import Island, end, is_agent, joined, missing
 from rounds import ROUNDS, Round, planned
 from safetensors.torch import load_file
 
@@ -55,7 +55,7 @@ Survive = Callable[[list[Kill], "Task"], bool]
 
 def main() -> None:
     options = read_options()
-    rounds = planned(options.kills, options.seed, options.only, without=impossible())
+    rounds = planned(options.kills, options.seed, options.only, without=impossible(options.only))
     done = told(options.go_on, rounds)
     with tempfile.TemporaryDirectory() as folder:
         task = Task(make_demo(Path(folder) / "demo", size=SIZE), Path(folder))
@@ -76,10 +76,12 @@ def main() -> None:
     sys.exit(0 if all(kill.fine for kill in kills) else 1)
 
 
-def impossible() -> list[str]:
-    """Kinds of rounds that this machine cannot do."""
+def impossible(only: str | None) -> list[str]:
+    """Kinds of rounds that this machine cannot do. Raises SystemExit where no others are wanted."""
     if (reason := missing()) is None:
         return []
+    if only == "partitions":
+        raise SystemExit(f"--only partitions {reason}")
     print(f"no partitions: this {reason}", file=sys.stderr)
     return ["partitions"]
 
@@ -239,9 +241,10 @@ def nodes_lost(kills: list[Kill], task: Task) -> bool:
             print("processes of a node that was cut off are left")
             return False
     finally:
-        for island in islands:
-            island.end()
-        cluster.shutdown()
+        try:
+            end(islands)
+        finally:
+            cluster.shutdown()
     return alike(run(load_settings(task.recipe(kills, "whole"))), disturbed)
 
 

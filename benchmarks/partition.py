@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "/dashboard/agent.py", 
 """How words of their command lines end: what they call themselves, and before that what was started."""
 JOINS = 120.0
 """Seconds in which a node must have joined its cluster."""
+ENDS = 30.0
+"""Seconds in which its processes must have ended that were killed."""
 
 
 def missing() -> str | None:
@@ -41,8 +44,11 @@ def missing() -> str | None:
     tools = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool) is None]
     if tools:
         return f"needs {', '.join(tools)}"
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
-        return "needs root, who may make network namespaces"
+    tried = f"ip link add near type veth peer name far && tc qdisc add dev near {' '.join(DROP)}"
+    try:
+        call("unshare", "--net", "sh", "-c", tried)
+    except OSError as error:
+        return f"needs root, who may make network namespaces and links ({error})"
     return "needs an address in a network" if own_address() == "127.0.0.1" else None
 
 
@@ -123,12 +129,24 @@ class Island:
         return True
 
     def end(self) -> None:
+        """Raises TimeoutError where some of its processes stay."""
+        until = time.monotonic() + ENDS
         while left := self.processes():
+            if time.monotonic() > until:
+                raise TimeoutError(f"processes of an island were killed and are there after {ENDS:g} s: {sorted(left)}")
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
         self.node.wait()
         os.close(self.namespace)
+
+
+def end(islands: Sequence[Island]) -> None:
+    """All of them, also where one cannot be ended: that is raised behind the last one."""
+    with ExitStack() as ends:
+        for island in islands:
+            ends.callback(island.end)
 
 
 def is_agent(pid: int) -> bool:
@@ -165,4 +183,6 @@ def new_namespace() -> int:
 
 
 def call(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise OSError(f"`{shlex.join(command)}` failed: {' '.join(done.stderr.split()) or f'status {done.returncode}'}")

@@ -16,12 +16,12 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from partition import Island, joined, missing
+from partition import Island, end, joined, missing
 
 if reason := missing():
     pytest.skip(f"a network partition {reason}", allow_module_level=True)
 
-from faults import HEADER, HEALTH, LONGEST, Kill, Killer
+from faults import HEADER, LONGEST, Kill, Killer
 from kills import Task, alike
 
 from assent import Run, load_settings, run
@@ -52,8 +52,7 @@ def islands(cluster: Any) -> Iterator[list[Island]]:
         joined(cluster, 2, islands[0])
         yield islands
     finally:
-        for island in islands:
-            island.end()
+        end(islands)
 
 
 @dataclass
@@ -113,8 +112,3 @@ def test_a_training_rank_is_cut_off(setting: Setting) -> None:
     assert not list(store.folder.glob("*/.writing-*")), "nothing half written is left"
     assert [record["step"] for record in done.metrics] == list(range(1, STEPS + 1))
     setting.check(kill, done, runtime=LONG | {"num_training_workers": 2, "object_store_mb": 100}, rewards=[RULE])
-
-
-def test_the_page_advises_what_was_tried() -> None:
-    page = Path(__file__).parents[1] / "docs" / "distributed.md"
-    assert all(f"RAY_health_check_{key}={value}" in page.read_text() for key, value in HEALTH.items())

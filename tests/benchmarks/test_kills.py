@@ -12,8 +12,8 @@ import pytest
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
-from faults import PHASES, WORKERS, Kill
-from kills import Clock, table, told, write
+from faults import HEALTH, PHASES, WORKERS, Kill
+from kills import Clock, impossible, table, told, write
 from rounds import ROUNDS, planned
 
 ROLES = (*WORKERS, "node", "driver")
@@ -67,6 +67,18 @@ def test_it_goes_on_behind_the_rounds_that_a_file_has(tmp_path: Path) -> None:
     assert told(file, again) == [rounds[0].kills]
     with pytest.raises(SystemExit, match="another command's kills"):
         told(file, planned(30, 1))
+
+
+def test_partitions_alone_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert impossible("nodes") == impossible(None) == ["partitions"]
+    with pytest.raises(SystemExit, match="--only partitions needs ip, tc, unshare, nsenter"):
+        impossible("partitions")
+
+
+def test_the_page_advises_what_is_tried() -> None:
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    assert all(f"RAY_health_check_{key}={value}" in page.read_text() for key, value in HEALTH.items())
 
 
 def test_it_tells_how_far_it_is_by_the_time_that_rounds_took() -> None:

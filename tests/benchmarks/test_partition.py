@@ -11,7 +11,7 @@ from typing import Any
 
 import partition
 import pytest
-from partition import Island, is_agent, joined, missing
+from partition import Island, call, end, is_agent, joined, missing
 
 isolated = pytest.mark.skipif(bool(reason := missing()), reason=f"a network partition {reason}")
 
@@ -56,6 +56,29 @@ def test_an_agent_is_known_by_what_runs(program: str, arguments: Sequence[str], 
         process.stdout.readline()  # it runs: before that it has no command line
         assert is_agent(process.pid) is agent
     assert is_agent(process.pid), "it has ended"
+
+
+def test_a_command_that_fails_is_told_with_what_it_said() -> None:
+    with pytest.raises(OSError, match="`sh -c 'echo no room >&2; exit 3'` failed: no room"):
+        call("sh", "-c", "echo no room >&2; exit 3")
+    with pytest.raises(OSError, match="`false` failed: status 1"):
+        call("false")
+
+
+@isolated
+def test_all_islands_end_also_where_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    islands = [Island("127.0.0.1:9", 1) for _ in range(2)]
+    kept = islands[1]
+    with monkeypatch.context() as stuck:
+        stuck.setattr(partition, "ENDS", 0.0)
+        stuck.setattr(Island, "processes", lambda island: {island.node.pid} if island is kept else set())
+        islands[0].node.kill()
+        with pytest.raises(TimeoutError, match=f"there after 0 s: .{kept.node.pid}"):
+            end(islands)
+    assert islands[0].node.returncode is not None
+    kept.end()
+    assert kept.node.returncode is not None
+    assert not kept.processes()
 
 
 @isolated
