@@ -340,7 +340,8 @@ def summary(kills: Sequence[Kill]) -> str:
 
 
 def table(kills: Sequence[Kill]) -> str:
-    """As docs/recovery.md has it: seconds are median / longest, steps the most."""
+    """As docs/recovery.md has it: seconds are median / longest, steps the most. No ends are compared where samples may
+    be old."""
     lines = [
         "| what | phase | kills | of them frozen | found after | next step after | steps again | end equal |",
         "|---|---|---|---|---|---|---|---|",
@@ -350,10 +351,11 @@ def table(kills: Sequence[Kill]) -> str:
         if mine:
             frozen = sum(kill.signal == signal.SIGSTOP for kill in mine)
             found, going = (spread([getattr(kill, name) for kill in mine]) for name in ("found", "next_step"))
-            bad = sum(not kill.fine for kill in mine)
+            bad, compared = sum(not kill.fine for kill in mine), sum(kill.equal is not None for kill in mine)
+            equal = "yes" if compared == len(mine) else f"yes ({compared} of {len(mine)})" if compared else "-"
             repeated = max(kill.repeated for kill in mine)
             cells = [NAMES.get(role, role), phase, len(mine), frozen or "-", found, going, repeated]
-            lines.append(" | ".join(map(str, ["|", *cells, f"NO ({bad})" if bad else "yes", "|"])).replace("| |", "|"))
+            lines.append(" | ".join(map(str, ["|", *cells, f"NO ({bad})" if bad else equal, "|"])).replace("| |", "|"))
     return "\n".join(lines)
 
 

@@ -45,13 +45,18 @@ def test_other_seeds_deal_in_another_order_and_the_same_one_alike() -> None:
 
 def test_the_table_has_a_row_for_each_role_and_phase_in_order() -> None:
     kills = [
-        Kill("driver", "save", 1, found=2.0, next_step=30.0, fine=True),
+        Kill("driver", "save", 1, found=2.0, next_step=30.0, equal=True, fine=True),
         Kill("rank", "update", 1, found=0.1, next_step=4.0, repeated=1, fine=True),
         Kill("rank", "update", 2, signal.SIGSTOP, found=5.0, next_step=9.0, fine=False),
         Kill("rank", "update", 3, found=0.3, next_step=5.0, fine=True),
         Kill("node", "save", 3),
+        Kill("judge", "reward", 1, found=0.1, next_step=2.0, fine=True),  # of a run whose samples may be old
+        Kill("judge", "save", 1, found=0.1, next_step=2.0, fine=True),
+        Kill("judge", "save", 3, found=0.1, next_step=2.0, equal=True, fine=True),
     ]
     assert table(kills).splitlines()[2:] == [
+        "| judge | reward | 1 | - | 0.1 / 0.1 | 2.0 / 2.0 | 0 | - |",
+        "| judge | save | 2 | - | 0.1 / 0.1 | 2.0 / 2.0 | 0 | yes (1 of 2) |",
         "| training rank | update | 3 | 1 | 0.3 / 5.0 | 5.0 / 9.0 | 1 | NO (1) |",
         "| node | save | 1 | - | - | - | 0 | NO (1) |",
         "| driver | save | 1 | - | 2.0 / 2.0 | 30.0 / 30.0 | 0 | yes |",
