@@ -71,7 +71,8 @@ ROUNDS: dict[str, Kind] = {
     "nodes": Kind(of_nodes, 6, 15.0),
     "partitions": Kind(of_partitions, 3, 25.0),
 }
-"""Sixty-five kills in all, of every role in every phase: then they begin anew, with other freezes."""
+"""Sixty-five kills in all, of every role in every phase, but nodes cut off in three: then they begin anew, with other
+freezes, and cuts in the other three."""
 
 
 def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:
