@@ -207,7 +207,7 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
         disturbed = run(load_settings(task.recipe(kills, "killed", workers=2, runtime=runtime)), hooks=[killer.hook])
     said = (disturbed.folder / "log.txt").read_text()
     blamed = re.findall(r"lost ((?:training rank|rollout worker|judge) \d+)", said)
-    if blamed != [kill.victim.partition(" (")[0] for kill in kills]:
+    if sorted(blamed) != sorted(kill.victim.partition(" (")[0] for kill in kills):  # an idle judge is missed later
         print(f"those that were hit are not those that are said to be lost: {', '.join(blamed)}")
         return False
     if kills[0].method == "lag":
