@@ -141,6 +141,15 @@ def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.
     )
 
 
+def test_packages_of_rays_page_are_named_where_they_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent, overrides = {"aiohttp_cors", "opencensus"}, ["runtime=ray", "runtime.dashboard=true"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in absent else name)
+    told = "runtime.dashboard=true needs aiohttp_cors, opencensus, not installed: pip install 'ray[default]'"
+    assert told in problems_of("sft", overrides)
+    absent.clear()
+    load_settings({k: v for k, v in VALID.items() if k != "rewards"}, overrides, method="sft")
+
+
 def test_vllm_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster elsewhere may have it where the driver has not."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -21,7 +21,7 @@ from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
 from assent.rewards.settings import RewardSettings, ShapingSettings
 from assent.rollout.settings import RolloutSettings
-from assent.runtime.settings import RuntimeSettings
+from assent.runtime.settings import DASHBOARD, RuntimeSettings
 
 if TYPE_CHECKING:
     from assent.algorithms.base import Objective
@@ -277,6 +277,9 @@ def _about_runtime(s: Settings) -> list[str]:
         problems.append("runtime.cpu_offload=true has no effect with device=cpu: set it to false, or device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'")
+    absent = [name for name in DASHBOARD if s.runtime.dashboard and not _installed(name)]
+    if absent:
+        problems.append(f"runtime.dashboard=true needs {', '.join(absent)}, not installed: pip install 'ray[default]'")
     if s.rollout.workers < 1:
         problems.append(f"rollout.workers={s.rollout.workers} must be 1 or more")
     if s.rollout.workers_max and s.rollout.workers_max < s.rollout.workers:

@@ -208,6 +208,7 @@ class RayRuntime:
         settings = self.settings
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         on_sigterm = signal.getsignal(signal.SIGTERM)
+        page = ""
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
         if settings.address is not None:
             try:
@@ -218,16 +219,18 @@ class RayRuntime:
                     "--head), and is its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token, if it asks for one?"
                 ) from error
         else:
-            ray.init(
+            started = ray.init(
                 address="local",
                 include_dashboard=settings.dashboard,
                 object_store_memory=settings.object_store_mb << 20,
                 **common,
             )
+            if settings.dashboard:
+                page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
         with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run unsaved
         nodes = len(self.nodes())
-        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}"
+        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}{page}"
 
     def resources(self) -> Resources:
         """Everything that the cluster has, used or not."""

@@ -35,6 +35,8 @@ OF_RAY = (
     "max_failures",
 )
 """What only ray follows."""
+DASHBOARD = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry", "prometheus_client")
+"""What Ray's page needs, and Ray itself does without."""
 
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
@@ -72,7 +74,7 @@ class RuntimeSettings:
     object_store_mb: int = 512
     """ray: memory for what processes hand each other, where we start the cluster."""
     dashboard: bool = False
-    """ray: Ray's own page, where we start the cluster."""
+    """ray: Ray's own page, where we start the cluster; takes a RAY_AUTH_TOKEN that you know, and ray[default]."""
     start_timeout: float = 300.0
     """Seconds that workers may take to be placed and to be ready."""
     collective_timeout: float = 120.0

@@ -1,0 +1,35 @@
+"""Who may use a cluster that a run starts. That others are refused is tested in `test_ray.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.token import GIVEN, QUIET, prepare
+
+
+@pytest.fixture(autouse=True)
+def before_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not imported it, and whose user said nothing."""
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    for name in (*GIVEN, *QUIET):
+        monkeypatch.setenv(name, "given back afterwards")
+        monkeypatch.delenv(name)
+
+
+def test_a_cluster_of_ours_has_a_token_of_its_own() -> None:
+    prepare(RuntimeSettings(kind="ray"))
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_a_page_that_the_user_could_not_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"one that we draw nobody knows.*export RAY_AUTH_TOKEN="):
+        prepare(RuntimeSettings(kind="ray", dashboard=True))
+    assert not any(name in os.environ for name in GIVEN)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "5" * 64)
+    prepare(RuntimeSettings(kind="ray", dashboard=True))
+    assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]) == ("token", "5" * 64)
