@@ -302,7 +302,7 @@ class Job:
             title, path, seen = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE, metrics.path
             earlier = read_jsonl(seen) if seen.exists() else []
             hooks.append(ShowPage(path, crew, title=title, steps=self.last_step, records=earlier))
-        hooks.append(partial(self.speak, tracker, Health()))
+        hooks.append(partial(self.speak, tracker, Health({"sampler"} if settings.rollout.reshaped else ())))
         due = Due(settings.save, at_end=True)
         due.start(progress)
         roles: list[str] = list(cast.trained)

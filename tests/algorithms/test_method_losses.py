@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms.base import Output
+from assent.algorithms.base import Algorithm, Output
+from assent.algorithms.best_of_k import BestOfK
 from assent.algorithms.dpo import DPO
 from assent.algorithms.grpo import GRPO
+from assent.algorithms.online_dpo import OnlineDPO
 from assent.algorithms.ppo import PPO
 from assent.algorithms.reward_model import RewardModel
 from assent.algorithms.sft import SFT
@@ -105,6 +107,17 @@ def test_preference_loss(method: DPO, expected: float) -> None:
     assert float(loss) == pytest.approx(expected, abs=1e-6)
     assert figures["accuracy"] == 1.0
     assert figures["margin"] == pytest.approx(method.beta * (1.5 if method.length_average else 2.0))
+
+
+@pytest.mark.parametrize("method", [GRPO(), OnlineDPO(), BestOfK()], ids=["grpo", "online-dpo", "best-of-k"])
+def test_the_gap_between_sampler_and_learner(method: Algorithm) -> None:
+    # The sampler found the first token twice as likely as the learner: k3 is 1/2 - 1 + log 2 there, 0 on the others.
+    batch = Batch.of(ROWS, unit=method.unit).with_columns(
+        behaviour=column(-1.0, -2.0, -3.0), reference=column(-1.0, -2.0, -3.0), advantages=torch.ones(5)
+    )
+    output = Output(logprobs=column(-1.0 - math.log(2), -2.0, -3.0), entropy=torch.zeros(5))
+    _, figures = method.losses()[Role.POLICY](output, method.weigh(batch))
+    assert figures["kl/old"] == pytest.approx((math.log(2) - 1 / 2) / 3)
 
 
 def test_reward_model_loss_and_figures() -> None:

@@ -112,10 +112,9 @@ def test_before_the_first_update_sampler_and_learner_agree(method: str, make_rec
     samples = {} if method in ("ppo", "remax", "reinforce") else {"samples": 3}
     one_update = {"minibatches": 1} if method == "ppo" else {}
     done = run(settings_of(make_recipe, method, tmp_path, algorithm=samples | one_update, train={"steps": 2}))
-    if method in ("online-dpo", "best-of-k"):  # no ratio, no figure
-        assert "kl/sampler" not in done.metrics[0]
-        return
     assert [m["kl/sampler"] < 1e-9 for m in done.metrics] == [True, True]
+    if method in ("online-dpo", "best-of-k"):  # no ratio
+        return
     assert [abs(m["ratio/max"] - 1) < 1e-4 for m in done.metrics] == [True, True]
 
 

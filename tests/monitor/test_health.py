@@ -135,6 +135,12 @@ def test_a_restored_watch_goes_on_as_the_undisturbed_one():
     assert begun + [second.check(record) for record in records[90:]] == expected
 
 
+def test_a_sign_that_says_nothing_of_a_run_is_left_out():
+    record = {"step": 1, "kl/sampler": 0.5}
+    assert len(Health().check(record)) == 1
+    assert Health({"sampler"}).check(record) == []
+
+
 def test_a_record_without_a_step_and_with_nothing_known_is_fine():
     assert Health().check({}) == []
     assert Health().check({"something/else": 3.0}) == []

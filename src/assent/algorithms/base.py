@@ -15,6 +15,7 @@ from torch import Tensor
 
 from assent.batch import Batch
 from assent.maths.aggregate import Aggregation, token_weights, unit_weights
+from assent.maths.kl import k3
 from assent.types import Finish, Group, Response, Role, Row, Sampling, Stats
 
 Memory = MutableMapping[str, float]
@@ -142,6 +143,15 @@ def check_range(name: str, value: float | None, low: float, high: float = float(
 def mean_where(x: Tensor, mask: Tensor) -> float:
     """Mean of x over the mask, 0 for an empty one; for figures."""
     return float(x[mask].mean()) if bool(mask.any()) else 0.0
+
+
+def sampler_gap(current: Tensor, batch: Batch) -> Stats:
+    """k3 between sampler and learner, mean over trained tokens: before a batch's first update, how far engine and
+    learner disagree. Nothing for rows that were not sampled."""
+    if batch.behaviour is None:
+        return {}
+    assert batch.token_share is not None
+    return {"kl/old": float((k3(batch.behaviour - current.detach()) * batch.token_share).sum())}
 
 
 def pair_figures(margin: Tensor, weight: Tensor) -> Stats:

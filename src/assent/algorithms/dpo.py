@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from assent.algorithms.base import Data, LossFn, Objective, Output, check_choice, check_range, pair_figures
+from assent.algorithms.base import Data, LossFn, Objective, Output, check_choice, check_range, pair_figures, sampler_gap
 from assent.batch import Batch
 from assent.maths.losses import dpo_hinge, dpo_robust, dpo_sigmoid, ipo, preference_margin
 from assent.types import Role, Stats
@@ -58,7 +58,8 @@ class DPO(Objective):
         )
         weight = batch.row_weight.view(-1, 2)[:, 0]
         loss = (self._of_margin(h) * weight).sum()
-        return loss, {"loss/policy": float(loss.detach())} | pair_figures(self.beta * h.detach(), weight)
+        figures = pair_figures(self.beta * h.detach(), weight) | sampler_gap(output.logprobs, batch)
+        return loss, {"loss/policy": float(loss.detach())} | figures
 
     def _of_margin(self, h: Tensor) -> Tensor:
         if self.loss == "ipo":

@@ -12,11 +12,20 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from assent.algorithms.base import Algorithm, LossFn, Output, check_choice, check_range, mean_where, weighed
+from assent.algorithms.base import (
+    Algorithm,
+    LossFn,
+    Output,
+    check_choice,
+    check_range,
+    mean_where,
+    sampler_gap,
+    weighed,
+)
 from assent.batch import Batch
 from assent.maths.advantages import equal_groups
 from assent.maths.aggregate import Aggregation
-from assent.maths.kl import ESTIMATORS, k1, k3
+from assent.maths.kl import ESTIMATORS, k1
 from assent.maths.losses import clip_fraction, clipped_policy, log_ratio, off_policy_weight
 from assent.maths.ragged import row_sum
 from assent.types import Role, Sampling, Stats
@@ -135,9 +144,7 @@ class PolicyGradient(Algorithm):
                 "ratio/max": float(ratio[batch.trainable].max()) if bool(batch.trainable.any()) else 1.0,
                 "clip_fraction": float((clipped * share).sum()),
             }
-            if batch.behaviour is not None:  # before a batch's first update: how far engine and learner disagree
-                figures["kl/old"] = float((k3(batch.behaviour - current) * share).sum())
-        return total, figures
+        return total, figures | sampler_gap(current, batch)
 
     def _correction(self, batch: Batch, proximal: Tensor, behaviour: Tensor) -> Tensor:
         return off_policy_weight(

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from assent.algorithms.base import Data, LossFn, Objective, Output
+from assent.algorithms.base import Data, LossFn, Objective, Output, sampler_gap
 from assent.batch import Batch
 from assent.types import Role, Stats
 
@@ -30,4 +30,4 @@ def likelihood(output: Output, batch: Batch) -> tuple[Tensor, Stats]:
     assert batch.weight is not None and batch.token_share is not None
     loss = -(output.logprobs * batch.weight).sum()
     entropy = float((output.entropy.detach() * batch.token_share).sum())
-    return loss, {"loss/policy": float(loss.detach()), "entropy": entropy}
+    return loss, {"loss/policy": float(loss.detach()), "entropy": entropy} | sampler_gap(output.logprobs, batch)

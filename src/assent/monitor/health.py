@@ -9,7 +9,7 @@ Left out: stopping or changing a run, which is the person's decision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
 from typing import Any
@@ -72,7 +72,9 @@ FINE = Sign(0.0, "")
 class Health:
     """Watches the figures of one run. `check` takes a step's metrics and returns warnings, mostly none."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Collection[str] = ()):
+        """`left_out` names signs that say nothing of this run."""
+        self._signs = {name: sign for name, sign in SIGNS.items() if name not in left_out}
         self._history = History()
         self._silent: dict[str, int] = {}  # checks for which a sign that warned stays silent at least
 
@@ -82,7 +84,7 @@ class Health:
             if value is not None and math.isfinite(value):
                 self._history.setdefault(name, Series()).add(float(value))
         signs = {"finite": _not_finite(figures)}
-        signs |= {name: sign(self._history) for name, sign in SIGNS.items()}
+        signs |= {name: sign(self._history) for name, sign in self._signs.items()}
         place = f"Step {metrics['step']}: " if "step" in metrics else ""
         return [place + sign.words for name, sign in signs.items() if self._newly(name, sign.severity)]
 

@@ -79,6 +79,11 @@ class RolloutSettings:
             return None
         return self.vllm if self.share_devices else replace(self.vllm, sleep_level=0)
 
+    @property
+    def reshaped(self) -> bool:
+        """Answers are drawn from a part of the policy's distribution, so that their log-probs are not the policy's."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 0
+
     def problems(self) -> list[str]:
         """What is wrong with the choice of an engine."""
         problems, vllm = [], self.vllm
