@@ -274,7 +274,7 @@ class RayCrew:
                 self._end_ranks()
         gang = RayGang(self.ranks)
         address = await gang.any("address")
-        await gang.scatter("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
+        await gang.begin("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
         self.gang = gang
 
     async def _room_for_ranks(self) -> None:

@@ -227,6 +227,19 @@ def test_a_call_that_does_not_end_is_a_loss(method: str, runtime: Runtime) -> No
     do(steps())
 
 
+def test_ranks_that_do_not_load_in_time_are_lost_before_a_call_would_be(runtime: Runtime) -> None:
+    """What they are told first is a part of starting, however long calls may take afterwards."""
+    cluster, do = runtime
+
+    async def steps() -> None:
+        pair = await clerks(cluster, 2)
+        pair[1]._start_timeout = 0.5
+        with pytest.raises(WorkerLost, match=r"clerk 1: did not end work within 0.5 s \(runtime.start_timeout"):
+            await RayGang(pair).begin("work", [(0.0,), (60.0,)])
+
+    do(steps())
+
+
 def test_a_broken_collective_is_a_loss_and_a_mistake_is_not(runtime: Runtime) -> None:
     cluster, do = runtime
 

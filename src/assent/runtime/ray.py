@@ -78,6 +78,7 @@ class RayWorker:
     ):
         self.name, self._actor, self._say = name, actor, say
         self._heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, settings.call_timeout
+        self._start_timeout = settings.start_timeout
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._heart: asyncio.Task[None] | None = None
         self.pid, self.node = 0, ""
@@ -119,16 +120,23 @@ class RayWorker:
         self._kill()
 
     async def call(self, method: str, *arguments: Any) -> Any:
+        return await self._answer(method, arguments, self._call_timeout, "runtime.call_timeout")
+
+    async def begin(self, method: str, *arguments: Any) -> Any:
+        """A call that is a part of starting, and has the time for that."""
+        return await self._answer(method, arguments, self._start_timeout, "runtime.start_timeout")
+
+    async def _answer(self, method: str, arguments: Sequence[Any], timeout: float, setting: str) -> Any:
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
         answer = asyncio.ensure_future(_plain(self._actor.call.remote(method, *arguments)))
-        timeout, first = self._call_timeout, asyncio.FIRST_COMPLETED
+        both, first = (answer, self._lost), asyncio.FIRST_COMPLETED
         try:
-            done, _ = await asyncio.wait((answer, self._lost), timeout=timeout, return_when=first)
+            done, _ = await asyncio.wait(both, timeout=timeout, return_when=first)
         finally:
             answer.cancel()  # does nothing to what is done
         if not done:
-            self._end(f"did not end {method} within {timeout:g} s (runtime.call_timeout)")
+            self._end(f"did not end {method} within {timeout:g} s ({setting})")
         if not answer.done():
             raise WorkerLost(self.name, self._lost.result())
         try:

@@ -6,7 +6,7 @@ Left out: starting ranks, and what follows on a loss.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from assent.runtime.gang import Gang
@@ -26,11 +26,17 @@ class RayGang(Gang):
         self.workers, self.world = tuple(workers), len(workers)
 
     async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        pairs = zip(self.workers, arguments, strict=True)
+        return await self._all([worker.call(method, *mine) for worker, mine in pairs])
+
+    async def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Likewise for what is a part of starting, within runtime.start_timeout."""
+        pairs = zip(self.workers, arguments, strict=True)
+        return await self._all([worker.begin(method, *mine) for worker, mine in pairs])
+
+    async def _all(self, asked: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Ends with the first failure: ranks that wait for a lost one would do so until their time-out."""
-        calls = [
-            asyncio.ensure_future(worker.call(method, *mine))
-            for worker, mine in zip(self.workers, arguments, strict=True)
-        ]
+        calls = [asyncio.ensure_future(call) for call in asked]
         try:
             return list(await asyncio.gather(*calls))
         except WorkerLost:
