@@ -40,7 +40,7 @@ def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
 
 def test_a_replay_may_say_how_the_processes_of_the_run_were_held() -> None:
     """Its settings are those of that run, and it has none; how many ranks there were matters to the weights."""
-    given = RuntimeSettings(heartbeat_timeout=5.0, weights="collective", num_training_workers=2)
+    given = RuntimeSettings(heartbeat_timeout=5.0, weights="collective", backend="gloo", num_training_workers=2)
     assert given.problems(replays=True) == ["runtime.num_training_workers=2 needs runtime=ray"]
 
 

@@ -18,7 +18,7 @@ WEIGHTS = ("store", "collective")
 """How new weights get to rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
 """What carries collectives: those of training ranks, and weights that travel by one."""
-OF_RANKS = ("num_training_workers", "strategy", "backend")
+OF_RANKS = ("num_training_workers", "strategy")
 """What only ray follows, and weights depend on."""
 OF_RAY = (
     *OF_RANKS,
@@ -26,6 +26,7 @@ OF_RAY = (
     "resources_per_worker",
     "resources_per_rollout_worker",
     "weights",
+    "backend",
     "object_store_mb",
     "dashboard",
     "start_timeout",
@@ -79,8 +80,8 @@ class RuntimeSettings:
     """Seconds that workers may take to be placed and to be ready."""
     collective_timeout: float = 120.0
     """Seconds that training ranks wait for each other, and rollout workers for weights, before one counts as stuck."""
-    heartbeat_timeout: float = 20.0
-    """A worker that gives no sign for this many seconds counts as lost."""
+    heartbeat_timeout: float = 10.0
+    """A worker that gives no sign for this many seconds counts as lost; it is asked four times as often."""
     call_timeout: float = 3600.0
     """Seconds that one call to a worker may take (a prompt's answers, an update's gradients, a save); one that does not
     end in time is stuck, and counts as lost."""
