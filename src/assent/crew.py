@@ -28,7 +28,7 @@ from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
 from assent.runtime.gang import Gang
 from assent.runtime.local import LocalGang
-from assent.runtime.resources import equal_share, reserved
+from assent.runtime.resources import check_gpus, equal_share, reserved
 from assent.runtime.token import prepare
 from assent.runtime.worker import Failures, NodeLost, WorkerLost
 from assent.settings import Settings, to_plain
@@ -199,7 +199,7 @@ class RayCrew:
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
         processes = training + (0 if self.shares else rollout) + len(rewards)
-        self.share = share = equal_share(runtime.nodes(), processes)
+        self.share = share = equal_share(runtime.nodes(), processes, gpus=settings.device in ("auto", "cuda"))
         self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
         self.threads = self._threads(self.rank_bundles[0])
         self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
@@ -240,6 +240,8 @@ class RayCrew:
         apart = [] if self.shares else [self.rollout_bundle] * self._rollouts
         bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
+        if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
+            check_gpus(self.runtime.nodes(), self.rank_bundles)
         self.rank_group = self.runtime.reserve(self.rank_bundles)
         if self.pool is None:
             await self._form()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assent.runtime.resources import Resources, ResourcesError, check_room, equal_share, packed
+from assent.runtime.resources import Resources, ResourcesError, check_gpus, check_room, equal_share, packed
 
 
 def of(*cpus: float) -> list[Resources]:
@@ -32,6 +32,34 @@ def test_an_equal_share_is_the_most_of_which_all_find_room(
 ) -> None:
     assert equal_share(of(*cpus), processes) == {"CPU": share}
     assert packed(of(*cpus), [{"CPU": share}] * processes) == any(cpus)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "processes", "share"),
+    [
+        ([(8, 2)], 2, {"CPU": 4.0, "GPU": 1.0}),
+        ([(8, 1)], 2, {"CPU": 4.0}),  # not enough for all: who is to have them is for the settings to say
+        ([(8, 0)], 2, {"CPU": 4.0}),
+        ([(8, 4), (8, 0)], 4, {"CPU": 2.0, "GPU": 1.0}),  # all on the first node, where the GPUs are
+        ([(8, 2), (2, 2)], 4, {"CPU": 1.0, "GPU": 1.0}),  # 2 + 2; of 2 CPUs the second node would hold one
+    ],
+)
+def test_each_has_a_gpu_where_there_is_one_for_each(
+    nodes: list[tuple[float, float]], processes: int, share: Resources
+) -> None:
+    there: list[Resources] = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
+    assert equal_share(there, processes, gpus=True) == share
+    assert packed(there, [share] * processes)
+    assert "GPU" not in equal_share(there, processes)
+
+
+def test_ranks_that_would_share_a_gpu_are_refused() -> None:
+    one: list[Resources] = [{"CPU": 8.0, "GPU": 1.0}]
+    with pytest.raises(ResourcesError, match=r"2 training workers would share a GPU.*resources_per_worker={GPU: 1}"):
+        check_gpus(one, [{"CPU": 4.0}] * 2)
+    check_gpus(one, [{"CPU": 4.0}])
+    check_gpus(one, [{"CPU": 4.0, "GPU": 1.0}] * 2)  # too many, which `check_room` says
+    check_gpus(of(8), [{"CPU": 4.0}] * 2)
 
 
 def test_what_fits_only_in_all_is_refused_with_the_sums_of_nodes() -> None:

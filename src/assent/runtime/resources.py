@@ -32,17 +32,22 @@ def shown(resources: Resources) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def equal_share(nodes: Sequence[Resources], processes: int) -> Resources:
+def equal_share(nodes: Sequence[Resources], processes: int, *, gpus: bool = False) -> Resources:
     """What each of so many equal processes may reserve: the most whole CPUs of which all find room, and no process
-    reaches over nodes; hundredths of a CPU where there are more processes than CPUs."""
+    reaches over nodes; hundredths of a CPU where there are more processes than CPUs. `gpus`: they would use GPUs, and
+    reserve one where each can have its own."""
     hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
+    places = [int(node.get("GPU", 0.0)) for node in nodes]
+    own = gpus and sum(places) >= processes
 
     def fits(share: int) -> bool:
-        return sum(cpus // share for cpus in hundredths) >= processes
+        rooms = [cpus // share for cpus in hundredths]
+        return sum(map(min, rooms, places) if own else rooms) >= processes
 
     most = sum(hundredths) // processes
     whole = range(most // 100 * 100, 0, -100)
-    return {"CPU": next(filter(fits, (*whole, *range(min(most, 99), 0, -1))), 1) / 100}
+    cpus = next(filter(fits, (*whole, *range(min(most, 99), 0, -1))), 1) / 100
+    return {"CPU": cpus} | ({"GPU": 1.0} if own else {})
 
 
 def reserved(given: Mapping[str, float], share: Resources) -> Resources:
@@ -63,6 +68,17 @@ def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what
         raise ResourcesError(
             f"{what} ask for {shown(asked)} in all ({each}), which do not fit side by side, for none reaches over "
             f"nodes: the cluster's are {sums}: {lower}"
+        )
+
+
+def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
+    """Raises ResourcesError where several ranks would compute on the same GPU, which NCCL refuses."""
+    gpus = added(nodes).get("GPU", 0.0)
+    if len(ranks) > 1 and gpus and any(rank.get("GPU", 0.0) < 1 for rank in ranks):
+        raise ResourcesError(
+            f"{len(ranks)} training workers would share a GPU, which NCCL refuses: they reserve none of the cluster's "
+            f"{gpus:g}. Set runtime.resources_per_worker={{GPU: 1}}; or lower the number of processes until each can "
+            "have one, which it then reserves by itself; or set runtime.backend=gloo or device=cpu"
         )
 
 

@@ -61,7 +61,7 @@ class RuntimeSettings:
     num_training_workers: int = 1
     """ray: data-parallel training ranks."""
     resources_per_worker: dict[str, float] = field(default_factory=dict)
-    """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share of the CPUs."""
+    """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = field(default_factory=dict)
     """ray: likewise for a rollout worker."""
     strategy: str = "replicate"
