@@ -162,6 +162,15 @@ def test_going_back_to_an_older_checkpoint_keeps_what_is_made_from_there(make_re
     assert resumed.model.name.endswith("globalstep3")
 
 
+def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, save={"steps": 2})
+    threads = []
+    for given, overrides in ((2, ["train.steps=2"]), (None, ["resume=latest"]), (1, ["resume=latest"])):
+        done = run(load_settings(recipe | {"threads": given}, overrides))
+        threads.append((load_settings(done.folder / "settings.yaml").threads, torch.get_num_threads()))
+    assert threads == [(2, 2), (2, 2), (1, 1)]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, save={"steps": 1})
     done = run(load_settings(recipe))

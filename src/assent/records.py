@@ -5,6 +5,7 @@ run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, groups.jsonl
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -97,6 +98,13 @@ def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]
         raise SettingsError(f"resume={settings.resume}: there is latest, or one of {store.names()}")
     store.verify(settings.resume)
     return settings.resume, []
+
+
+def threads_before(folder: Path) -> int | None:
+    """What the run that is resumed was told of `threads` before. Its file may have been cut off by what ended it."""
+    path = folder / SETTINGS
+    found = re.search(r"^threads: (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    return int(found[1]) if found else None
 
 
 def open_record(settings: Settings) -> Record | None:

@@ -49,7 +49,8 @@ class Settings:
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = None
-    """CPU threads of this process; null takes all cores. Where other programs keep cores busy, fewer are faster."""
+    """CPU threads of a process; null takes all cores, under Ray those that it reserves, on resuming those of before.
+    Where other programs keep cores busy, fewer are faster."""
     plugins: list[str] = field(default_factory=list)
     """Python files that register your own algorithms, rewards, dialects or model families."""
     model: ModelSettings = field(default_factory=ModelSettings)
