@@ -29,8 +29,8 @@ MEMORY = 100 << 20
 """Bytes of a node's object store."""
 
 
-ALONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "30"}
-"""Seconds without the head after which a node ends by itself; Ray's own are 60."""
+ALONE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+"""Seconds without the head after which a node ends by itself once it notices; Ray's own are 60."""
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "/dashboard/agent.py", "/runtime_env/agent/main.py")
 """How words of their command lines end: what they call themselves, and before that what was started."""
 JOINS = 120.0
