@@ -184,6 +184,26 @@ def test_a_frozen_process_is_found_by_its_heart(method: str, runtime: Runtime) -
     do(steps())
 
 
+def test_a_driver_that_stood_still_loses_nobody(runtime: Runtime) -> None:
+    """In a reward function, for example: signs came, and were not heard."""
+    cluster, do = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        clerk._heartbeat_timeout = 0.5
+        asked = asyncio.ensure_future(clerk.found())
+        await asyncio.sleep(0)  # the question is on its way
+        time.sleep(1.0)
+        assert await asked is None
+        os.kill(clerk.pid, signal.SIGSTOP)
+        asked = asyncio.ensure_future(clerk.found())
+        await asyncio.sleep(0)
+        time.sleep(1.0)
+        assert "gave no sign" in str(await asked)
+
+    do(steps())
+
+
 def test_the_rank_that_died_is_named_not_the_one_that_noticed(runtime: Runtime) -> None:
     cluster, do = runtime
 

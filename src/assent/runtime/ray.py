@@ -155,12 +155,23 @@ class RayWorker:
         """Ask for a sign now. Returns how the worker was lost, if it was."""
         if not self._lost.done():
             try:
-                await asyncio.wait_for(_plain(self._actor.ping.remote()), self._heartbeat_timeout)
+                await self._sign()
             except TimeoutError:
                 self._end(self._silent())
             except LOST as error:
                 self._end(_cause(error))
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
+
+    async def _sign(self) -> None:
+        """Raises TimeoutError where none comes. Where this process itself stood still meanwhile, it asks again."""
+        loop, timeout = asyncio.get_running_loop(), self._heartbeat_timeout
+        begun = loop.time()
+        try:
+            await asyncio.wait_for(_plain(self._actor.ping.remote()), timeout)
+        except TimeoutError:
+            if loop.time() - begun < 1.25 * timeout:
+                raise
+            await asyncio.wait_for(_plain(self._actor.ping.remote()), timeout)
 
     def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
         """Call a method that returns a tuple, and get a reference to each of its parts: handed to other workers' calls,
