@@ -30,7 +30,7 @@ HEALTH = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 for key, value in HEALTH.items():
     os.environ.setdefault(f"RAY_health_check_{key}", value)
 from assent import load_settings, run  # noqa: E402
-from assent.crew import RayCrew  # noqa: E402
+from assent.crew.ray import RayCrew  # noqa: E402
 from assent.loop.progress import Moment  # noqa: E402
 from assent.runtime.ray import RayWorker  # noqa: E402
 from assent.types import Stats  # noqa: E402

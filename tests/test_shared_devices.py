@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from assent import Run, SettingsError, load_settings, run
-from assent.crew import LocalCrew
+from assent.crew.local import LocalCrew
 
 Recipe = Callable[..., dict[str, Any]]
 

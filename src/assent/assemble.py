@@ -17,7 +17,8 @@ import torch
 from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
-from assent.crew import Crew, Crews
+from assent.crew.base import Crew
+from assent.crew.opening import Crews
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import judge_reward
 from assent.loop.cast import Actor, Cast

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from assent.crew import Crew, RayCrew
+from assent.crew.base import Crew
+from assent.crew.ray import RayCrew
 from assent.loop.progress import Moment
 from assent.monitor.page import Station, page
 from assent.types import Stats

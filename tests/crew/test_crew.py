@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from assent.crew import RayCrew
+from assent.crew.ray import RayCrew
 from assent.loop.checkpoint import Store
 from assent.runtime.local import LocalGang
 

@@ -1,10 +1,8 @@
-"""Who does the work of a run, and where: training ranks, an engine that samples, and how new weights get from one to
-the other.
+"""Ranks, rollout workers and judges in processes of their own, on this machine or on a cluster.
 
-LocalCrew   one rank and one engine in this process; the engine shares the rank's parameters unless samples may lag
-RayCrew     ranks and rollout workers in processes of their own, on this machine or on a cluster
+reserve room -> start ranks, rollout workers, judges -> gang, pool; a process is lost -> another in its place
 
-The loop, the algorithms and the learner are the same under both.
+Left out: what a cluster is (`runtime/ray.py`, the only file that imports ray), and what each process does.
 """
 
 from __future__ import annotations
@@ -12,168 +10,29 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from assent.loop.checkpoint import Writer, moved
 from assent.processes import make_judge, make_rollout_worker
 from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
-from assent.rollout.build import build_engine
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
 from assent.runtime.gang import Gang
-from assent.runtime.local import LocalGang
 from assent.runtime.resources import check_gpus, equal_share, reserved
-from assent.runtime.token import prepare
 from assent.runtime.worker import Failures, NodeLost, WorkerLost
 from assent.settings import Settings, to_plain
-from assent.trainer import Plan, RankProcess, Trainer
-from assent.types import Role
+from assent.trainer import Plan, RankProcess
 from assent.weights.transport import transport_of
 
 if TYPE_CHECKING:
     from assent.runtime.ray import RayRuntime, RayWorker
 
-
 ROOM_AFTER = 3.0
 """Seconds after which ranks without room get that of a rollout worker."""
-
-
-class Crew(Protocol):
-    """Workers of one run. The caller promises to close it."""
-
-    gang: Gang
-    """Training ranks; `do` reaches a role on each."""
-    engine: Engine | None
-    """What samples, for online methods."""
-    threads: int
-    """CPU threads of a rank."""
-    apart: bool
-    """The engine is in other processes: nothing here decodes."""
-
-    def training(self) -> AbstractAsyncContextManager[None]:
-        """Within it devices are the learners': where it shares them, the engine sleeps, and nobody may ask it."""
-        ...
-
-    async def publish(self, version: int) -> None:
-        """Make the policy's weights known to the engine, which confirms them."""
-        ...
-
-    async def writer(self, role: str, staging: Path) -> Writer:
-        """What writes a role's model into a folder of a checkpoint. `staging` is a folder it may use meanwhile."""
-        ...
-
-    def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        """Processes that hold the judge of a reward."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class LocalCrew:
-    """Everything in this process."""
-
-    apart = False
-
-    def __init__(self, settings: Settings, plan: Plan, say: Callable[[str], None]):
-        self.settings = settings
-        self.trainer = Trainer(settings, plan)
-        self.gang: Gang = LocalGang(self.trainer)
-        self.engine: Engine | None = None
-        rollout = settings.rollout
-        self.copies = rollout.max_lag > 0 or rollout.engine == "vllm"
-        self.threads = torch.get_num_threads()
-        if settings.samples:
-            policy = self.trainer.models[Role.POLICY]
-            tokenizer = self.trainer.tokenizer
-            self.engine = build_engine(
-                policy,
-                tokenizer,
-                slots=rollout.slots,
-                copy=rollout.max_lag > 0,
-                vllm=rollout.for_vllm(),
-                say=lambda text: say(f"this process {text}"),
-            )
-
-    @asynccontextmanager
-    async def training(self) -> AsyncIterator[None]:
-        if self.engine is None or not self.settings.rollout.share_devices:
-            yield
-            return
-        self.engine.sleep()
-        self.trainer.rise()
-        try:
-            yield
-            self.trainer.rest()
-        finally:
-            self.engine.wake()
-
-    async def publish(self, version: int) -> None:
-        """Nothing moves where the engine shares the parameters."""
-        if self.engine is not None:
-            if not self.settings.rollout.interrupt:
-                await self.engine.drain()
-            self.engine.load(self.trainer.weights() if self.copies else None, version)
-
-    async def writer(self, role: str, staging: Path) -> Writer:
-        return partial(self.trainer.save, role)
-
-    def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        raise NotImplementedError(f"rewards.workers={reward.workers} without runtime=ray, which settings refuse")
-
-    def close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
-
-
-class Crews:
-    """Opens the crew of a run. Where a rank is lost it is opened again: what still works is kept."""
-
-    def __init__(self, settings: Settings, say: Callable[[str], None]):
-        self.settings, self.say = settings, say
-        self.failures = Failures(settings.runtime.max_failures)
-        self._runtime: RayRuntime | None = None
-        self._crew: Crew | None = None
-
-    async def open(self, plan: Plan) -> Crew:
-        """Ready workers. Raises what keeps them from being so."""
-        if isinstance(self._crew, RayCrew):
-            await self._crew.form_again(plan)
-            return self._crew
-        local = self.settings.runtime.kind == "local"
-        crew = LocalCrew(self.settings, plan, self.say) if local else await self._ray_crew(plan)
-        self._crew = crew
-        return crew
-
-    async def _ray_crew(self, plan: Plan) -> RayCrew:
-        return await RayCrew.open(self.settings, plan, self._cluster(), self.failures, self.say)
-
-    def _cluster(self) -> RayRuntime:
-        if self._runtime is None:
-            prepare(self.settings.runtime)
-            from assent.runtime.ray import RayRuntime
-
-            self._runtime = RayRuntime(self.settings.runtime)
-            self.say(self._runtime.start())
-        return self._runtime
-
-    def dismiss(self) -> None:
-        """End all workers; to be called in the event loop that opened them."""
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
-
-    def __enter__(self) -> Crews:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._runtime is not None:
-            self._runtime.close()
 
 
 class RayCrew:

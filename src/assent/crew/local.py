@@ -1,0 +1,77 @@
+"""One rank and one engine in this process; the engine shares the rank's parameters unless samples may lag."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from assent.loop.checkpoint import Writer
+from assent.rewards.settings import RewardSettings
+from assent.rewards.workers import JudgeWorkers
+from assent.rollout.build import build_engine
+from assent.rollout.engine import Engine
+from assent.runtime.gang import Gang
+from assent.runtime.local import LocalGang
+from assent.settings import Settings
+from assent.trainer import Plan, Trainer
+from assent.types import Role
+
+
+class LocalCrew:
+    """Everything in this process."""
+
+    apart = False
+
+    def __init__(self, settings: Settings, plan: Plan, say: Callable[[str], None]):
+        self.settings = settings
+        self.trainer = Trainer(settings, plan)
+        self.gang: Gang = LocalGang(self.trainer)
+        self.engine: Engine | None = None
+        rollout = settings.rollout
+        self.copies = rollout.max_lag > 0 or rollout.engine == "vllm"
+        self.threads = torch.get_num_threads()
+        if settings.samples:
+            policy = self.trainer.models[Role.POLICY]
+            tokenizer = self.trainer.tokenizer
+            self.engine = build_engine(
+                policy,
+                tokenizer,
+                slots=rollout.slots,
+                copy=rollout.max_lag > 0,
+                vllm=rollout.for_vllm(),
+                say=lambda text: say(f"this process {text}"),
+            )
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        if self.engine is None or not self.settings.rollout.share_devices:
+            yield
+            return
+        self.engine.sleep()
+        self.trainer.rise()
+        try:
+            yield
+            self.trainer.rest()
+        finally:
+            self.engine.wake()
+
+    async def publish(self, version: int) -> None:
+        """Nothing moves where the engine shares the parameters."""
+        if self.engine is not None:
+            if not self.settings.rollout.interrupt:
+                await self.engine.drain()
+            self.engine.load(self.trainer.weights() if self.copies else None, version)
+
+    async def writer(self, role: str, staging: Path) -> Writer:
+        return partial(self.trainer.save, role)
+
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
+        raise NotImplementedError(f"rewards.workers={reward.workers} without runtime=ray, which settings refuse")
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
