@@ -49,4 +49,5 @@ def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
 def load_judge(settings: Settings, path: str) -> Judge:
     """On the run's device, in its precision."""
     device, dtype = device_of(settings), dtype_of(settings)
-    return Judge.load(path, device=device, dtype=dtype, token_budget=settings.learn.score_tokens)
+    offload = any(reward.offload for reward in settings.rewards if reward.path == path)
+    return Judge.load(path, device=device, dtype=dtype, token_budget=settings.learn.score_tokens, offload=offload)

@@ -179,7 +179,22 @@ def _about_method(s: Settings) -> list[str]:
         problems.append(
             "reference.once computes the reference's columns before training, reference.ema moves it: keep one"
         )
-    return problems
+    return problems + _about_offload(s, referred=Role.REFERENCE in objective.asks)
+
+
+def _about_offload(s: Settings, *, referred: bool) -> list[str]:
+    """Where reference.offload would change nothing, whatever the device."""
+    if not s.reference.offload:
+        return []
+    if not referred:
+        return [f"reference.offload=true has no effect: {s.method} with these settings asks for no reference"]
+    rank = s.model.lora.rank
+    if rank > 0 and s.reference.path is None:
+        why = "the reference is the policy with its adapters off, and takes no memory of its own"
+        return [f"reference.offload=true has no effect with model.lora.rank={rank}: {why}"]
+    if s.runtime.cpu_offload:
+        return ["reference.offload=true has no effect with runtime.cpu_offload=true, which offloads all models"]
+    return []
 
 
 def _about_rewards(s: Settings) -> list[str]:

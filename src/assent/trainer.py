@@ -20,7 +20,7 @@ from assent.algorithms.base import Objective
 from assent.learn.learner import Learner
 from assent.learn.ranks import Alone, Ranks, free_address, join
 from assent.learn.scorer import BaseScorer, Scorer
-from assent.learn.sharding import Placement, Sharded, Whole, recompute_layers
+from assent.learn.sharding import Placement, Sharded, Waiting, Whole, apart, recompute_layers
 from assent.loop.checkpoint import Store
 from assent.models.base import LanguageModel
 from assent.models.config import HeadKind
@@ -182,15 +182,17 @@ class Trainer:
         check_vocabulary(self.tokenizer, model)
         places = {id(self.models[other]): place for other, place in self.placements.items()}
         self.models[role] = model
-        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model)
+        waits = role is Role.REFERENCE and self.settings.reference.offload and apart(self.device)
+        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
 
-    def _placement(self, model: LanguageModel) -> Placement:
-        runtime = self.settings.runtime
+    def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
+        """`waits`: in host memory, until it is asked."""
+        runtime, device = self.settings.runtime, torch.device(self.device)
         if runtime.strategy == "replicate" or isinstance(self.ranks, Alone):
-            return Whole(model, self.ranks)
+            return Waiting(model, self.ranks, device=device) if waits else Whole(model, self.ranks)
         if runtime.cpu_offload and self.device == "cpu":
             raise SettingsError("runtime.cpu_offload=true has no effect on the CPU: set it to false, or device=cuda")
-        place = Sharded(model, self.ranks, device=torch.device(self.device), cpu_offload=runtime.cpu_offload)
+        place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.cpu_offload or waits)
         release_freed_memory()  # of the whole model
         return place
 

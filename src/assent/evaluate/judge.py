@@ -13,6 +13,7 @@ from assent.batch import Batch
 from assent.data.tokenize import encode_prompt, encode_texts
 from assent.evaluate.policy import check_lengths
 from assent.learn.scorer import Scorer
+from assent.learn.sharding import Placement, Waiting, apart
 from assent.models.base import LanguageModel
 from assent.models.load import load_model, load_tokenizer
 from assent.rewards.judge import JudgeReward, ScoreBatch
@@ -26,20 +27,29 @@ class Judge:
     model: LanguageModel
     tokenizer: Any
     token_budget: int = 16384
+    placement: Placement | None = None
+    """Where its parameters are; None for all on its device."""
 
     @classmethod
     def load(
-        cls, path: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32, token_budget: int = 16384
+        cls,
+        path: str,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        token_budget: int = 16384,
+        offload: bool = False,
     ) -> Judge:
-        """The judge in a checkpoint's folder (or a hub id)."""
+        """The judge in a checkpoint's folder (or a hub id). With `offload` it waits in host memory between scorings."""
         model = load_model(path, head="scalar", dtype=dtype, device=device)
         model.requires_grad_(False)
-        return cls(model.eval(), load_tokenizer(path), token_budget)
+        place = Waiting(model, device=torch.device(device)) if offload and apart(device) else None
+        return cls(model.eval(), load_tokenizer(path), token_budget, place)
 
     def scores(self, batch: Batch) -> list[float]:
         """One score a row, read at its last token."""
         check_lengths(batch, self.model)
-        scorer = Scorer(self.model, Role.JUDGE, token_budget=self.token_budget)
+        scorer = Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.placement)
         found: list[float] = []
         for output in scorer.outputs(batch):
             assert output.scores is not None

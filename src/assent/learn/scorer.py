@@ -59,8 +59,9 @@ class Scorer:
         parts = consecutive(batch, self.token_budget)
         needed = len(parts)
         parts += [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for this one in each pass
-        outputs = [readout(self.model, part.to(device), self.temperature) for part in parts]
-        self.placement.settle()
+        with self.placement.present():
+            outputs = [readout(self.model, part.to(device), self.temperature) for part in parts]
+            self.placement.settle()
         return outputs[:needed]
 
     def follow(self, share: float) -> None:
@@ -72,7 +73,11 @@ class Scorer:
     def blend(self, weights: Mapping[str, Tensor], share: float) -> None:
         """Move every parameter by `share` of the way towards `weights` (an exponential moving average)."""
         for name, parameter in self.model.named_parameters():
-            local(parameter).lerp_(local(weights[name]).to(parameter.dtype), share)
+            mine, towards = local(parameter), local(weights[name]).to(parameter.dtype)
+            here = mine.to(towards.device)  # itself, unless it waits in host memory
+            here.lerp_(towards, share)
+            if here is not mine:
+                mine.copy_(here)
 
 
 class BaseScorer(Scorer):

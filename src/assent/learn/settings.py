@@ -62,6 +62,8 @@ class ReferenceSettings:
     """After every step, move the reference this far towards the policy (0.001 is usual); 0 keeps it frozen."""
     once: bool = False
     """Offline methods: compute its columns once before training, not in every epoch."""
+    offload: bool = False
+    """On GPUs: it waits in host memory, and takes the device's only while a step's log-probs are taken."""
 
 
 @dataclass

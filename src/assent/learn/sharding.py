@@ -1,6 +1,7 @@
 """Where a model's parameters lie among the ranks that train it or ask it: whole on each, or in shards.
 
     load -> Whole     every rank has all of the model; gradients are summed over ranks after the backward pass
+         -> Waiting   likewise, but they wait in host memory and are on the device only while the model is asked
          -> Sharded   FSDP2: a rank keeps its rows of weights, gradients and moments; a layer is put together while it
                       computes, and its gradients are summed straight into shards
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +35,10 @@ class Placement(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
+        ...
+
+    def present(self) -> AbstractContextManager[None]:
+        """Within it the model can be asked: its parameters are on the device."""
         ...
 
     def passes(self, count: int) -> int:
@@ -82,6 +88,9 @@ class Whole:
         device: torch.device = next(self.model.parameters()).device
         return device
 
+    def present(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def passes(self, count: int) -> int:
         return count
 
@@ -105,6 +114,33 @@ class Whole:
 
     def whole(self) -> LanguageModel | None:
         return None if self.ranks.rank else self.model
+
+
+class Waiting(Whole):
+    """Every rank has all of a model that is not trained, in host memory: for the time that it is asked its parameters
+    have copies on the device. What is there for good are buffers, which are small."""
+
+    def __init__(self, model: LanguageModel, ranks: Ranks | None = None, *, device: torch.device):
+        super().__init__(model, ranks)
+        self._device = device
+        for parameter in model.parameters():
+            parameter.data = _in_host_memory(parameter.data, pinned=device.type == "cuda")
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        waiting = [(parameter, parameter.data) for parameter in self.model.parameters()]
+        try:
+            for parameter, values in waiting:
+                copy = torch.empty_like(values, device=self._device)
+                parameter.data = copy.copy_(values, non_blocking=True)
+            yield
+        finally:
+            for parameter, values in waiting:
+                parameter.data = values
 
 
 class Sharded:
@@ -131,6 +167,9 @@ class Sharded:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    def present(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def passes(self, count: int) -> int:
         """As many as any other: in each the ranks put layers together."""
@@ -196,6 +235,16 @@ def local(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def apart(device: torch.device | str) -> bool:
+    """Whether its memory is not the host's, so that there is something to wait in host memory for."""
+    return torch.device(device).type != "cpu"
+
+
+def _in_host_memory(values: Tensor, *, pinned: bool) -> Tensor:
+    """Where a GPU reads it at full speed, and while the host goes on, if pinned."""
+    return torch.empty_like(values, device="cpu", pin_memory=pinned).copy_(values)
 
 
 def recompute_layers(model: LanguageModel) -> None:

@@ -29,6 +29,8 @@ class RewardSettings:
     """judge: processes that hold it, with runtime=ray; 0 keeps it in the run's own process."""
     resources: dict[str, float] = field(default_factory=dict)
     """judge: what each of its processes reserves, such as {GPU: 1}; empty takes an equal share of the CPUs."""
+    offload: bool = False
+    """judge, on GPUs: it waits in host memory, and takes the device's only while it scores."""
     function: str = ""
     """The function, for kind "function": "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +71,7 @@ class RewardSettings:
             raise ValueError("A reward of kind 'function' needs function='file.py:name' or 'package.module:name'.")
         if self.kind != "function" and self.function:
             raise ValueError(f"function={self.function!r} is read for kind 'function' only, not for {self.kind!r}.")
-        for name in ("path", "workers", "resources"):
+        for name in ("path", "workers", "resources", "offload"):
             if self.kind != "judge" and getattr(self, name):
                 value = getattr(self, name)
                 raise ValueError(f"{name}={value!r} is read for kind 'judge' only, not for {self.kind!r}.")
