@@ -32,7 +32,7 @@ for key, value in HEALTH.items():
 from assent import load_settings, run  # noqa: E402
 from assent.crew.ray import RayCrew  # noqa: E402
 from assent.loop.progress import Moment  # noqa: E402
-from assent.runtime.ray import RayWorker  # noqa: E402
+from assent.runtime.ray_worker import RayWorker  # noqa: E402
 from assent.types import Stats  # noqa: E402
 
 if TYPE_CHECKING:  # workers import this file by its path, and find no other

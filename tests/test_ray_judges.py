@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from assent import load_settings, run
 from assent.loop.progress import Moment
-from assent.runtime.ray import RayWorker
+from assent.runtime.ray_worker import RayWorker
 from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]

@@ -26,8 +26,9 @@ SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.
 prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
-from assent.runtime.ray import RayRuntime, RayWorker  # noqa: E402
+from assent.runtime.ray import RayRuntime  # noqa: E402
 from assent.runtime.ray_gang import RayGang  # noqa: E402
+from assent.runtime.ray_worker import RayWorker  # noqa: E402
 from assent.runtime.resources import ResourcesError  # noqa: E402
 from assent.runtime.worker import SenderLost, WorkerLost  # noqa: E402
 

@@ -2,7 +2,7 @@
 
 reserve room -> start ranks, rollout workers, judges -> gang, pool; a process is lost -> another in its place
 
-Left out: what a cluster is (`runtime/ray.py`, the only file that imports ray), and what each process does.
+Left out: what a cluster is (`runtime/ray.py`), and what each process does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from assent.trainer import Plan, RankProcess
 from assent.weights.transport import transport_of
 
 if TYPE_CHECKING:
-    from assent.runtime.ray import RayRuntime, RayWorker
+    from assent.runtime.ray import RayRuntime
+    from assent.runtime.ray_worker import RayWorker
 
 ROOM_AFTER = 3.0
 """Seconds after which ranks without room get that of a rollout worker."""

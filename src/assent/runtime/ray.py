@@ -1,217 +1,32 @@
-"""Workers as Ray actors: the only file that imports ray.
+"""A cluster of Ray for a run: room for its processes, and the processes themselves.
 
     RayRuntime.start -> a cluster of our own, or the one at runtime.address
     reserve          -> a placement group, refused at once with the sum if it can never fit
-    spawn            -> a process with a plain worker inside -> RayWorker.call
+    spawn            -> a process with a plain worker inside -> RayWorker
 
-A worker's plain methods run one after another in one thread, its coroutines on the process's event loop, so that it can
-always answer a heartbeat. A process that gives no sign in time is killed and counts as lost. Ray's own restarts and
-retries are off: a restarted actor has lost its state, and a retried call may run twice.
+With `ray_worker.py` the only file that imports ray. Ray's own restarts and retries are off: a restarted actor has lost
+its state, and a retried call may run twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-import inspect
 import os
 import signal
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import exceptions
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from assent.runtime import stage
+from assent.runtime.ray_worker import Host, RayWorker
 from assent.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from assent.runtime.settings import RuntimeSettings
-from assent.runtime.worker import NodeLost, SenderLost, WorkerLost, reason_of
-
-LOST = (
-    exceptions.ActorDiedError,
-    exceptions.ActorUnavailableError,
-    exceptions.WorkerCrashedError,
-    exceptions.NodeDiedError,
-)
-GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
-"""What a call fails with where something that it was handed by reference is gone."""
-
-
-class Host:
-    """The actor around a plain worker."""
-
-    def __init__(self, folder: str, make: Callable[..., Any], *arguments: Any):
-        if Path(folder).is_dir():
-            os.chdir(folder)  # so that relative paths in settings mean what they mean to the driver
-        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-        self._make = partial(make, *arguments)
-        self._worker: Any = None
-
-    async def build(self) -> tuple[int, str]:
-        """Make the worker, in the thread that its methods will run in. Returns this process's id and node."""
-        self._worker = await asyncio.get_running_loop().run_in_executor(self._thread, self._make)
-        return await self.ping()
-
-    async def stage(self) -> str:
-        return stage.now()
-
-    async def ping(self) -> tuple[int, str]:
-        return os.getpid(), ray.get_runtime_context().get_node_id()
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        function = getattr(self._worker, method)
-        if inspect.iscoroutinefunction(function):
-            return await function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
-
-
-class RayWorker:
-    """A `Worker` over there. `start` makes it ready and begins to listen for its heart."""
-
-    def __init__(
-        self, name: str, actor: Any, settings: RuntimeSettings, *, say: Callable[[str], None] = lambda text: None
-    ):
-        self.name, self._actor, self._say = name, actor, say
-        self._heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, settings.call_timeout
-        self._start_timeout = settings.start_timeout
-        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._heart: asyncio.Task[None] | None = None
-        self.pid, self.node = 0, ""
-
-    async def start(self, timeout: float) -> None:
-        telling = asyncio.get_running_loop().create_task(self._tell())
-        try:
-            self.pid, self.node = await asyncio.wait_for(_plain(self._actor.build.remote()), timeout)
-        except TimeoutError:
-            self.kill()
-            raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
-        except LOST as error:
-            raise WorkerLost(self.name, _cause(error)) from error
-        finally:
-            telling.cancel()
-        self._heart = asyncio.get_running_loop().create_task(self._listen())
-
-    async def _tell(self) -> None:
-        """Say what it does until it is ready, where it tells."""
-        told = ""
-        with contextlib.suppress(*LOST):
-            while True:
-                if (now := await _plain(self._actor.stage.remote())) != told:
-                    self._say(f"{self.name} {now}")
-                    told = now
-                await asyncio.sleep(1.0)
-
-    async def _listen(self) -> None:
-        """A sign every quarter of the time allowed."""
-        while await self.found() is None:
-            await asyncio.sleep(self._heartbeat_timeout / 4)
-
-    def _silent(self) -> str:
-        return f"gave no sign for {self._heartbeat_timeout:g} s (runtime.heartbeat_timeout)"
-
-    def _end(self, reason: str) -> None:
-        if not self._lost.done():
-            self._lost.set_result(reason)
-        self._kill()
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return await self._answer(method, arguments, self._call_timeout, "runtime.call_timeout")
-
-    async def begin(self, method: str, *arguments: Any) -> Any:
-        """A call that is a part of starting, and has the time for that."""
-        return await self._answer(method, arguments, self._start_timeout, "runtime.start_timeout")
-
-    async def _answer(self, method: str, arguments: Sequence[Any], timeout: float, setting: str) -> Any:
-        if self._lost.done():
-            raise WorkerLost(self.name, self._lost.result())
-        answer = asyncio.ensure_future(_plain(self._actor.call.remote(method, *arguments)))
-        both, first = (answer, self._lost), asyncio.FIRST_COMPLETED
-        try:
-            done, _ = await asyncio.wait(both, timeout=timeout, return_when=first)
-        finally:
-            answer.cancel()  # does nothing to what is done
-        if not done:
-            self._end(f"did not end {method} within {timeout:g} s ({setting})")
-        if not answer.done():
-            raise WorkerLost(self.name, self._lost.result())
-        try:
-            return answer.result()
-        except exceptions.RayTaskError as error:
-            if isinstance(error.cause, GONE):
-                raise SenderLost("a sender", reason_of(error.cause)) from error
-            raise error.cause from error  # the worker's own exception
-        except LOST as error:
-            self._end(_cause(error))
-            raise WorkerLost(self.name, _cause(error)) from error
-        except GONE as error:
-            raise SenderLost("a sender", reason_of(error)) from error
-
-    async def found(self) -> WorkerLost | None:
-        """Ask for a sign now. Returns how the worker was lost, if it was."""
-        if not self._lost.done():
-            try:
-                await self._sign()
-            except TimeoutError:
-                self._end(self._silent())
-            except LOST as error:
-                self._end(_cause(error))
-        return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
-
-    async def _sign(self) -> None:
-        """Raises TimeoutError where none comes. Where this process itself stood still meanwhile, it asks again."""
-        loop, timeout = asyncio.get_running_loop(), self._heartbeat_timeout
-        begun = loop.time()
-        try:
-            await asyncio.wait_for(_plain(self._actor.ping.remote()), timeout)
-        except TimeoutError:
-            if loop.time() - begun < 1.25 * timeout:
-                raise
-            await asyncio.wait_for(_plain(self._actor.ping.remote()), timeout)
-
-    def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
-        """Call a method that returns a tuple, and get a reference to each of its parts: handed to other workers' calls,
-        they go there directly."""
-        found: list[Any] = self._actor.call.options(num_returns=parts).remote(method, *arguments)
-        return found
-
-    async def fetched(self, reference: Any) -> Any:
-        """What a reference from here stands for."""
-        timeout = self._call_timeout
-        try:
-            return await asyncio.wait_for(_plain(reference), timeout)
-        except TimeoutError:
-            self._end(f"made nothing within {timeout:g} s (runtime.call_timeout)")
-        except exceptions.RayTaskError as error:
-            raise error.cause from error
-        except LOST as error:
-            self._end(_cause(error))
-        raise WorkerLost(self.name, self._lost.result())
-
-    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method that returns a pair: a reference to the first, which stays there, and the second itself."""
-        first, second = self.references(method, *arguments, parts=2)
-        return first, await self.fetched(second)
-
-    @property
-    def alive(self) -> bool:
-        """As far as is known."""
-        return not self._lost.done()
-
-    def kill(self) -> None:
-        self._end("was ended")
-
-    def _kill(self) -> None:
-        if self._heart is not None and self._heart is not _current_task():
-            self._heart.cancel()
-        with contextlib.suppress(Exception):  # whatever is wrong with it, it is being ended
-            ray.kill(self._actor)
-        if self.pid:  # a stopped process hears no request
-            _kill_process(self.pid, self.node)
+from assent.runtime.worker import NodeLost, WorkerLost
 
 
 class RayRuntime:
@@ -362,36 +177,8 @@ def _state() -> Any:
     return ray
 
 
-def _cause(error: Exception) -> str:
-    """Ray's first line says the same of every loss; the last one says what became of a node."""
-    told = str(error)
-    return f"its node is gone ({told.rpartition(': ')[2].strip()})" if "its node has died" in told else reason_of(error)
-
-
-async def _plain(reference: Any) -> Any:
-    """A coroutine of what Ray gives, which is awaitable but not one."""
-    return await reference
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs any more
-        return None
-
-
 def _environment() -> dict[str, Any]:
     """Workers import what this process imports: where the package lies in a source tree, they are told."""
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     return {"env_vars": {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}}
-
-
-def _kill_process(pid: int, node: str) -> None:
-    with contextlib.suppress(Exception):  # gone already, or its node is
-        if node == ray.get_runtime_context().get_node_id():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            return
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        ray.remote(os.kill).options(num_cpus=0, scheduling_strategy=there).remote(pid, signal.SIGKILL)

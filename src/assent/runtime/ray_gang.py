@@ -13,7 +13,7 @@ from assent.runtime.gang import Gang
 from assent.runtime.worker import WorkerLost, reason_of
 
 if TYPE_CHECKING:
-    from assent.runtime.ray import RayWorker
+    from assent.runtime.ray_worker import RayWorker
 
 GRACE = 2.0
 """Seconds after a collective failed on one rank in which it does on all that were in it."""
