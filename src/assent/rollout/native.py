@@ -112,6 +112,8 @@ class NativeEngine:
         """Weights are copied into the decoder. Sequences under way keep their cache."""
         if weights is not None:
             self._copy(weights)
+        for sequence in self._active:
+            sequence.drawn_by(self.version)
         self.version, self._drained = version, False
         if self._waiting:
             self._driver.wake()
@@ -205,7 +207,8 @@ class NativeEngine:
         return logits
 
     def _collect(self, logits: Tensor) -> None:
-        """Sample, note what was sampled, and take out the rows that ended: the step's one wait for the device."""
+        """Sample, note what was sampled, and take out the rows that ended. `news` is the step's one wait for the device
+        unless a sequence ended or began."""
         rows = self._rows
         assert rows is not None
         n = len(self._active)
@@ -213,54 +216,50 @@ class NativeEngine:
         place = emitted[:, None].clone()
         uniform = rows.uniforms[:n].gather(1, place)[:, 0]
         tokens, logprobs = sample(logits, self._draw, uniform, emitted=emitted, ends=self._end_ids)
-        rows.tokens[:n].scatter_(1, place, tokens[:, None])
         rows.logprobs[:n].scatter_(1, place, logprobs[:, None])
-        rows.versions[:n].scatter_(1, place, self.version)
         rows.last[:n] = tokens
         emitted += 1
         ended = torch.isin(tokens, self._end_ids)
         # 0: goes on, 1: length, 2: end token, 4 or more: the model has diverged.
         codes = (emitted >= rows.limit[:n]) + 2 * ended + 4 * ~logprobs.isfinite()
+        news = torch.stack((codes, tokens)).tolist()
         finished: dict[int, tuple[Finish, str | None]] = {}
-        for row, code in enumerate(codes.tolist()):
+        for row, (sequence, code, token) in enumerate(zip(self._active, *news, strict=True)):
             if code >= 4:
                 raise FloatingPointError("A sampled log-prob is not finite: the model's weights or logits overflowed.")
-            stopped = None if code >= 2 or not self._active[row].sampling.stop else self._stopped(row)
+            sequence.tokens.append(token)
+            stopped = None if code >= 2 or not sequence.sampling.stop else self._stopped(sequence)
             if stopped is not None:
                 finished[row] = Finish.STOP, stopped
             elif code:
                 finished[row] = (Finish.EOS if code >= 2 else Finish.LENGTH), None
-        for row, (finish, text) in finished.items():
-            self._complete(row, finish, text)
         if finished:
+            self._complete(finished)
             self._remove(finished)
 
-    def _stopped(self, row: int) -> str | None:
+    def _stopped(self, sequence: Active) -> str | None:
         """The text in front of a stop string that the newest token completed (or, at min_tokens, any token so far)."""
-        assert self._rows is not None
-        sampling, emitted = self._active[row].sampling, self._step - self._active[row].born
-        return text_before_stop(self._text, self._rows.tokens[row, :emitted].tolist(), sampling)
+        return text_before_stop(self._text, sequence.tokens, sequence.sampling)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _complete(self, row: int, finish: Finish, text: str | None) -> None:
+    def _complete(self, finished: Mapping[int, tuple[Finish, str | None]]) -> None:
+        """Answer for these rows: how each ended, and its text where a stop string cut it."""
         assert self._rows is not None
-        sequence = self._active[row]
-        emitted = self._step - sequence.born
-        tokens, versions, logprobs = (
-            table[row, :emitted].tolist() for table in (self._rows.tokens, self._rows.versions, self._rows.logprobs)
-        )
-        request = sequence.request
-        request.done[sequence.member] = Completion(
-            tokens=tuple(tokens),
-            logprobs=tuple(logprobs),
-            versions=tuple(versions),
-            text=self._text(tokens[:-1] if finish is Finish.EOS else tokens) if text is None else text,
-            finish=finish,
-        )
-        if len(request.done) == len(request.plan) and not request.future.done():
-            request.future.set_result([request.done[member] for member in range(len(request.plan))])
+        sequences = [self._active[row] for row in finished]
+        found = self._rows.logprobs_of(list(finished), max(len(sequence.tokens) for sequence in sequences))
+        for sequence, logprobs, (finish, text) in zip(sequences, found, finished.values(), strict=True):
+            tokens, request = sequence.tokens, sequence.request
+            request.done[sequence.member] = Completion(
+                tokens=tuple(tokens),
+                logprobs=tuple(logprobs[: len(tokens)]),
+                versions=tuple(sequence.drawn_by(self.version)),
+                text=self._text(tokens[:-1] if finish is Finish.EOS else tokens) if text is None else text,
+                finish=finish,
+            )
+            if len(request.done) == len(request.plan) and not request.future.done():
+                request.future.set_result([request.done[member] for member in range(len(request.plan))])
 
     # Rows
 

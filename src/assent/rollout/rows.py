@@ -39,10 +39,18 @@ class Active:
     born: int
     version: int
     """Of the weights that computed its prompt."""
+    tokens: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that drew each token; the newest tokens may lack theirs."""
 
     @property
     def sampling(self) -> Sampling:
         return self.request.plan[self.member]
+
+    def drawn_by(self, version: int) -> list[int]:
+        """`versions`, after tokens that lack theirs got this one."""
+        self.versions += [version] * (len(self.tokens) - len(self.versions))
+        return self.versions
 
 
 @dataclass(slots=True)
@@ -68,38 +76,39 @@ class Counts:
 
 
 class Rows:
-    """What is being sampled, one row a sequence, on the device: nothing leaves it before the sequence ends."""
+    """What is being sampled, one row a sequence, on the device: log-probs leave it as a sequence ends."""
 
     def __init__(self, slots: int, length: int, device: torch.device):
         def table(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.length = length
-        self.tokens, self.versions = table(slots, length), table(slots, length)
-        self.logprobs = table(slots, length, dtype=torch.float32)
-        self.uniforms = table(slots, length, dtype=torch.float32)
+        self.logprobs, self.uniforms = (table(slots, length, dtype=torch.float32) for _ in range(2))
         self.emitted, self.limit, self.prompt, self.last = (table(slots) for _ in range(4))  # all (slots,)
-
-    def tables(self) -> tuple[Tensor, ...]:
-        return (self.tokens, self.versions, self.logprobs, self.uniforms)
 
     def grown(self, length: int) -> Rows:
         larger = Rows(len(self.last), length, self.last.device)
-        for old, new in zip(self.tables(), larger.tables(), strict=True):
-            new[:, : self.length] = old
+        larger.logprobs[:, : self.length], larger.uniforms[:, : self.length] = self.logprobs, self.uniforms
         larger.emitted, larger.limit, larger.prompt, larger.last = self.emitted, self.limit, self.prompt, self.last
         return larger
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        for tensor in (*self.tables(), self.emitted, self.limit, self.prompt, self.last):
-            tensor[targets] = tensor[sources]
+        source, target = torch.tensor([sources, targets], device=self.last.device)
+        for tensor in (self.logprobs, self.uniforms, self.emitted, self.limit, self.prompt, self.last):
+            tensor[target] = tensor[source]
 
     def start(self, base: int, sequences: Sequence[Active]) -> None:
         """Rows from `base` on belong to these new sequences."""
         part = slice(base, base + len(sequences))
-        device = self.last.device
+        sizes = [[sequence.limit for sequence in sequences], [len(sequence.request.tokens) for sequence in sequences]]
         self.emitted[part] = 0
-        self.limit[part] = torch.tensor([sequence.limit for sequence in sequences], device=device)
-        self.prompt[part] = torch.tensor([len(sequence.request.tokens) for sequence in sequences], device=device)
-        for row, sequence in enumerate(sequences, base):
-            self.uniforms[row, : sequence.limit] = uniforms(sequence.sampling, sequence.limit)
+        self.limit[part], self.prompt[part] = torch.tensor(sizes, device=self.last.device)
+        drawn = torch.zeros(len(sequences), max(sizes[0]))
+        for row, sequence in enumerate(sequences):
+            drawn[row, : sequence.limit] = uniforms(sequence.sampling, sequence.limit)
+        self.uniforms[part, : drawn.shape[1]] = drawn.to(self.last.device)
+
+    def logprobs_of(self, rows: Sequence[int], longest: int) -> list[list[float]]:
+        """The first `longest` of each of these rows."""
+        found: list[list[float]] = self.logprobs[list(rows), :longest].tolist()
+        return found
