@@ -74,6 +74,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["critic.optimizer.schedule=cosin"], "critic.optimizer.schedule=cosin is not one of"),
         ("sft", ["optimizer.betas=[0.9,1.5]"], "optimizer.betas=[0.9, 1.5]"),
         ("ppo", ["rollout.max_lag=-1"], "rollout.max_lag=-1"),
+        ("ppo", ["rollout.cuda_graphs=false", "rollout.engine=vllm"], "set rollout.vllm.eager=true"),
         ("sft", ["device=tpu"], "device=tpu is not one of"),
         ("sft", ["runtime=slurm"], "runtime.kind=slurm is not one of local, ray"),
         ("ppo", ["rollout.workers=2"], "rollout.workers=2 needs processes of their own: set runtime=ray"),

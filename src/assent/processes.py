@@ -34,7 +34,9 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
         # As in one process: without lag the engine computes what the learner does, else on merged weights.
         shared = vllm is None and rollout.max_lag == 0
         model, content = adapted if shared else merged_copy(adapted), Adapters(adapted, shared=shared)
-    engine = build_engine(model.requires_grad_(False), tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter)
+    model = model.requires_grad_(False)
+    graphs = rollout.cuda_graphs
+    engine = build_engine(model, tokenizer, slots=rollout.slots, cuda_graphs=graphs, vllm=vllm, say=stage.enter)
     return RolloutWorker(engine, content, Receiver(device_of(settings)), interrupt=rollout.interrupt)
 
 

@@ -42,6 +42,7 @@ class LocalCrew:
                 tokenizer,
                 slots=rollout.slots,
                 copy=rollout.max_lag > 0,
+                cuda_graphs=rollout.cuda_graphs,
                 vllm=rollout.for_vllm(),
                 say=lambda text: say(f"this process {text}"),
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from assent.models.base import LanguageModel
 from assent.models.decoder import Decoder
+from assent.models.graphs import CudaGraphs
 from assent.models.lora import merge_lora
 from assent.rollout.engine import Engine
 from assent.rollout.native import NativeEngine
@@ -21,11 +22,13 @@ def build_engine(
     *,
     slots: int,
     copy: bool = False,
+    cuda_graphs: bool = True,
     vllm: VllmSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
     """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model; vLLM,
-    which always has a copy, where settings of it are given. `say` is told what takes its time."""
+    which always has a copy, where settings of it are given. `cuda_graphs`: on a GPU the native engine repeats recorded
+    steps. `say` is told what takes its time."""
     if vllm is not None:
         from assent.rollout.vllm import VllmEngine
 
@@ -34,5 +37,6 @@ def build_engine(
         model = copying.deepcopy(model).requires_grad_(False)
         merge_lora(model)  # published weights are merged ones
     if isinstance(model, Decoder):
-        return NativeEngine(model, tokenizer, slots=slots)
+        graphs = CudaGraphs if cuda_graphs and model.device.type == "cuda" else None
+        return NativeEngine(model, tokenizer, slots=slots, recorder=graphs)
     return StaticEngine(model, tokenizer, slots=slots)

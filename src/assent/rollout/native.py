@@ -5,14 +5,16 @@
 Continuous batching: rows of finished sequences are refilled at the next step, active sequences always fill the first n
 rows of the cache, and no work is done for empty ones. One asyncio task takes the steps while there is work. Where free
 rows admit only some of a request's samples, the later ones copy the prompt's cache from a sibling that still runs; if
-none does, or the weights changed since, the prompt is computed again. Left out: paging, chunked prefill, speculation.
+none does, or the weights changed since, the prompt is computed again. On a GPU decoding repeats recorded steps
+(`models/graphs.py`). Left out: paging, chunked prefill, speculation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from assent.maths.invariant import filled_up
 from assent.models.bags import make_cache
 from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
+from assent.models.graphs import Record, RecordedSteps
 from assent.models.layout import fill, layout
 from assent.models.packed import can_pack, kernel_rows, packed, stamp
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
@@ -28,6 +31,8 @@ from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample
 from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
+
+log = logging.getLogger(__name__)
 
 LENGTH_STEP = 64
 """The cache grows in multiples of this many tokens."""
@@ -38,7 +43,8 @@ class NativeEngine:
 
     slots: sequences decoded at once. max_length: prompt and answer together, the model's positions by default; the
     cache takes only what the requests need. prefill_tokens: prompts computed in one pass have at most this many
-    tokens together (a longer one goes alone).
+    tokens together (a longer one goes alone). recorder: gives what records a step of decoding to be repeated; where
+    that fails, the engine says so once and goes on without.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class NativeEngine:
         max_length: int | None = None,
         ends: Collection[int] | None = None,
         prefill_tokens: int = 8192,
+        recorder: Callable[[], Record] | None = None,
     ):
         positions = model.max_positions
         if max_length is not None and max_length > positions:
@@ -69,12 +76,14 @@ class NativeEngine:
         self._step = 0
         self._driver = Background(self._drive, self._fail)
         self._asleep = self._drained = False
-        self._packs = can_pack(model)
+        self._recorder = recorder
+        self._packs = recorder is None and can_pack(model)
         self._forget()
 
     def _forget(self) -> None:
         """Drop the cache and the rows; the next request makes them anew."""
         self._cache: Cache | None = None
+        self._recorded: RecordedSteps | None = None
         self._rows: Rows | None = None
         self._draw = Draw.of([])
         self._reader = self.model
@@ -154,32 +163,59 @@ class NativeEngine:
         self._collect(logits)
 
     def _read(self, running: int, fresh: Sequence[int]) -> Tensor:
-        """Logits after the last token of each running row and after the prompt of each fresh one, in one pass."""
+        """Logits after the last token of each running row and after the prompt of each fresh one: in one pass over the
+        weights, or in two where the first repeats a recorded step."""
         model = self._current(running)
-        assert self._cache is not None and self._rows is not None
+        assert self._cache is not None
         prompts = [self._active[row].request.tokens for row in fresh]
         prefill = Prefill(self._cache, fresh, [len(prompt) for prompt in prompts]) if fresh else None
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        if not running:
+        longest = self._step + max((len(one.request.tokens) - one.born for one in self._active[:running]), default=0)
+        repeated = self._repeated(running, longest) if running and self._recorder is not None else None
+        if repeated is not None and prefill is None:
+            return repeated
+        if repeated is not None or not running:
             assert prefill is not None, "no step is taken without work"
             hidden = model(tokens, prefill).index_select(0, prefill.ends)
         else:
-            rows = self._rows
-            longest = self._step + max(len(one.request.tokens) - one.born for one in self._active[:running])
             # Idle rows fill the last kernel up, at once and not in every layer; what they write is never read.
             whole = min(filled_up(running, kernel_rows()), self.slots) if self._packs else running
-            positions = (rows.prompt[:whole] + rows.emitted[:whole] - 1).clamp_(min=0)
+            last, positions = self._newest(whole)
             decode = Decode(self._cache, positions, longest)
             if prefill is None:
-                hidden = model(rows.last[:whole], decode)[:running]
+                hidden = model(last, decode)[:running]
             else:
-                hidden = model(torch.cat((rows.last[:whole], tokens)), Joined(decode, prefill))
+                hidden = model(torch.cat((last, tokens)), Joined(decode, prefill))
                 hidden = torch.cat((hidden[:running], hidden.index_select(0, whole + prefill.ends)))
-        return model.head(hidden).float()  # type: ignore[no-any-return]
+        logits: Tensor = model.head(hidden).float()
+        return logits if repeated is None else torch.cat((repeated, logits))
+
+    def _newest(self, count: int) -> tuple[Tensor, Tensor]:
+        """The newest token of each row in front, and its position."""
+        rows = self._rows
+        assert rows is not None
+        return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(min=0)
+
+    def _repeated(self, running: int, longest: int) -> Tensor | None:
+        """Logits of the running rows by a recorded step; None where none can be recorded."""
+        assert self._recorder is not None and self._cache is not None
+        try:
+            if self._recorded is None:
+                self._recorded = RecordedSteps(self.model, self._cache, self._recorder())
+            tokens, positions = self._newest(self._recorded.rows(running))
+            return self._recorded.logits(tokens, positions, running=running, longest=longest)
+        except RuntimeError as error:
+            log.warning(
+                "decoding goes on without CUDA graphs (rollout.cuda_graphs): a step was recorded, but %s", error
+            )
+            self._recorder = self._recorded = None
+            return None
 
     def _current(self, running: int) -> Decoder:
         """The model as it is now, packed where that helps: whoever trains it may have written to its parameters, and
         replaced them while nothing ran."""
+        if not running and self._recorded is not None and self._recorded.stale():
+            self._recorded = None
         if self._packs:
             if not running:
                 self._parameters = tuple(self.model.parameters())
@@ -301,7 +337,7 @@ class NativeEngine:
         if self._cache is None:
             self._cache = make_cache(config, self.slots, total, dtype=self.model.dtype, device=self.device)
         elif self._cache.length < total:
-            self._cache = self._cache.grown(config, total)
+            self._cache, self._recorded = self._cache.grown(config, total), None
         if self._rows is None:
             self._rows = Rows(self.slots, answer, self.device)
         elif self._rows.length < answer:

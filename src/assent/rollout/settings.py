@@ -52,6 +52,8 @@ class RolloutSettings:
     """Texts that end an answer."""
     slots: int = 64
     """Sequences decoded side by side, by each worker."""
+    cuda_graphs: bool = True
+    """native on GPUs: steps of decoding are recorded once and repeated, at one launch each (vllm has vllm.eager)."""
     workers: int = 1
     """Rollout workers; more than one needs runtime=ray."""
     workers_max: int = 0
@@ -89,6 +91,10 @@ class RolloutSettings:
         problems, vllm = [], self.vllm
         if self.engine not in ENGINES:
             problems.append(f"rollout.engine={self.engine} is not one of {', '.join(ENGINES)}")
+        if self.engine == "vllm" and not self.cuda_graphs:
+            problems.append(
+                "rollout.cuda_graphs=false has no effect with rollout.engine=vllm: set rollout.vllm.eager=true"
+            )
         if vllm.dtype not in DTYPES:
             problems.append(f"rollout.vllm.dtype={vllm.dtype} is not one of {', '.join(DTYPES)}")
         if vllm.sleep_level not in (0, 1, 2):

@@ -1,0 +1,237 @@
+"""Decoding by recorded steps: the answers of plain ones. On the CPU a tape stands in for a CUDA graph."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import re
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import Letters, prompts
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from assent.models.cache import ProductCache
+from assent.models.decoder import Decoder
+from assent.models.graphs import CudaGraphs, Step, rounded_length, rounded_rows
+from assent.models.lora import add_lora
+from assent.models.settings import LoraSettings
+from assent.rollout.build import build_engine
+from assent.rollout.engine import generate_all
+from assent.rollout.native import NativeEngine
+from assent.types import Completion, Sampling
+
+aten: Any = torch.ops.aten
+WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten.equal, aten.lift_fresh}
+"""What would make the host wait for a device, or bring it something."""
+PLAN = [Sampling(temperature=0.0, max_tokens=11), *(Sampling(seed=s, max_tokens=5 + 7 * s) for s in range(3))]
+QUESTIONS = prompts(6, 2, 11, 3, 30)
+
+
+class Tape(TorchDispatchMode):
+    """The operations of a step, to be done again on the same memory: nothing of the Python around them comes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.played = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in WAITS, f"a step calls {func}"
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def play(self) -> None:
+        self.played += 1
+        made: dict[int, torch.Tensor] = {}
+        for func, args, kwargs, before in self.operations:
+            args, kwargs = tree_map_only(torch.Tensor, lambda x: made.get(id(x), x), (args, kwargs))
+            now = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
+                made[id(old)] = new
+
+
+class Tapes:
+    """Makes recorders, and keeps all of their tapes."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.tapes: list[Tape] = []
+
+    def __call__(self) -> Callable[[Step], Step]:
+        self.made += 1
+        return self.record
+
+    def record(self, step: Step) -> Step:
+        step()  # the first time a model makes its rotary frequencies
+        tape = Tape()
+        with tape:
+            step()
+        self.tapes.append(tape)
+        return tape.play
+
+    @property
+    def played(self) -> int:
+        return sum(tape.played for tape in self.tapes)
+
+
+@pytest.fixture
+def product_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of GPUs, also here."""
+    monkeypatch.setattr("assent.rollout.native.make_cache", ProductCache)
+
+
+@pytest.fixture
+def engine_of(letters: Letters, product_cache: None) -> Callable[..., NativeEngine]:
+    def make(model: Decoder, slots: int, recorder: Any = None) -> NativeEngine:
+        return NativeEngine(model, letters, slots=slots, recorder=recorder)
+
+    return make
+
+
+Make = Callable[..., NativeEngine]
+
+
+def close(found: list[list[Completion]], expected: list[list[Completion]], atol: float = 1e-5) -> None:
+    for mine, other in zip(chain(*found), chain(*expected), strict=True):
+        assert mine.tokens == other.tokens
+        assert mine.versions == other.versions
+        torch.testing.assert_close(torch.tensor(mine.logprobs), torch.tensor(other.logprobs), atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "mistral"])
+def test_answers_are_those_of_plain_steps(pairs: Any, engine_of: Make, kind: str, lora: bool) -> None:
+    model = copy.deepcopy(pairs(kind)[0])
+    if lora:
+        add_lora(model, LoraSettings(rank=2))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    for slots in (3, 64):  # rows are refilled and moved, or all run at once
+        tapes = Tapes()
+        engine, plain = engine_of(model, slots, tapes), engine_of(model, slots)
+        close(generate_all(engine, QUESTIONS, PLAN), generate_all(plain, QUESTIONS, PLAN))
+        assert engine.counts == plain.counts
+        assert tapes.played == engine.counts.steps - 1  # the first one has prompts alone
+        assert len(tapes.tapes) < tapes.played / 3
+
+
+def test_a_recorded_step_follows_weights_that_change_in_place(pairs: Any, engine_of: Make) -> None:
+    """Also while answers are under way, as an optimizer and `load` do it."""
+    learner, tapes = copy.deepcopy(pairs("llama")[0]), Tapes()
+    engine, plain = (engine_of(copy.deepcopy(learner), 4, recorder) for recorder in (tapes, None))
+    before = generate_all(engine, QUESTIONS, PLAN)
+    close(before, generate_all(plain, QUESTIONS, PLAN))
+    recorded = len(tapes.tapes)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter *= 1.2
+
+    async def answers(engine: NativeEngine) -> list[Completion]:
+        running = asyncio.create_task(engine.generate(QUESTIONS[0], PLAN))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        engine.load(dict(learner.hf_tensors()), 1)
+        return await running
+
+    found, expected = (asyncio.run(answers(one)) for one in (engine, plain))
+    close([found], [expected])
+    assert {version for one in found for version in one.versions} == {0, 1}
+    assert generate_all(engine, QUESTIONS, PLAN) != before
+    assert len(tapes.tapes) == recorded
+
+
+def test_what_lies_elsewhere_is_recorded_anew(pairs: Any, engine_of: Make) -> None:
+    model, tapes = copy.deepcopy(pairs("gpt2")[0]), Tapes()
+    engine = engine_of(model, 4, tapes)
+
+    def answers(length: int = 20) -> None:
+        plan = [Sampling(seed=1, max_tokens=length)]
+        close(generate_all(engine, QUESTIONS, plan), generate_all(engine_of(model, 4), QUESTIONS, plan))
+
+    answers()
+    answers()
+    assert tapes.made == 1
+    engine.sleep()
+    assert engine._recorded is None
+    engine.wake()
+    answers()
+    assert tapes.made == 2
+    with torch.no_grad():
+        model.embedding.weight.data = model.embedding.weight * 1.1
+    answers()
+    assert tapes.made == 3
+    answers(length=60)  # in a larger cache
+    assert tapes.made == 4
+    assert engine._recorder is not None
+
+
+def refuses(step: Step) -> Step:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [(refuses, "not permitted when stream is capturing"), (lambda step: lambda: None, "differ by .* a plain step")],
+)
+def test_an_engine_that_cannot_record_says_so_once_and_goes_on(
+    pairs: Any, engine_of: Make, caplog: pytest.LogCaptureFixture, record: Any, why: str
+) -> None:
+    model, _ = pairs("llama")
+    engine = engine_of(model, 3, lambda: record)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            close(generate_all(engine, QUESTIONS, PLAN), generate_all(engine_of(model, 3), QUESTIONS, PLAN))
+    [said] = caplog.messages
+    assert "goes on without CUDA graphs (rollout.cuda_graphs)" in said
+    assert re.search(why, said)
+
+
+def test_shapes_are_few() -> None:
+    """At most twice as many rows and a quarter more keys than needed, and never more than there are."""
+    assert [rounded_rows(n, 256) for n in (1, 2, 3, 33, 64, 65, 129, 250)] == [1, 2, 4, 64, 64, 128, 192, 256]
+    assert [rounded_rows(n, 50) for n in (30, 33)] == [32, 50]
+    assert [rounded_length(n, 4096) for n in (1, 128, 129, 200, 1000, 1025)] == [128, 128, 160, 224, 1024, 1280]
+    assert rounded_length(1025, 1100) == 1100
+    assert len({rounded_length(n, 4096) for n in range(1, 4097)}) == 21
+    assert all(n <= rounded_length(n, 4096) <= max(1.25 * n, 128) for n in range(1, 4097))
+
+
+def test_the_cpu_records_nothing(pairs: Any, letters: Letters) -> None:
+    engine = build_engine(pairs("llama")[0], letters, slots=4, cuda_graphs=True)
+    assert isinstance(engine, NativeEngine)
+    assert engine._recorder is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: CUDA graphs are recorded on one")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "mistral"])
+def test_cuda_graphs_answer_like_plain_steps(
+    pairs: Any, letters: Letters, kind: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In float32 the tokens of plain steps. In lower precision other shapes round otherwise and answers part; what was
+    drawn then has the log-prob that a pass over the whole answer gives it."""
+    model = copy.deepcopy(pairs(kind)[0]).to("cuda", dtype)
+    engines = [build_engine(model, letters, slots=7, cuda_graphs=graphs) for graphs in (True, False)]
+    found, expected = (generate_all(engine, QUESTIONS, PLAN) for engine in engines)
+    assert not caplog.messages
+    assert isinstance(engines[0], NativeEngine)
+    assert engines[0]._recorder is CudaGraphs
+    assert engines[0]._recorded is not None
+    if dtype is torch.float32:
+        close(found, expected, atol=1e-4)
+        return
+    with torch.no_grad():
+        for question, group in zip(QUESTIONS, found, strict=True):
+            for one in group:
+                tokens = torch.tensor([*question, *one.tokens], device="cuda")
+                logp = model.head(model(tokens, model.packed([len(tokens)]))).float().log_softmax(-1)
+                again = logp[len(question) - 1 : -1].gather(1, tokens[len(question) :, None])[:, 0].cpu()
+                torch.testing.assert_close(torch.tensor(one.logprobs), again, atol=0.15, rtol=0.02)
