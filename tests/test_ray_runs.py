@@ -22,15 +22,13 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import HEADER, PHASES, WORKERS, Kill, Killer, alive, running
+from faults import HEADER, PHASES, WORKERS, Kill, Killer, running
 from kills import Task, lasting, same_weights, summary, survive
 from rounds import of_drivers, of_nodes, of_ranks, of_workers
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
-from assent.loop.progress import Moment
 from assent.runtime.worker import TooManyFailures
-from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
@@ -148,41 +146,6 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
     with driver(tmp_path, environment, "resume=latest") as second:
         assert second.wait(timeout=120) == 0
     assert same_weights(whole, Run(tmp_path / "killed" / "run"))
-
-
-def test_a_node_is_lost_and_another_joins(make_recipe: Recipe, tmp_path: Path) -> None:
-    """A run uses two nodes, of 2 CPUs and 1: a third of all is a CPU, and the three processes find room side by side.
-    One node is killed, the other goes on alone; a third joins mid-run and is used."""
-    cluster_utils = pytest.importorskip("ray.cluster_utils")
-    more: dict[str, Any] = {"train": {"steps": 30}, "save": {"steps": 2}}
-    whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
-    store = {"object_store_memory": 100 << 20, "include_dashboard": False}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **store})
-    second = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-    killer, nodes = Killer([]), list[set[str]]()
-
-    async def disturb(moment: Moment) -> Stats:
-        step = moment.progress.step
-        nodes.append({worker.node for worker in killer.workers if alive(worker)})
-        if step == 4 and second in cluster.list_all_nodes():
-            cluster.remove_node(second, allow_graceful=False)
-        if step == 8 and len(cluster.list_all_nodes()) == 1:
-            cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-        if 8 < step < 28 and len(nodes[-1]) == 1:
-            time.sleep(0.5)  # the new node's worker takes a while to be ready
-        return {}
-
-    runtime = {"kind": "ray", "heartbeat_timeout": 10.0, "max_failures": 1, "address": cluster.address}
-    recipe = make_recipe("grpo", tmp_path / "lost", runtime=runtime, rollout={"workers": 2}, **more)
-    try:
-        with killer.at_work():
-            disturbed = run(load_settings(recipe), hooks=[disturb])
-    finally:
-        cluster.shutdown()
-    assert len(nodes[0]) == 2, "both nodes are used"
-    assert 1 in map(len, nodes), "one node alone goes on"
-    assert len(nodes[-1]) == 2, "the third one is used"
-    assert same_weights(whole, disturbed)
 
 
 def checkpoints(folder: Path) -> list[Path]:

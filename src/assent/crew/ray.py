@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -77,10 +77,11 @@ class RayCrew:
         self.transport = transport_of(settings.runtime, gpus=gpus)
         self._rollouts = rollout
         self._opened = False
-        self._rollout_groups: dict[int, Any] = {}
         self.judge_bundles = [reserved(reward.resources, share) for reward in rewards]
         self._judges: dict[str, JudgeWorkers] = {}
-        self._judge_groups: dict[tuple[str, int], Any] = {}
+        self._rooms: dict[tuple[str, int], Any] = {}
+        self._ranks_have_room = asyncio.Event()
+        self._ranks_have_room.set()
 
     @classmethod
     async def open(
@@ -140,16 +141,15 @@ class RayCrew:
         self.gang = gang
 
     async def _room_for_ranks(self) -> None:
-        """Where a node was lost, rollout workers give way to ranks."""
-        timeout = self.settings.runtime.start_timeout
+        """Where a node was lost, rollout workers give way to ranks, and take no room again before these have theirs."""
+        loop, timeout = asyncio.get_running_loop(), self.settings.runtime.start_timeout
+        until = loop.time() + timeout
         while not await self.runtime.placed(self.rank_group, within=min(ROOM_AFTER, timeout)):
-            gone = self.pool.give_way() if self._opened and self.pool is not None and not self.shares else None
-            if gone is not None:
-                self.say(f"{gone} gives way to the training workers")
-            elif await self.runtime.placed(self.rank_group, within=timeout):
-                return
-            else:
+            self._ranks_have_room.clear()
+            gave = self._opened and self._vacated("gives way to the training workers")
+            if not gave and loop.time() >= until:
                 raise self.runtime.no_room(self.rank_bundles, what=f"{len(self.rank_bundles)} training workers")
+        self._ranks_have_room.set()
 
     async def _rank(self, number: int) -> RayWorker:
         name, group = f"training rank {number}", self.rank_group
@@ -186,13 +186,10 @@ class RayCrew:
         if self.shares:
             place = number % len(self.rank_bundles)
             bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
+            await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
         else:
-            if number not in self._rollout_groups:
-                self._rollout_groups[number] = self.runtime.reserve([bundle])
-            group = self._rollout_groups[number]
-        within = self.settings.runtime.start_timeout if not self._opened and number < self._rollouts else None
-        if not await self.runtime.placed(group, within=within):
-            raise self.runtime.no_room([bundle], what=name)
+            counted = not self._opened and number < self._rollouts
+            group = await self._room(name, ("rollout", number), bundle, in_time=counted)
         return await self.runtime.spawn(
             make_rollout_worker,
             self.recipe,
@@ -221,15 +218,31 @@ class RayCrew:
 
     async def _judge(self, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
         """The first of a number must find room in time; another in its place waits for it, while others answer."""
-        name, within = f"judge {number} ({Path(path).name})", None
-        if (path, number) not in self._judge_groups:
-            self._judge_groups[path, number] = self.runtime.reserve([dict(bundle)])
-            within = self.settings.runtime.start_timeout
-        group = self._judge_groups[path, number]
-        if not await self.runtime.placed(group, within=within):
-            raise self.runtime.no_room([dict(bundle)], what=name)
+        name = f"judge {number} ({Path(path).name})"
+        group = await self._room(name, (path, number), bundle, in_time=(path, number) not in self._rooms)
         threads = self._threads(bundle)
         return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
+
+    # --- room
+
+    async def _room(self, name: str, key: tuple[str, int], bundle: Mapping[str, float], *, in_time: bool) -> Any:
+        """What is reserved for a process of its own, and for those that follow it. Unless it is to be found in time, it
+        is waited for."""
+        if key not in self._rooms:
+            await self._ranks_have_room.wait()
+            self._rooms[key] = self.runtime.reserve([dict(bundle)])
+        within = self.settings.runtime.start_timeout if in_time else None
+        if not await self.runtime.placed(self._rooms[key], within=within):
+            raise self.runtime.no_room([dict(bundle)], what=name)
+        return self._rooms[key]
+
+    def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
+        """Have a rollout worker (of those named) leave its room to others, unless it is the last one."""
+        if self.pool is None or self.shares or (number := self.pool.give_way(among)) is None:
+            return False
+        self.runtime.give_back(self._rooms.pop(("rollout", number)))
+        self.say(f"rollout worker {number} {why}")
+        return True
 
     def _threads(self, bundle: Mapping[str, float]) -> int:
         return self.settings.threads or max(1, int(bundle.get("CPU", 1.0)))
@@ -237,8 +250,13 @@ class RayCrew:
     # --- a crew
 
     async def publish(self, version: int) -> None:
-        """Weights go from rank 0 to the workers; here come their version and digest alone."""
+        """Weights go from rank 0 to the workers; here come their version and digest alone. Nodes that are to end lose
+        their rollout workers before."""
         if self.pool is not None:
+            leaving = self.runtime.leaving()
+            there = {worker.name for worker in self.runtime.workers if worker.node in leaving}
+            while self._vacated("leaves its node, which is to end", there):
+                pass
             await self.pool.publish(await self.transport.pack(self.ranks, version))
 
     async def writer(self, role: str, staging: Path) -> Writer:

@@ -13,7 +13,7 @@ from before the run went back to a checkpoint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -255,18 +255,18 @@ class Pool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def give_way(self) -> str | None:
-        """End the last worker if others are left, so that its room can be used; its place waits for room again.
-        Returns its name."""
-        filled = [place for place in self._places if place.worker is not None]
-        if len(filled) < 2:
+    def give_way(self, among: Container[str] | None = None) -> int | None:
+        """End the last worker (of those named) if others are left, so that its room can be used; its place waits for
+        room again. Returns the place's number."""
+        there = [(place, place.worker) for place in self._places if place.worker is not None]
+        going = [(place, worker) for place, worker in there if among is None or worker.name in among]
+        if len(there) < 2 or not going:
             return None
-        place = filled[-1]
-        worker, place.worker = place.worker, None
-        assert worker is not None
+        place, worker = going[-1]
+        place.worker = None
         worker.kill()
         self._in_background(self._join(place))
-        return worker.name
+        return place.number
 
     async def drain(self) -> None:
         """Each worker does so itself when weights come."""

@@ -75,6 +75,12 @@ class RayRuntime:
         """What each living node has, used or not."""
         return [node["Resources"] for node in _state().nodes() if node["Alive"]]
 
+    def leaving(self) -> set[str]:
+        """Nodes that are to end as soon as nobody uses them any more: an autoscaler takes them back, for one."""
+        with contextlib.suppress(AttributeError):  # not of Ray's public functions: another version may have none
+            return set(ray._private.state.state.get_draining_nodes())
+        return set()
+
     def check(self, bundles: Sequence[Resources], *, what: str) -> None:
         """Raises ResourcesError with the sums where the nodes can never hold the bundles as they are."""
         check_room(self.nodes(), bundles, what=what)
@@ -85,6 +91,11 @@ class RayRuntime:
         group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
         self._groups.append(group)
         return group
+
+    def give_back(self, group: Any) -> None:
+        """Others may have what was reserved; Ray ends whoever is in it."""
+        self._groups.remove(group)
+        remove_placement_group(group)
 
     async def placed(self, group: Any, *, within: float | None) -> bool:
         """Wait until all of a group has its room, or for so many seconds. False where it has none then, or was given

@@ -23,10 +23,10 @@ def added(bundles: Sequence[Resources]) -> Resources:
 
 
 def shown(resources: Resources) -> str:
-    """Whole CPUs and GPUs, and memory in GiB; Ray's own markers of nodes are left out."""
+    """Whole CPUs and GPUs, and memory in GiB; Ray's own markers of nodes and placement groups are left out."""
     parts = []
     for name, amount in sorted(resources.items()):
-        if name.startswith("node:") or name == "object_store_memory":
+        if name.startswith("node:") or "_group_" in name or name == "object_store_memory":
             continue
         parts.append(f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}")
     return ", ".join(parts) or "nothing"
