@@ -179,13 +179,14 @@ def publish(result: dict[str, Any]) -> Iterable[Path]:
     return kept, PAGE, draw(result, ROOT / "docs" / "benchmarks.png")
 
 
-def put(begin: str, text: str, end: str) -> None:
-    """Write what stands between two marks of the page. Raises ValueError where it has lost them."""
-    head, found, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+def put(begin: str, text: str, end: str, *, page: Path | None = None) -> None:
+    """Write what stands between two marks of a page. Raises ValueError where it has lost them."""
+    page = page or PAGE
+    head, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, closed, tail = rest.partition(end)
     if not (found and closed):
-        raise ValueError(f"{PAGE} has no {begin} ... {end}: put both back where the text belongs")
-    PAGE.write_text(f"{head}{begin}\n\n{text}\n{end}{tail}", encoding="utf-8")
+        raise ValueError(f"{page} has no {begin} ... {end}: put both back where the text belongs")
+    page.write_text(f"{head}{begin}\n\n{text}\n{end}{tail}", encoding="utf-8")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,8 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def richness(completion: str) -> float:
     """The reward of the online lines: distinct words over 20, and a trace of noise so that no two answers tie."""
     return len(set(completion.split())) / 20 + zlib.crc32(completion.encode()) / 2**32 / 100
+
+
+def evenness(tokens: Sequence[int]) -> float:
+    """Share of even tokens: a reward that random weights can be trained on, whatever the texts."""
+    return sum(token % 2 == 0 for token in tokens) / max(1, len(tokens))
