@@ -162,7 +162,7 @@ class Killer:
         step, before = moment.progress.step, self.steps
         self.steps = step
         kill = self.current
-        if kill is None or kill.at is None:
+        if kill is None or kill.at is None or kill.role == "driver":
             return {}
         if step <= before:
             kill.repeated = before + 1 - step
@@ -182,7 +182,9 @@ class Killer:
         if kill is None or kill.at is not None or self.steps < kill.step or self.phase(method, arguments) != kill.phase:
             return
         if kill.role == "driver":
+            kill.at, kill.reached = time.monotonic(), self.steps
             os.kill(os.getpid(), kill.signal)
+            return
         name = WORKERS.get(kill.role, "")
         if kill.role in NODES and not self.whole():
             return

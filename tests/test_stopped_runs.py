@@ -1,0 +1,60 @@
+"""A run on Ray is asked to stop in every phase of a step: it saves, ends at once, and goes on as if it had not been."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
+    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from faults import PHASES, Kill, Killer
+from kills import Task, alike, committed, steps
+
+from assent import Run, load_settings, run
+from assent.data.demo import DemoFiles
+from assent.stopping import Stopped
+
+ALLOWED = 10.0
+"""Seconds from the signal to the end."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
+
+
+def test_sigterm_in_every_phase(cluster: Any, judge: Path, demo: DemoFiles, tmp_path: Path) -> None:
+    """Each run goes on where the one before it was stopped, the last one in this process. An end takes in the step
+    under way and that of the workers; nothing is done twice."""
+    stops = [Kill("driver", phase, number, signal.SIGTERM) for number, phase in enumerate(PHASES)]
+    task = Task(demo, tmp_path, judge=judge)
+    runtime = {"kind": "ray", "address": cluster.address}
+    done = Run(tmp_path / "stopped" / "run")
+    for stop in stops:
+        judges = int(stop.phase == "reward")  # they are slow to start, and the driver's own judge says the same
+        recipe = task.recipe(stops, "stopped", workers=judges, runtime=runtime, save={"steps": 1}, resume="latest")
+        killer = Killer([stop], steps=steps(done))
+        with killer.at_work(), pytest.raises(Stopped, match="stopped by SIGTERM after step") as e:
+            run(load_settings(recipe), hooks=[killer.hook])
+        assert stop.at is not None
+        seconds = time.monotonic() - stop.at
+        print(f"{stop.phase:8} after step {stop.reached}: ended after {seconds:.1f} s, step {committed(done)} saved")
+        assert e.value.code == 128 + signal.SIGTERM
+        assert seconds < ALLOWED
+        assert stop.reached < committed(done) == steps(done)
+    whole, rest = task.recipe(stops, "whole"), task.recipe(stops, "stopped", resume="latest")
+    assert alike(run(load_settings(whole)), run(load_settings(rest)))
