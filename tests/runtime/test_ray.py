@@ -67,6 +67,25 @@ class Clerk:
         return len(letter)
 
 
+class Adder:
+    """A rank that adds numbers up with the others."""
+
+    def address(self) -> str:
+        from assent.learn.ranks import free_address
+
+        return free_address()
+
+    def meet(self, address: str, rank: int, world: int, timeout: float) -> None:
+        import torch
+
+        from assent.learn.ranks import join
+
+        self.ranks = join(address, rank, world, device=torch.device("cpu"), timeout=timeout)
+
+    def add(self, number: float) -> float:
+        return self.ranks.total(number)
+
+
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[Runtime]:
     """A cluster, and the one event loop that its handles live in."""
@@ -88,11 +107,11 @@ def runtime() -> Iterator[Runtime]:
     os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
 
 
-async def clerks(runtime: RayRuntime, count: int) -> list[RayWorker]:
+async def clerks(runtime: RayRuntime, count: int, kind: str = "Clerk") -> list[RayWorker]:
     group = runtime.reserve([{"CPU": 0.01}] * count)
     assert await runtime.placed(group, within=30.0)
     starts = [
-        runtime.spawn(sys.modules[__name__].Clerk, name=f"clerk {place}", group=group, place=place, threads=1)
+        runtime.spawn(getattr(sys.modules[__name__], kind), name=f"clerk {place}", group=group, place=place, threads=1)
         for place in range(count)
     ]
     return list(await asyncio.gather(*starts))
@@ -227,6 +246,38 @@ def test_the_rank_that_is_stuck_is_named_not_the_one_that_waited_for_it(runtime:
         gang = RayGang(await clerks(cluster, 2))
         with pytest.raises(WorkerLost, match=r"clerk 1: the others waited for it in vain \(.*Connection closed"):
             await gang.scatter("wait", [(0.0,), (60.0,)])
+
+    do(steps())
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "collective", "named"),
+    [
+        (60.0, 1.0, r"clerk 1: the others waited for it in vain \(.*(?i:time)"),
+        (1.0, 60.0, r"clerk 1: gave no sign for 1 s \(runtime.heartbeat_timeout\)"),
+    ],
+)
+def test_a_rank_that_is_stopped_in_a_collective_is_named(
+    heartbeat: float, collective: float, named: str, runtime: Runtime
+) -> None:
+    """Two real ranks on gloo: the collective's own time-out ends it where signs may take longer, or the heartbeat does
+    where that is sooner; neither waits for the other."""
+    cluster, do = runtime
+
+    async def steps() -> None:
+        pair = await clerks(cluster, 2, "Adder")
+        gang = RayGang(pair, patience=collective)
+        address = await gang.any("address")
+        await gang.begin("meet", [(address, rank, 2, collective) for rank in range(2)])
+        assert await gang.scatter("add", [(1.0,), (2.0,)]) == [3.0, 3.0]
+        for rank in pair:
+            rank._heartbeat_timeout = heartbeat
+        os.kill(pair[1].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match=named):
+            await gang.scatter("add", [(1.0,), (2.0,)])
+        cluster.end_workers()
+        await asyncio.sleep(0.5)
+        assert not Path(f"/proc/{pair[1].pid}").exists(), "a stopped process is killed"
 
     do(steps())
 

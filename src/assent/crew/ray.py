@@ -135,7 +135,7 @@ class RayCrew:
                 break
             except NodeLost:
                 self._end_ranks()
-        gang = RayGang(self.ranks)
+        gang = RayGang(self.ranks, patience=settings.collective_timeout)
         address = await gang.any("address")
         await gang.begin("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
         self.gang = gang

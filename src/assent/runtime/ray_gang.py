@@ -6,6 +6,7 @@ Left out: starting ranks, and what follows on a loss.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,10 @@ GRACE = 2.0
 class RayGang(Gang):
     """Ranks in processes of their own; rank 0 answers for all where one is enough."""
 
-    def __init__(self, workers: Sequence[RayWorker]):
-        self.workers, self.world = tuple(workers), len(workers)
+    def __init__(self, workers: Sequence[RayWorker], *, patience: float = math.inf):
+        """Once a call failed on a rank, the others have `patience` seconds for a sign, and never more than a heartbeat
+        may take."""
+        self.workers, self.world, self._patience = tuple(workers), len(workers), patience
 
     async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         pairs = zip(self.workers, arguments, strict=True)
@@ -51,8 +54,7 @@ class RayGang(Gang):
         """A rank that is gone or stuck, where another only noticed; a broken collective is nobody's own mistake."""
         if self.world == 1:
             return None
-        found = await asyncio.gather(*(worker.found() for worker in self.workers))
-        lost = next(filter(None, found), None)
+        lost = await self._lost()
         if lost is None and _of_collective(error):
             await asyncio.wait(calls, timeout=GRACE)
             pairs = list(zip(self.workers, calls, strict=True))
@@ -62,6 +64,14 @@ class RayGang(Gang):
             failed = next(worker for worker, call in pairs if call.exception())
             lost = WorkerLost(failed.name, f"a collective failed ({reason_of(error)})")
         return lost
+
+    async def _lost(self) -> WorkerLost | None:
+        """The first rank that is gone, or gives no sign in the time of a heartbeat."""
+        asked = [asyncio.ensure_future(worker.found()) for worker in self.workers]
+        done, late = await asyncio.wait(asked, timeout=None if math.isinf(self._patience) else self._patience)
+        for sign in late:
+            sign.cancel()
+        return next((lost for sign in asked if sign in done and (lost := sign.result()) is not None), None)
 
     async def any(self, method: str, *arguments: Any) -> Any:
         return await self.workers[0].call(method, *arguments)
