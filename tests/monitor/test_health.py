@@ -62,6 +62,10 @@ SICK = {
     "clipped": ({"clip_fraction": lambda s: 0.4}, r"40% of the tokens are clipped"),
     "sampler, at once": ({"kl/sampler": lambda s: 0.005}, r"before the first update .* differ by 0\.005 nats"),
     "sampler, later": ({"kl/sampler": lambda s: 0.001 * (s - 1)}, r"differ by 0\.02\d* nats a token \(0 in the first"),
+    "sampler, old": (
+        {"kl/sampler": lambda s: 0.02 * (s - 1), "lag/mean": lambda s: float(s > 1)},
+        r"differ by 0\.1\d* nats a token on samples that are 1 versions old",
+    ),
     "not finite": ({"loss/policy": lambda s: math.nan if s > 30 else 0.1}, r"loss/policy is nan\. A loss or gradient"),
     "null": ({"loss/policy": lambda s: None}, r"loss/policy is None"),
 }
@@ -133,6 +137,37 @@ def test_a_restored_watch_goes_on_as_the_undisturbed_one():
     begun = [first.check(record) for record in records[:90]]
     second.restore(json.loads(json.dumps(first.state())))
     assert begun + [second.check(record) for record in records[90:]] == expected
+
+
+LAGGED = [0.0, 0.0564, 0.0387, 0.0242, 0.0212, 0.0225, 0.0162]  # the demo on Ray, rollout.max_lag=1
+
+
+@pytest.mark.parametrize(
+    ("gaps", "ages", "step"),
+    [
+        (LAGGED, [0, 1, 1, 1, 1, 1, 1], None),  # at most 0.0299 on average of five, 0.0282 / 0.06 in the second step
+        (LAGGED, [0, 0, 0, 0, 0, 0, 0], 2),  # the mean of 0 and 0.0564 is above 0.02
+        ([0.0, 0.121], [0, 1], 2),  # 0.0605 on average, half a version old: 0.02 + 0.08 / 2 = 0.06 are allowed
+        ([0.0, 0.119], [0, 1], None),
+        ([0.0, *[0.101] * 5], [0, *[1] * 5], 6),  # four of five make 0.081 of 0.084 at most, all of them 0.101 of 0.1
+        ([0.0, *[0.101] * 5], [0, *[3] * 5], 6),  # older ones are allowed no more
+        (
+            [0.0, 0.11, 0.0, 0.0, 0.0, 0.0, 0.11],
+            [0, 1, 0, 0, 0, 0, 0],
+            7,
+        ),  # 0.022 twice, in the end of nothing old
+    ],
+)
+def test_old_samples_may_differ_by_what_was_learned_since(gaps, ages, step):
+    series = {"kl/sampler": lambda s: gaps[s - 1], "lag/mean": lambda s: float(ages[s - 1])}
+    found = warnings(series, steps=len(gaps))
+    assert [when for when, _ in found] == ([] if step is None else [step])
+
+
+def test_fresh_samples_may_not_differ_before_the_first_update_in_a_run_with_lag_either():
+    ((step, text),) = warnings({"kl/sampler": lambda s: 0.002, "lag/mean": lambda s: float(s > 1)}, steps=20)
+    assert step == 1
+    assert "before the first update sampler and learner already differ by 0.002 nats" in text
 
 
 def test_a_sign_that_says_nothing_of_a_run_is_left_out():

@@ -27,6 +27,13 @@ SETTLED = BEGIN + RECENT
 MEMORY = 160
 """How many of the latest figures are kept."""
 
+FIRST_GAP = 1e-3
+"""Nats a token by which sampler and learner may differ before the first update."""
+FRESH_GAP = 0.02
+"""Likewise later, on samples of the newest weights."""
+OLD_GAP = 0.1
+"""Likewise on samples a version old or more: log-ratios then spread by sqrt(2 * 0.1) = 0.45, few weights are cut."""
+
 
 @dataclass(slots=True)
 class Series:
@@ -233,21 +240,31 @@ def _clipping(share: Series) -> Sign:
     )
 
 
-@_watching("kl/sampler", least=1)
-def _sampler(gap: Series) -> Sign:
-    first = gap.begin[0]
+def _sampler(history: History) -> Sign:
+    """Fresh samples differ by arithmetic alone; those of older versions by what the policy learned since, too."""
+    gap, lag = history["kl/sampler"], history["lag/mean"]
+    if not gap.count:
+        return FINE
+    first, age = gap.begin[0], lag.now if lag.count else 0.0
+    if age > 0:
+        return Sign(
+            gap.now / (FRESH_GAP + (OLD_GAP - FRESH_GAP) * min(age, 1.0)),
+            f"sampler and learner differ by {gap.now:.3g} nats a token on samples that are {age:.2g} versions old on "
+            "average. The policy moves faster than its samples follow, and importance weights no longer make up for "
+            "it. Try a lower learning rate or less lag; without lag the gap should be about 0.",
+        )
     if gap.count == 1:
         return Sign(
-            first / 1e-3,
+            first / FIRST_GAP,
             f"before the first update sampler and learner already differ by {first:.3g} nats a token; it should be "
             "about 0. Both see other weights, another temperature, a truncated distribution, dropout or coarser "
             "arithmetic. Compare the log-probs of one answer on both sides before training on.",
         )
     return Sign(
-        gap.now / 0.02,
-        f"sampler and learner differ by {gap.now:.3g} nats a token ({first:.3g} in the first step). The samples are "
-        "older or coarser than the learner takes them for. Try less lag, truncated importance weights or the same "
-        "precision on both sides; if there is no lag, check that new weights reach the sampler.",
+        gap.now / FRESH_GAP,
+        f"sampler and learner differ by {gap.now:.3g} nats a token ({first:.3g} in the first step), though samples are "
+        "fresh. Check that new weights reach the sampler; try truncated importance weights or the same precision on "
+        "both sides.",
     )
 
 
