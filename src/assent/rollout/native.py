@@ -165,30 +165,35 @@ class NativeEngine:
     def _read(self, running: int, fresh: Sequence[int]) -> Tensor:
         """Logits after the last token of each running row and after the prompt of each fresh one: in one pass over the
         weights, or in two where the first repeats a recorded step."""
-        model = self._current(running)
-        assert self._cache is not None
-        prompts = [self._active[row].request.tokens for row in fresh]
-        prefill = Prefill(self._cache, fresh, [len(prompt) for prompt in prompts]) if fresh else None
-        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        model, prompts = self._current(running), self._prompts(fresh) if fresh else None
         longest = self._step + max((len(one.request.tokens) - one.born for one in self._active[:running]), default=0)
         repeated = self._repeated(running, longest) if running and self._recorder is not None else None
-        if repeated is not None and prefill is None:
+        if repeated is not None and prompts is None:
             return repeated
         if repeated is not None or not running:
-            assert prefill is not None, "no step is taken without work"
-            hidden = model(tokens, prefill).index_select(0, prefill.ends)
+            assert prompts is not None, "no step is taken without work"
+            hidden = model(*prompts).index_select(0, prompts[1].ends)
         else:
+            assert self._cache is not None
             # Idle rows fill the last kernel up, at once and not in every layer; what they write is never read.
             whole = min(filled_up(running, kernel_rows()), self.slots) if self._packs else running
             last, positions = self._newest(whole)
             decode = Decode(self._cache, positions, longest)
-            if prefill is None:
+            if prompts is None:
                 hidden = model(last, decode)[:running]
             else:
+                tokens, prefill = prompts
                 hidden = model(torch.cat((last, tokens)), Joined(decode, prefill))
                 hidden = torch.cat((hidden[:running], hidden.index_select(0, whole + prefill.ends)))
         logits: Tensor = model.head(hidden).float()
         return logits if repeated is None else torch.cat((repeated, logits))
+
+    def _prompts(self, fresh: Sequence[int]) -> tuple[Tensor, Prefill]:
+        """The prompts of these rows end to end, and where they are to be written."""
+        assert self._cache is not None
+        prompts = [self._active[row].request.tokens for row in fresh]
+        tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        return tokens, Prefill(self._cache, fresh, [len(prompt) for prompt in prompts])
 
     def _newest(self, count: int) -> tuple[Tensor, Tensor]:
         """The newest token of each row in front, and its position."""
@@ -244,7 +249,7 @@ class NativeEngine:
 
     def _collect(self, logits: Tensor) -> None:
         """Sample, note what was sampled, and take out the rows that ended. `news` is the step's one wait for the device
-        unless a sequence ended or began."""
+        where no sequence begins or ends, and top-p is 1."""
         rows = self._rows
         assert rows is not None
         n = len(self._active)

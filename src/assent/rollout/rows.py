@@ -110,5 +110,6 @@ class Rows:
 
     def logprobs_of(self, rows: Sequence[int], longest: int) -> list[list[float]]:
         """The first `longest` of each of these rows."""
-        found: list[list[float]] = self.logprobs[list(rows), :longest].tolist()
+        place = torch.tensor(rows, device=self.last.device)
+        found: list[list[float]] = self.logprobs[:, :longest].index_select(0, place).tolist()
         return found
