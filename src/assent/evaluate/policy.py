@@ -121,7 +121,7 @@ class Policy:
         scorer = Scorer(self.model, Role.POLICY, temperature=temperature, token_budget=token_budget)
         parts: list[Tensor] = []
         for part in consecutive(batch, token_budget):
-            for output in scorer.outputs(part.to(self.model.device)):
+            for output in scorer.outputs(part):
                 assert output.logprobs is not None
                 parts.append(output.logprobs.cpu())
             advance(len(part))
