@@ -161,10 +161,14 @@ def training(extent: Extent, best: Peak) -> list[Figure]:
     flops = training_flops(extent.size, "sft", attention_length=extent.length)
     figures = []
     for tokens in extent.micro:
-        with memory(extent.device) as held:
-            taken, finite = training_step(extent, tokens)
-        rate = extent.rows * extent.length / taken
         what = f"SFT, {extent.rows} rows of {extent.length} tokens, learn.micro_tokens={tokens}"
+        try:
+            with memory(extent.device) as held:
+                taken, finite = training_step(extent, tokens)
+        except torch.OutOfMemoryError:
+            figures.append({"what": what, "note": "takes more memory than there is"})
+            continue
+        rate = extent.rows * extent.length / taken
         note = "" if finite else "a loss is not finite"
         figures.append(rated(what, rate, rate * flops / best.flops, "matrix peak", held) | {"note": note})
     return figures
