@@ -1,0 +1,124 @@
+"""Whole runs on a device that is not the CPU's: nothing mixes the two, and every method comes to the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from elsewhere import Away, elsewhere, moved, unseen, waits
+from tiny import GPT2
+from torch.utils import _foreach_utils
+
+from assent import Run, load_settings, run
+from assent.crew.local import LocalCrew
+from assent.models.load import fresh_model, load_model
+from assent.rollout.engine import generate_all
+from assent.rollout.native import NativeEngine
+from assent.types import Sampling
+
+Recipe = Callable[..., dict[str, Any]]
+LORA = {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_in_loss": 0.1}}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sft": ("sft", {"learn": {"micro_tokens": 100, "activation_checkpointing": True}}),
+    "reward": ("reward", {}),
+    "dpo": ("dpo", {"evaluate": {"steps": 2}}),
+    "ppo": ("ppo", {"algorithm": {"minibatches": 2}, "evaluate": {"steps": 2}}),
+    "grpo": ("grpo", {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}}),
+    "half": ("grpo", {"learn": {"precision": "bfloat16"}, "algorithm": {"kl_in_loss": 0.1}}),
+    "lora": ("grpo", LORA),
+    "cut": ("online-dpo", {"rollout": {"top_p": 0.8, "min_tokens": 2, "stop": ["e"], "slots": 4, "max_lag": 1}}),
+}
+
+
+class Words:
+    """A tokenizer of which no token ends a text, and none makes an e."""
+
+    eos_token_id = None
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return "a" * len(token_ids)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
+    """Runs compute elsewhere; their crews."""
+    crews: list[LocalCrew] = []
+    begin = LocalCrew.__init__
+    listed = _foreach_utils._get_foreach_kernels_supported_devices
+
+    def made(make: Callable[..., Any]) -> Callable[..., Any]:
+        def on_the_cpu(*given: Any, **named: Any) -> Any:
+            with unseen():
+                return moved(make(*given, **named | {"device": "cpu"}))
+
+        return on_the_cpu
+
+    def begun(crew: LocalCrew, *given: Any) -> None:
+        begin(crew, *given)
+        crews.append(crew)
+
+    monkeypatch.setattr(LocalCrew, "__init__", begun)
+    monkeypatch.setattr("assent.trainer.device_of", lambda settings: "meta")
+    monkeypatch.setattr("assent.processes.device_of", lambda settings: "meta")
+    monkeypatch.setattr("assent.trainer.load_model", made(load_model))
+    monkeypatch.setattr("assent.trainer.fresh_model", made(fresh_model))
+    monkeypatch.setattr("assent.evaluate.judge.load_model", made(load_model))
+    monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*listed(), "meta"])
+    return crews
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_elsewhere(
+    case: str, apart: list[LocalCrew], make_recipe: Recipe, judge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, sections = CASES[case]
+    if method == "ppo":
+        sections = sections | {"rewards": [{"kind": "judge", "path": str(judge)}]}
+
+    def done(where: str) -> Run:
+        return run(load_settings(make_recipe(method, tmp_path / where, **sections, train={"steps": 2})))
+
+    with elsewhere():
+        there = done("there")
+    assert all(isinstance(p, Away) for model in apart[0].trainer.models.values() for p in model.parameters())
+    monkeypatch.undo()
+    here = done("here")
+    for mine, theirs in zip(there.metrics, here.metrics, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in ("loss/policy", "loss/judge", "gradient_norm/policy"):
+            if key in mine and case != "half":
+                assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-4)
+    if case != "half":
+        assert [s["completion"] for s in there.samples] == [s["completion"] for s in here.samples]
+
+
+@pytest.mark.parametrize("stop", [(), ("e",)])
+def test_a_step_of_decoding_waits_once(stop: tuple[str, ...]) -> None:
+    """For the newest tokens, and who ended: a longer answer takes as many waits more as tokens."""
+    model = moved(fresh_model(GPT2, vocab_size=50))
+    found = []
+    for length in (10, 25):
+        waits.clear()
+        with elsewhere():
+            engine = NativeEngine(model, Words(), slots=8, ends=())  # type: ignore[arg-type]
+            plan = [Sampling(seed=seed, max_tokens=length, stop=stop, temperature=0.5) for seed in range(3)]
+            generate_all(engine, [[1, 2, 3], [4, 5]], plan)
+        found.append(len(waits))
+    assert found[1] - found[0] == 15
+
+
+def test_a_mix_is_refused() -> None:
+    """As on a GPU: by everything but copies, numbers without dimensions, and indices."""
+    with elsewhere():
+        there, here = torch.ones(3, device="meta"), torch.ones(3)
+        with pytest.raises(AssertionError, match=r"aten\.add\.Tensor got tensors of two devices"):
+            there + here
+        assert (there + torch.tensor(2.0)).tolist() == [3.0] * 3
+        assert there[torch.tensor([0, 2])].tolist() == [1.0] * 2
+        assert isinstance(here.to("meta") + there, Away)
+        assert not isinstance(there.cpu(), Away)
+        there.copy_(torch.zeros(3))
+        assert float(there.sum()) == 0.0
