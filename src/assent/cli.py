@@ -201,6 +201,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) ->
 @click.option("--top-k", default=0, show_default=True)
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--seed", default=0, show_default=True)
+@click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Write JSON lines here instead of the terminal.")
 @traceback_option
 def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], traceback: bool, **options: Any) -> None:

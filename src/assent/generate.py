@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from assent.data.load import load_prompts
 from assent.data.settings import DataSettings
 from assent.data.tokenize import encode_prompt
@@ -30,6 +32,7 @@ def generate(
     top_k: int = 0,
     max_tokens: int = 64,
     seed: int = 0,
+    device: str = "auto",
     out: Path | None = None,
 ) -> list[tuple[Prompt, list[Completion]]]:
     """Answer `prompts` and those of `files`; printed, or written to `out`. Returns them all."""
@@ -42,7 +45,9 @@ def generate(
     ]
     if files:
         asked += load_prompts(DataSettings(train=list(files), shuffle=False), tokenizer, seed).items
-    engine = build_engine(load_model(model), tokenizer, slots=64)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    engine = build_engine(load_model(model, device=device), tokenizer, slots=64)
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
     reporter = Reporter(quiet=out is None and len(asked) < 8)
     with reporter.track("generate", len(asked)) as tracker:
