@@ -35,6 +35,7 @@ from assent.rewards.settings import ShapingSettings
 from assent.rollout.pool import Pool
 from assent.rollout.rollouter import Rollouter
 from assent.rollout.worker import RolloutWorker
+from assent.runtime.worker import WorkerLost
 from assent.types import Completion, Finish, Prompt, Sampling, Score
 from assent.weights.parcel import pack
 from assent.weights.transport import Stored
@@ -133,6 +134,10 @@ class Here:
     async def call(self, method: str, *arguments: Any) -> Any:
         return await getattr(self.worker, method)(*arguments)
 
+    async def gone(self) -> WorkerLost:
+        """Never."""
+        return await asyncio.get_running_loop().create_future()
+
     def kill(self) -> None: ...
 
 
@@ -197,6 +202,8 @@ async def simulate(case: Case) -> Outcome:
         await source.done(delivery)
     seconds = loop.time() - began
     await source.close()
+    pool.close()
+    await asyncio.sleep(0)  # so that its tasks end
     share = (busy_seconds() - busy) / (seconds * case.workers * SLOTS)
     return Outcome(seconds / STEPS, share, sum(ages) / len(ages))
 

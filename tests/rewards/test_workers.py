@@ -27,6 +27,9 @@ class SumWorker:
             raise WorkerLost(self.name, "killed")
         return [float(sum(sequence)) for sequence in sequences]
 
+    async def gone(self) -> WorkerLost:
+        return await asyncio.get_running_loop().create_future()
+
     def kill(self) -> None: ...
 
 
@@ -92,28 +95,6 @@ def test_a_node_that_is_lost_during_a_start_is_no_failure() -> None:
 
     asyncio.run(run())
     assert starts == [0, 0, 0], "until it is there, and not beyond"
-
-
-def test_a_worker_that_is_lost_as_soon_as_it_is_ready_is_replaced_once() -> None:
-    begun: list[int] = []
-
-    async def start(number: int) -> SumWorker:
-        begun.append(number)
-        await asyncio.sleep(0.01)
-        return SumWorker(f"judge {number}")
-
-    async def run() -> None:
-        judges = JudgeWorkers(start, 1, patience=9.0, failures=lambda lost: None)
-        place = judges._places[0]
-        async with judges._changed:  # so that who fills the place waits to tell
-            filled = asyncio.create_task(judges._fill(place))
-            while place.worker is None:
-                await asyncio.sleep(0)
-            judges._lose(place, place.worker, WorkerLost("judge 0", "killed"))
-        await asyncio.gather(filled, *judges._tasks)
-
-    asyncio.run(run())
-    assert begun == [0, 0]
 
 
 def test_workers_that_end_because_all_is_closed_are_no_loss() -> None:

@@ -42,6 +42,10 @@ class Here:
             raise WorkerLost(self.name, "its process ended")
         return answer
 
+    async def gone(self) -> WorkerLost:
+        """Nobody hears of it but who calls."""
+        return await asyncio.get_running_loop().create_future()
+
     def kill(self) -> None:
         self.lost = True
 
@@ -116,7 +120,7 @@ def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any])
 def lose(case: Case, place: Any) -> None:
     worker = place.worker
     worker.kill()
-    case.pool._lose(place, worker, WorkerLost(worker.name, "its process ended"))
+    case.pool.places.lose(place, worker, WorkerLost(worker.name, "its process ended"))
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -125,7 +129,7 @@ def test_a_worker_may_be_lost_while_somebody_is_about_to_ask_it(turns: int, do: 
 
     async def steps(case: Case) -> None:
         await case.publish(1)
-        (place,) = case.pool._places
+        (place,) = case.pool.places.all
         for waits in (False, True):
             if waits:
                 case.room = 0
@@ -174,7 +178,7 @@ def test_workers_beyond_the_count_come_and_go_without_failing(do: Callable[..., 
         await case.answers()
         assert len(case.pool.workers) == 1
         assert case.failures == []
-        assert case.pool.lost == 1
+        assert case.pool.places.lost == 1
 
     do(steps, 1, most=2, room=1)
 
@@ -183,9 +187,9 @@ def test_one_gives_way_but_never_the_last(do: Callable[..., Any]) -> None:
     async def steps(case: Case) -> None:
         await case.publish(1)
         case.room = 1
-        assert case.pool.give_way(["worker 7"]) is None
-        assert case.pool.give_way() == 1
-        assert case.pool.give_way() is None
+        assert case.pool.places.give_way(["worker 7"]) is None
+        assert case.pool.places.give_way() == 1
+        assert case.pool.places.give_way() is None
         await case.answers()
         case.room = 2
         await asyncio.sleep(0.05)

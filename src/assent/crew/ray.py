@@ -23,7 +23,7 @@ from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
 from assent.runtime.gang import Gang
 from assent.runtime.resources import check_gpus, equal_share, reserved
-from assent.runtime.worker import Failures, NodeLost, WorkerLost
+from assent.runtime.worker import Failures, NodeLost
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess
 from assent.weights.transport import transport_of
@@ -82,6 +82,8 @@ class RayCrew:
         self._rooms: dict[tuple[str, int], Any] = {}
         self._ranks_have_room = asyncio.Event()
         self._ranks_have_room.set()
+        self._ranks_rest = asyncio.Event()
+        self._ranks_rest.set()
 
     @classmethod
     async def open(
@@ -172,12 +174,14 @@ class RayCrew:
         if self.pool is None or not self.shares:
             yield
             return
+        self._ranks_rest.clear()
         await self.pool.rest()
         await self.gang.each("rise")
         try:
             yield
             await self.gang.each("rest")
         finally:
+            self._ranks_rest.set()
             await self.pool.rise()
 
     async def _rollout_worker(self, number: int) -> RayWorker:
@@ -187,6 +191,7 @@ class RayCrew:
             place = number % len(self.rank_bundles)
             bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
             await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
+            await self._ranks_rest.wait()
         else:
             counted = not self._opened and number < self._rollouts
             group = await self._room(name, ("rollout", number), bundle, in_time=counted)
@@ -209,12 +214,10 @@ class RayCrew:
         if path not in self._judges:
             start = partial(self._judge, path, reserved(reward.resources, self.share))
             patience = 2 * self.settings.runtime.start_timeout  # placing may take so long, and so may loading
-            self._judges[path] = JudgeWorkers(start, reward.workers, patience=patience, failures=self._judge_lost)
+            self._judges[path] = JudgeWorkers(
+                start, reward.workers, patience=patience, failures=self.failures, say=self.say
+            )
         return self._judges[path]
-
-    def _judge_lost(self, lost: WorkerLost) -> None:
-        self.say(f"lost {lost}; its questions are asked again")
-        self.failures(lost)
 
     async def _judge(self, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
         """The first of a number must find room in time; another in its place waits for it, while others answer."""
@@ -238,7 +241,7 @@ class RayCrew:
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
         """Have a rollout worker (of those named) leave its room to others, unless it is the last one."""
-        if self.pool is None or self.shares or (number := self.pool.give_way(among)) is None:
+        if self.pool is None or self.shares or (number := self.pool.places.give_way(among)) is None:
             return False
         self.runtime.give_back(self._rooms.pop(("rollout", number)))
         self.say(f"rollout worker {number} {why}")

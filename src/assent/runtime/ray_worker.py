@@ -192,6 +192,9 @@ class RayWorker:
         first, second = self.references(method, *arguments, parts=2)
         return first, await self.fetched(second)
 
+    async def gone(self) -> WorkerLost:
+        return WorkerLost(self.name, await asyncio.shield(self._lost))
+
     @property
     def alive(self) -> bool:
         """As far as is known."""

@@ -53,6 +53,10 @@ class Worker(Protocol):
         """Call a method over there. Raises what it raises, and WorkerLost."""
         ...
 
+    async def gone(self) -> WorkerLost:
+        """Wait until it is lost, or was ended. Returns how."""
+        ...
+
     def kill(self) -> None:
         """End its process at once."""
         ...

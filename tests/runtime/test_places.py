@@ -1,0 +1,179 @@
+"""Places that are filled again, with workers that are lost at a word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from assent.runtime.places import Places
+from assent.runtime.worker import NodeLost, WorkerLost
+
+
+class Idle:
+    """A worker whom nobody asks anything."""
+
+    def __init__(self, number: int):
+        self.name, self.ended = f"clerk {number}", asyncio.Event()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    async def gone(self) -> WorkerLost:
+        await self.ended.wait()
+        return WorkerLost(self.name, "its process ended")
+
+    def kill(self) -> None:
+        self.ended.set()
+
+
+class Case:
+    """Places, and what was started and said. The first starts fail as `fails` has it."""
+
+    def __init__(self, count: int, *, most: int = 0, fails: list[Exception] | None = None, allowed: int = 99):
+        self.started: list[Idle] = []
+        self.said: list[str] = []
+        self.failures: list[WorkerLost] = []
+        self.fails, self.allowed, self.starts = fails or [], allowed, list[int]()
+        self.places = Places(
+            self._start, count, most=most, work="questions", failures=self._failed, say=self.said.append
+        )
+
+    async def _start(self, number: int) -> Idle:
+        self.starts.append(number)
+        await asyncio.sleep(0.01)
+        if self.fails:
+            raise self.fails.pop(0)
+        self.started.append(Idle(number))
+        return self.started[-1]
+
+    def _failed(self, lost: WorkerLost) -> None:
+        self.failures.append(lost)
+        if len(self.failures) > self.allowed:
+            raise RuntimeError("too many")
+
+
+def do(test: Callable[[Case], Awaitable[None]], count: int, **more: Any) -> None:
+    async def whole() -> None:
+        case = Case(count, **more)
+        case.places.open()
+        await test(case)
+        case.places.close("the places were")
+
+    asyncio.run(whole())
+
+
+def test_a_loss_that_no_call_finds_is_found_and_counts_once() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        assert case.said == []
+        case.started[0].kill()
+        while len(case.started) < 3:
+            await asyncio.sleep(0.01)
+        await case.places.counted()
+        assert [worker.name for worker in case.places.workers] == ["clerk 0", "clerk 1"]
+        assert case.said == [
+            "lost clerk 0: its process ended; its questions are asked again",
+            "clerk 0 is ready",
+        ]
+        assert (len(case.failures), case.places.lost) == (1, 1)
+
+    do(steps, 2)
+
+
+def test_many_who_notice_a_loss_lose_one() -> None:
+    async def steps(case: Case) -> None:
+        (place,) = await case.places.free(patience=9.0)
+        worker = place.worker
+        assert worker is not None
+        worker.kill()
+        for _ in range(3):
+            case.places.lose(place, worker, WorkerLost(worker.name, "noticed by a call"))
+        await case.places.counted()
+        await asyncio.sleep(0.03)
+        assert case.starts == [0, 0]
+        assert [lost.reason for lost in case.failures] == ["noticed by a call"]
+
+    do(steps, 1)
+
+
+def test_a_worker_that_is_lost_before_all_are_told_that_it_is_ready_is_replaced_once() -> None:
+    async def steps(case: Case) -> None:
+        (place,) = case.places.all
+        async with case.places._changed:  # so that who fills the place waits to tell
+            while place.worker is None:
+                await asyncio.sleep(0)
+            case.places.lose(place, place.worker, WorkerLost("clerk 0", "killed"))
+        await case.places.counted()
+        await asyncio.sleep(0.03)
+        assert case.starts == [0, 0]
+
+    do(steps, 1)
+
+
+def test_a_node_that_is_lost_during_a_start_is_no_failure_and_a_worker_is() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        assert case.starts == [0, 0, 0]
+        assert [str(lost) for lost in case.failures] == ["clerk 0: died"]
+        assert case.said == ["lost clerk 0: died", "clerk 0 is ready"]
+
+    do(steps, 1, fails=[NodeLost("clerk 0", "its node is gone"), WorkerLost("clerk 0", "died")])
+
+
+def test_those_beyond_the_count_fail_nobody_and_wait_longer_each_time() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        while len(case.started) < 2:
+            await asyncio.sleep(0.01)
+        beyond = case.places.all[1]
+        for pause in (1.0, 2.0, 4.0):
+            beyond.worker = Idle(1)
+            case.places.lose(beyond, beyond.worker, WorkerLost("clerk 1", "its node is gone"))
+            assert beyond.pause == pause
+        assert case.failures == []
+        assert case.places.lost == 3
+
+    do(steps, 1, most=2)
+
+
+@pytest.mark.parametrize(
+    ("fails", "allowed", "error"),
+    [([FileNotFoundError("no clerk")], 9, FileNotFoundError), ([WorkerLost("clerk 0", "died")] * 3, 2, RuntimeError)],
+)
+def test_what_ends_all_is_told_to_who_waits(fails: list[Exception], allowed: int, error: type[Exception]) -> None:
+    async def steps(case: Case) -> None:
+        for wait in (case.places.counted(), case.places.free(patience=9.0)):
+            with pytest.raises(error, match=r"no clerk|too many"):
+                await wait
+        assert len(case.starts) == len(fails)
+
+    do(steps, 1, fails=[*fails], allowed=allowed)
+
+
+def test_the_least_busy_is_first_and_none_is_waited_for_no_longer_than_may_be() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        case.places.all[0].load, case.places.all[2].load = 2, 1
+        assert [place.number for place in await case.places.free(patience=9.0)] == [1, 2, 0]
+        for place in case.places.all:
+            place.worker = None
+        with pytest.raises(TimeoutError):
+            await case.places.free(patience=0.05)
+
+    do(steps, 3)
+
+
+def test_those_that_end_because_all_is_closed_are_no_loss() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        case.places.close("the clerks were")
+        case.started[0].kill()
+        await asyncio.sleep(0.03)
+        assert (case.failures, case.starts) == ([], [0])
+        with pytest.raises(RuntimeError, match="the clerks were closed"):
+            await case.places.free(patience=9.0)
+
+    do(steps, 1)
