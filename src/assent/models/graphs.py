@@ -29,9 +29,10 @@ MANY_ROWS = 64
 """Up to here rows are rounded up to powers of two, beyond to multiples of this."""
 SHORTEST = 128
 """Sequences are taken to be at least this long."""
-TOLERANCE = {torch.float32: 1e-3}
-"""By how much of the largest logit a recorded step may differ from a plain one, whose shapes call other kernels."""
-TOLERANCE_HALVES = 0.05
+TOLERANCE = {torch.float32: 0.01}
+"""By how much of its size a row's logits may differ between a recorded step and a plain one, whose shapes call other
+kernels. Other rows' logits would differ by more than all of it."""
+TOLERANCE_HALVES = 0.2
 """The same in lower precision."""
 
 
@@ -88,10 +89,9 @@ class RecordedSteps:
 
     def _check(self, logits: Tensor, plain: Decode, tokens: Tensor) -> None:
         expected = self.model.head(self.model(tokens, plain)).float()
-        size, gap = float(expected.abs().max()), float((logits - expected).abs().max())
-        allowed = TOLERANCE.get(self.model.dtype, TOLERANCE_HALVES) * size
-        if not gap <= allowed:
-            raise RuntimeError(f"its logits differ by {gap:.3g} from those of a plain step, which are up to {size:.3g}")
+        gap = float(((logits - expected).norm(dim=1) / expected.norm(dim=1)).max())
+        if not gap <= TOLERANCE.get(self.model.dtype, TOLERANCE_HALVES):
+            raise RuntimeError(f"its logits differ by {gap:.1%} from those of a plain step")
 
     def _where(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self.model.parameters())
@@ -106,12 +106,15 @@ class CudaGraphs:
 
     def __call__(self, step: Step) -> Step:
         # Once as it is, for what libraries and the model set up at their first call.
-        self._stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             step()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            step()
+        try:  # other threads may go on using the device meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                step()
+        finally:  # torch leaves its stream behind where recording fails
+            torch.cuda.set_stream(current)
         return graph.replay
