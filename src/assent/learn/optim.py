@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from assent.learn.settings import OptimizerSettings
-from assent.learn.sharding import Placement, Whole, local
+from assent.learn.sharding import Placement, Whole, in_host_memory, local
 
 MASTER = "master"
 """Kind of the tensors of `Optimizer.state` that hold masters, beside AdamW's moments."""
@@ -111,18 +111,18 @@ class Optimizer:
 
     def rest(self) -> None:
         """Moments and masters wait in host memory until `rise`, and leave the device to others."""
-        self._bring(torch.device("cpu"))
+        self._bring(lambda tensor, device: in_host_memory(tensor))
 
     def rise(self) -> None:
         """Back to where the parameters are."""
-        self._bring(None)
+        self._bring(lambda tensor, device: tensor.to(device, non_blocking=True))
 
-    def _bring(self, place: torch.device | None) -> None:
+    def _bring(self, move: Callable[[Tensor, torch.device], Tensor]) -> None:
         for name, parameter in self.parameters.items():
-            device, master = place or parameter.device, self.masters[name]
+            device, master = parameter.device, self.masters[name]
             if master.dtype != parameter.dtype:
-                master.data = master.data.to(device)
-            self.moments[name] = {kind: value.to(device) for kind, value in self.moments[name].items()}
+                master.data = move(master.data, device)
+            self.moments[name] = {kind: move(value, device) for kind, value in self.moments[name].items()}
 
     def clear(self) -> None:
         """Forget the gradients."""

@@ -124,7 +124,7 @@ class Waiting(Whole):
         super().__init__(model, ranks)
         self._device = device
         for parameter in model.parameters():
-            parameter.data = _in_host_memory(parameter.data, pinned=device.type == "cuda")
+            parameter.data = in_host_memory(parameter.data)
 
     @property
     def device(self) -> torch.device:
@@ -242,8 +242,12 @@ def apart(device: torch.device | str) -> bool:
     return torch.device(device).type != "cpu"
 
 
-def _in_host_memory(values: Tensor, *, pinned: bool) -> Tensor:
-    """Where a GPU reads it at full speed, and while the host goes on, if pinned."""
+def in_host_memory(values: Tensor) -> Tensor:
+    """Of a tensor on a GPU a copy where that reads and writes at full speed, and while the host goes on; itself, where
+    it lies on the CPU."""
+    if not apart(values.device):
+        return values
+    pinned = values.device.type == "cuda"
     return torch.empty_like(values, device="cpu", pin_memory=pinned).copy_(values)
 
 
