@@ -1,6 +1,6 @@
 """One GPU: what it does at best, and how much of that training, decoding and GRPO of a 1B model reach.
 
-    options -> peak -> each part of gpu_parts.py -> table, JSON, docs/gpu.md
+    options -> peak -> each of PARTS -> table, JSON, docs/gpu.md
 
 `--tiny` does everything with a model of a few thousand weights, on the CPU in seconds, to see that it works. A part
 that fails is named in the table, and the others go on. Needs neither Ray nor vLLM.
@@ -21,7 +21,10 @@ from typing import Any
 
 import torch
 from floor import Peak
-from gpu_parts import Extent, Figure, agreement, decoding, grpo, offload, peak, the_device, training, trl_grpo
+from gpu_decoding import agreement, decoding
+from gpu_extent import Extent, Figure
+from gpu_grpo import grpo, trl_grpo
+from gpu_learning import offload, peak, profile, the_device, training
 from report import ROOT, number, put
 from rich.console import Console
 from rich.table import Table
@@ -36,8 +39,11 @@ PARTS: dict[str, tuple[str, Callable[[Extent, Peak], list[Figure]]]] = {
     "offload": ("a model that waits", offload),
     "grpo": ("GRPO", grpo),
     "trl": ("GRPO by TRL", trl_grpo),
+    "profile": ("where the time goes", profile),
 }
 """Title and measurement of each."""
+ASIDE = ("profile",)
+"""Only where asked for."""
 
 LLAMA_1B = {
     "model_type": "llama",
@@ -118,7 +124,11 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}, separated by commas")
+    parser.add_argument(
+        "--parts",
+        default=",".join(part for part in PARTS if part not in ASIDE),
+        help=f"some of {', '.join(PARTS)}, separated by commas",
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to see that all parts work")
     parser.add_argument("--publish", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     kept = "where figures go; parts of an earlier call in the same file stay, unless they are measured again"

@@ -22,9 +22,8 @@ from assent.types import Sampling
 Recipe = Callable[..., dict[str, Any]]
 LORA = {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_in_loss": 0.1}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "sft": ("sft", {"learn": {"micro_tokens": 100, "activation_checkpointing": True}}),
     "reward": ("reward", {}),
-    "dpo": ("dpo", {"evaluate": {"steps": 2}}),
+    "dpo": ("dpo", {"evaluate": {"steps": 2}, "learn": {"micro_tokens": 200, "activation_checkpointing": True}}),
     "ppo": ("ppo", {"algorithm": {"minibatches": 2}, "evaluate": {"steps": 2}}),
     "grpo": ("grpo", {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}}),
     "half": ("grpo", {"learn": {"precision": "bfloat16"}, "algorithm": {"kl_in_loss": 0.1}}),

@@ -9,7 +9,8 @@ from pathlib import Path
 import gpu
 import pytest
 import torch
-from gpu_parts import Extent, Figure, decoded, rated
+from gpu_decoding import decoded
+from gpu_extent import Extent, Figure, rated
 from report import put
 from task import evenness
 
@@ -30,7 +31,8 @@ def test_every_part_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     by_part = {figure["part"]: figure for figure in figures}  # the last of each
     assert 0 <= by_part["kl"]["value"] < 1e-9
     assert 0 <= by_part["grpo"]["value"] < 1e-9  # its KL of the first step
-    assert "losses, rewards and gradients finite" in figures[-4]["note"]
+    (note,) = [figure["note"] for figure in figures if figure["what"].startswith("GRPO, 2 prompts x 4 answers")]
+    assert "losses, rewards and gradients finite" in note
     assert all(figure["unit"] == "tok/s" and figure["share"] > 0 for figure in figures if figure["part"] == "train")
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--tiny", "--parts", "device", "--json", str(path)])
     gpu.main()

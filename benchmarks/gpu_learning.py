@@ -1,0 +1,149 @@
+"""Parts of `gpu.py`: the device's best, training, what a waiting reference costs, and where the time goes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from anatomy import grouped
+from floor import Peak, training_flops
+from gpu_extent import Extent, Figure, best_rate, memory, model, rated, seconds
+
+
+def peak(extent: Extent) -> Peak:
+    """The best matrix product and the best pass over memory."""
+    device, dtype, products, passes = extent.device, extent.torch_dtype, [0.0], [0.0]
+    for side in extent.products:
+        a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        products.append(best_rate(2.0 * side**3, lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device))
+        del a, b, out
+    for mib in extent.mib:
+        source = torch.zeros(mib << 20, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        copy = best_rate(2.0 * (mib << 20), lambda s=source, t=target: t.copy_(s), device)
+        whole = source.view(torch.float32)
+        read = best_rate(float(mib << 20), lambda w=whole: w.amax(), device)
+        passes += [copy, read]
+        del source, target, whole
+    return Peak(max(products), max(passes))
+
+
+def the_device(extent: Extent, best: Peak) -> list[Figure]:
+    return [
+        {"what": f"best matrix product, {extent.precision}", "value": best.flops / 1e12, "unit": "TFLOP/s"},
+        {"what": "best pass over memory (a copy counts twice)", "value": best.bandwidth / 1e9, "unit": "GB/s"},
+    ]
+
+
+def training(extent: Extent, best: Peak) -> list[Figure]:
+    """SFT steps of full rows by the learner, as a run makes them, with micro-batches of several sizes."""
+    flops = training_flops(extent.size, "sft", attention_length=extent.length)
+    figures = []
+    for tokens in extent.micro:
+        what = f"SFT, {extent.rows} rows of {extent.length} tokens, learn.micro_tokens={tokens}"
+        try:
+            with memory(extent.device) as held:
+                taken, finite = training_step(extent, tokens)
+        except torch.OutOfMemoryError:
+            model(extent).zero_grad()
+            figures.append({"what": what, "note": "takes more memory than there is"})
+            continue
+        rate = extent.rows * extent.length / taken
+        note = "" if finite else "a loss is not finite"
+        figures.append(rated(what, rate, rate * flops / best.flops, "matrix peak", held) | {"note": note})
+    return figures
+
+
+def training_step(extent: Extent, micro_tokens: int) -> tuple[float, bool]:
+    """Seconds of the fastest step, and whether all losses were finite."""
+    step, losses = learning(extent, micro_tokens)
+    for _ in range(2):
+        step()
+    taken = min(seconds(step, extent.device) for _ in range(extent.steps))
+    return taken, all(map(math.isfinite, losses))
+
+
+def learning(extent: Extent, micro_tokens: int) -> tuple[Callable[[], None], list[float]]:
+    """What takes a step, and the losses so far."""
+    from assent.algorithms import SFT
+    from assent.batch import Batch
+    from assent.learn.learner import Learner
+    from assent.learn.settings import LearnSettings, OptimizerSettings
+    from assent.types import Role, Row
+
+    source = torch.Generator().manual_seed(0)
+    table = torch.randint(extent.config["vocab_size"], (extent.rows, extent.length), generator=source).tolist()
+    trained = (False, *(True,) * (extent.length - 1))
+    batch = SFT().weigh(Batch.of([Row(tokens=tuple(row), trainable=trained) for row in table]))
+    losses: list[float] = []
+    learner = Learner(
+        model(extent),
+        Role.POLICY,
+        SFT().losses()[Role.POLICY],
+        optimizer=OptimizerSettings(learning_rate=1e-6, schedule="constant"),
+        settings=LearnSettings(precision=extent.dtype, micro_tokens=micro_tokens),
+        total_steps=100,
+    )
+
+    def step() -> None:
+        losses.append(learner.step(batch, len(losses))["loss/policy"])
+
+    return step, losses
+
+
+def offload(extent: Extent, best: Peak) -> list[Figure]:
+    """What reference.offload costs each time that the reference is asked: its way to the device."""
+    from assent.learn.sharding import Waiting
+
+    one = copy.deepcopy(model(extent))
+    size = sum(parameter.numel() * parameter.element_size() for parameter in one.parameters())
+    place = Waiting(one, device=torch.device(extent.device))
+
+    def come() -> None:
+        with place.present():
+            pass
+
+    come()
+    taken = min(seconds(come, extent.device) for _ in range(3))
+    what = f"a waiting model of {size / 1e9:.2f} GB comes to the device"
+    return [{"what": what, "value": taken, "unit": "s", "note": f"{size / taken / 1e9:.1f} GB/s"}]
+
+
+def profile(extent: Extent, best: Peak) -> list[Figure]:
+    """Operators' time on the device by kind, of a training step and of some steps of decoding (graphs hide theirs)."""
+    from gpu_decoding import asked, engine
+
+    from assent.rollout.engine import generate_all
+
+    step, _ = learning(extent, min(extent.micro))
+    slots = max(extent.slots)
+    one, (prompts, plan) = engine(extent, slots, graphs=False), asked(extent, slots)
+    acts: dict[str, Callable[[], object]] = {
+        f"a step of training, learn.micro_tokens={min(extent.micro)}": step,
+        f"a call of {slots} sequences": lambda: generate_all(one, prompts, plan),
+    }
+    return [figure for name, act in acts.items() for figure in traced(name, act, extent)]
+
+
+def traced(name: str, act: Callable[[], object], extent: Extent) -> list[Figure]:
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    act()
+    gpu = extent.device == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+    with profiler(activities=activities) as found:
+        total = seconds(act, extent.device)
+    operators = {
+        one.key: (one.self_device_time_total if gpu else one.self_cpu_time_total) / 1e6
+        for one in found.key_averages()
+        if one.device_type == DeviceType.CPU  # kernels are told again by themselves
+    }
+    return [
+        {"what": f"{name}: {kind}", "value": taken, "unit": "s", "share": taken / total, "of": "traced time"}
+        for kind, taken in grouped(operators, total).items()
+    ]
