@@ -84,7 +84,7 @@ def test_with_lag_generation_overlaps_and_the_run_can_be_replayed(make_recipe: R
     rows = re.findall("<tr><td>(.*?)</td><td>node [0-9a-f]{8}, process [0-9]+</td><td>(.*?)</td></tr>", page)
     sampling = [(f"rollout worker {number}", "samples with version 6") for number in range(2)]
     assert rows == [*sampling, ("training rank 0", "is ready")]
-    steps = [json.loads(line) for line in (done.folder / "groups.jsonl").read_text().splitlines()[1:]]
+    steps = [json.loads(line) for line in (done.folder / "groups.jsonl").read_bytes().splitlines()[1:]]
     answers = [answer for step in steps for group in step["groups"] for answer in group["responses"]]
     assert {len(answer["versions"]) for answer in answers} == {1}
     more |= {"runtime": {"kind": "local"}, "rollout": rollout | {"replay": str(done.folder)}}
