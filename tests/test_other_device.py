@@ -15,6 +15,7 @@ from torch.utils import _foreach_utils
 from assent import Run, load_settings, run
 from assent.crew.local import LocalCrew
 from assent.models.load import fresh_model, load_model
+from assent.pipeline import merged
 from assent.rollout.engine import generate_all
 from assent.rollout.native import NativeEngine
 from assent.types import Sampling
@@ -69,22 +70,30 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
     return crews
 
 
+Do = Callable[..., Run]
+
+
+@pytest.fixture
+def do(make_recipe: Recipe, judge: Path, tmp_path: Path) -> Do:
+    """do(case, where, **sections): a run of two steps."""
+
+    def done(case: str, where: str, **more: Any) -> Run:
+        method, sections = CASES[case]
+        if method == "ppo":
+            sections = sections | {"rewards": [{"kind": "judge", "path": str(judge), **more.pop("judge", {})}]}
+        recipe = merged(make_recipe(method, tmp_path / where, **sections, train={"steps": 2}), more)
+        return run(load_settings(recipe))
+
+    return done
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_elsewhere(
-    case: str, apart: list[LocalCrew], make_recipe: Recipe, judge: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method, sections = CASES[case]
-    if method == "ppo":
-        sections = sections | {"rewards": [{"kind": "judge", "path": str(judge)}]}
-
-    def done(where: str) -> Run:
-        return run(load_settings(make_recipe(method, tmp_path / where, **sections, train={"steps": 2})))
-
+def test_a_run_elsewhere(case: str, apart: list[LocalCrew], do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere():
-        there = done("there")
+        there = do(case, "there")
     assert all(isinstance(p, Away) for model in apart[0].trainer.models.values() for p in model.parameters())
     monkeypatch.undo()
-    here = done("here")
+    here = do(case, "here")
     for mine, theirs in zip(there.metrics, here.metrics, strict=True):
         assert mine.keys() == theirs.keys()
         for key in ("loss/policy", "loss/judge", "gradient_norm/policy"):
@@ -92,6 +101,31 @@ def test_a_run_elsewhere(
                 assert mine[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-4)
     if case != "half":
         assert [s["completion"] for s in there.samples] == [s["completion"] for s in here.samples]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: whole runs on one")
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_on_cuda(case: str, do: Do, caplog: pytest.LogCaptureFixture) -> None:
+    """With everything that only a GPU has. Answers part where a random number falls between two roundings, so the first
+    step is compared alone, and loosely."""
+    more: dict[str, Any] = {"device": "cuda"}
+    if case in ("grpo", "half"):
+        more["reference"] = {"offload": True}
+    if case in ("grpo", "lora"):
+        more["rollout"] = {"share_devices": True}
+    if case == "ppo":
+        more["judge"] = {"offload": True}
+    there, here = do(case, "there", **more), do(case, "here", device="cpu")
+    assert not [message for message in caplog.messages if "CUDA graphs" in message]
+    mine, theirs = there.metrics[0], here.metrics[0]
+    assert mine.keys() == theirs.keys()
+    for key in ("loss/policy", "loss/judge", "gradient_norm/policy"):
+        if key in mine:
+            assert mine[key] == pytest.approx(theirs[key], rel=0.2, abs=0.05)
+    if case in ("grpo", "lora", "ppo"):
+        assert mine["kl/sampler"] == pytest.approx(0.0, abs=1e-6)
+    if case == "half":
+        assert mine["kl/sampler"] == pytest.approx(0.0, abs=1e-2)
 
 
 @pytest.mark.parametrize("stop", [(), ("e",)])
