@@ -1,4 +1,5 @@
-"""What a model is asked with: few numbers of rows, whose fillers neither change an answer nor send a gradient."""
+"""What a model is asked with: few numbers of rows, whose fillers neither change an answer nor send a gradient; and
+what rows share, computed once."""
 
 from __future__ import annotations
 
@@ -75,3 +76,58 @@ def test_fillers_change_no_answer_and_no_gradient(
         torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
     for ours, plain in zip(*(gradients for _, gradients in found), strict=True):
         torch.testing.assert_close(ours, plain, atol=1e-3, rtol=1e-4)
+
+
+def answered(prompts: list[int], samples: int) -> Batch:
+    """Several answers to each prompt of a length."""
+    generator = torch.Generator().manual_seed(samples)
+    rows = []
+    for group, size in enumerate(prompts):
+        prompt = torch.randint(50, (size,), generator=generator).tolist()
+        for _ in range(samples):
+            answer = torch.randint(50, (int(torch.randint(1, 12, (), generator=generator)),), generator=generator)
+            trainable = (*(False,) * size, *(True,) * len(answer))
+            rows.append(Row(tokens=(*prompt, *answer.tolist()), trainable=trainable, group=group))
+    return Batch.of(rows)
+
+
+@pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC, Role.JUDGE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_rows_share_changes_no_answer_and_no_gradient(role: Role, dtype: torch.dtype) -> None:
+    batch, found = answered([9, 1, 20], 4), []
+    for share in (False, True):
+        model = tiny(role).to(dtype)
+        out = READOUTS[role](model, batch, 1.0, share=share)
+        columns = [x for x in (out.logprobs, out.entropy, out.values, out.scores) if x is not None]
+        sum((x * torch.arange(1.0, len(x) + 1)).mean() for x in columns).backward()  # type: ignore[union-attr]
+        found.append((columns, [parameter.grad for parameter in model.parameters()]))
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype is torch.float32 else {"atol": 0.1, "rtol": 0.05}
+    for (plain_columns, plain), (columns, gradients) in [found]:
+        for ours, expected in zip([*columns, *gradients], [*plain_columns, *plain], strict=True):
+            torch.testing.assert_close(ours, expected, **near)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", [Role.REFERENCE, Role.CRITIC, Role.JUDGE])
+@torch.no_grad()
+def test_without_gradients_what_rows_share_changes_no_bit(role: Role) -> None:
+    model = tiny(Role.POLICY if role is Role.REFERENCE else role)
+    alone, together = (READOUTS[role](model, answered([9, 1, 20], 4), 1.0, share=share) for share in (False, True))
+    for name in ("logprobs", "entropy", "values", "scores"):
+        ours, theirs = getattr(alone, name), getattr(together, name)
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+def test_a_prompt_is_computed_once_for_all_its_answers() -> None:
+    model, counts = tiny(Role.POLICY), []
+    model.layers[0].register_forward_hook(lambda module, given, out: counts.append(len(out)))  # type: ignore[operator, union-attr, index]
+    batch = answered([30, 30], 8)
+    for share in (False, True):
+        READOUTS[Role.POLICY](model, batch, 1.0, share=share)
+    assert counts[0] - counts[1] >= 7 * 60 * 0.95
+
+
+def test_the_last_layer_goes_on_with_what_is_read_alone() -> None:
+    model, counts = tiny(Role.JUDGE), []
+    model.layers[-1].mlp.register_forward_hook(lambda module, given, out: counts.append(len(out)))  # type: ignore[operator, union-attr, index]
+    READOUTS[Role.JUDGE](model, asked([20, 30]), 1.0)
+    assert counts == [2]

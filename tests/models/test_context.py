@@ -21,10 +21,9 @@ def _attention(lengths: tuple[int, ...], query: torch.Tensor, key: torch.Tensor,
     return torch.cat(rows)
 
 
-def test_positions_starts_and_ends_by_hand() -> None:
+def test_positions_and_ends_by_hand() -> None:
     context = Packed([3, 1, 2])
     assert context.positions.tolist() == [0, 1, 2, 0, 0, 1]
-    assert context.starts.tolist() == [0, 3, 4]
     assert context.ends.tolist() == [2, 3, 5]
 
 
@@ -101,6 +100,26 @@ def test_gradients_equal_those_of_each_sequence_alone(recurring: bool) -> None:
     alone = torch.autograd.grad((_attention(lengths, *inputs) * weight).sum(), inputs)
     for ours, expected in zip(packed, alone, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recurring", [False, True])
+def test_sequences_that_share_tokens_attend_as_if_they_did_not(recurring: bool) -> None:
+    lengths, index = (5, 3, 4), [0, 1, 2, 3, 4, 0, 1, 5, 0, 6, 7, 8]
+    inputs = [torch.randn(9, 2, 8, requires_grad=True) for _ in range(3)]
+    context = Packed(lengths, recurring=recurring, index=index)
+    assert context.positions.tolist() == [0, 1, 2, 3, 4, 2, 1, 2, 3]
+    assert context.ends.tolist() == [4, 5, 8]
+    weight = torch.randn(9, 16)
+    ours = context.attend(0, *inputs)
+    whole = _attention(lengths, *(x[index] for x in inputs))
+    theirs = torch.stack([whole[index.index(token)] for token in range(9)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for mine, expected in zip(
+        torch.autograd.grad((ours * weight).sum(), inputs),
+        torch.autograd.grad((theirs * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 0]])

@@ -95,7 +95,8 @@ class Learner:
 
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
         part = part.to(self.placement.device)
-        return self.loss(READOUTS[self.role](self.model, part, self.scorer.temperature), part)
+        output = READOUTS[self.role](self.model, part, self.scorer.temperature, share=self.settings.share_prefixes)
+        return self.loss(output, part)
 
     def annotate(self, batch: Batch) -> Batch:
         """The batch with this role's columns (proximal log-probs of a policy, values of a critic)."""

@@ -5,7 +5,7 @@ Column rule: the decision to emit token t was made from the hidden state of toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,34 +17,53 @@ from assent.maths.invariant import few, linear
 from assent.maths.logprobs import chosen_logprobs
 from assent.models.base import LanguageModel
 from assent.models.context import Packed
+from assent.models.prefixes import shared
 from assent.types import Role
 
-Readout = Callable[[LanguageModel, Batch, float], Output]
+
+class Readout(Protocol):
+    def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
+        """`temperature` divides a policy's logits. `share`: rows that begin alike compute that once."""
+        ...
 
 
-def _hidden(model: LanguageModel, batch: Batch) -> Tensor:
-    """After the last norm, (tokens, width); on the CPU with some further rows behind, of sequences that nobody reads,
-    so that the number of rows is one of few."""
-    tokens, lengths = batch.tokens, batch.lengths.tolist()
+def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
+    """After the last norm, of the tokens at `read` (m,), (m, width). On the CPU sequences that nobody reads are
+    computed beside them, so that the number of rows is one of few."""
+    tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
+    if share and model.caches and len(lengths) > 1:
+        rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
+        computed, index = shared(rows)
+        read = torch.tensor(index, device=tokens.device)[read]
+        tokens = torch.tensor(computed, device=tokens.device)
     compiled = tokens.device.type == "cpu" and model.caches
     if compiled:
         filler, longest = few(len(tokens)) - len(tokens), max(lengths)
         lengths += [longest] * (filler // longest) + ([filler % longest] if filler % longest else [])
+        index = None if index is None else [*index, *range(len(tokens), len(tokens) + filler)]
         tokens = F.pad(tokens, (0, filler))
     halves = model.dtype.itemsize < 4  # their attention is of products
-    context = Packed(lengths, device=tokens.device, window=model.window, recurring=compiled and halves)
-    return model(tokens, context)  # type: ignore[no-any-return]
+    recurring = compiled and halves
+    context = Packed(lengths, device=tokens.device, window=model.window, recurring=recurring, index=index)
+    return model(tokens, context, read)  # type: ignore[no-any-return]
 
 
-def policy_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
+def _read(model: LanguageModel, batch: Batch, places: Tensor, share: bool) -> Tensor:
+    """Hidden states at `places` (n,), which on the CPU are filled up to one of few numbers: (m, width), m >= n."""
+    if places.device.type == "cpu":
+        places = F.pad(places, (0, few(len(places)) - len(places)))
+    return _hidden(model, batch, places, share)
+
+
+def policy_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """Log-probs and entropies of the trained tokens under softmax(logits / temperature); 0 on the others."""
     place = batch.trainable.nonzero()[:, 0]
     n = len(place)
-    asked = F.pad(place, (0, few(n) - n), value=1) if place.device.type == "cpu" else place
-    before = _hidden(model, batch).index_select(0, asked - 1)
+    before = _read(model, batch, place - 1, share)
+    targets = F.pad(batch.tokens[place], (0, len(before) - n))
     head = model.head
     assert isinstance(head, nn.Linear)
-    chosen, entropy = chosen_logprobs(before, head.weight, batch.tokens[asked], temperature=temperature, bias=head.bias)
+    chosen, entropy = chosen_logprobs(before, head.weight, targets, temperature=temperature, bias=head.bias)
     zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
     return Output(
         logprobs=zeros.index_copy(0, place, chosen[:n]),
@@ -52,17 +71,18 @@ def policy_output(model: LanguageModel, batch: Batch, temperature: float) -> Out
     )
 
 
-def critic_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
+def critic_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
-    scores = _scores(model, _hidden(model, batch)[: len(batch.tokens)])
-    before = torch.cat((scores[:1], scores[:-1]))
-    return Output(values=torch.where(batch.trainable, before, 0.0), scores=scores[batch.ends])
+    place, ends = batch.trainable.nonzero()[:, 0], batch.ends
+    scores = _scores(model, _read(model, batch, torch.cat((place - 1, ends)), share))
+    zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
+    n = len(place)
+    return Output(values=zeros.index_copy(0, place, scores[:n]), scores=scores[n : n + len(ends)])
 
 
-def judge_output(model: LanguageModel, batch: Batch, temperature: float) -> Output:
+def judge_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """One score a row (r,), read at its last token."""
-    hidden = _hidden(model, batch)
-    return Output(scores=_scores(model, hidden[batch.ends]))
+    return Output(scores=_scores(model, _hidden(model, batch, batch.ends, share)))
 
 
 def _scores(model: LanguageModel, hidden: Tensor) -> Tensor:

@@ -44,6 +44,9 @@ class LearnSettings:
     work, the same gradient."""
     score_tokens: int = 16384
     """Tokens in one forward pass without gradients."""
+    share_prefixes: bool = True
+    """Rows that begin alike, such as the answers to one prompt and both of a pair, compute that part once in a pass.
+    Passes without gradients always do."""
     max_skipped: int = 3
     """This many steps in a row with a non-finite loss or gradient end the run."""
 

@@ -58,8 +58,9 @@ class LanguageModel(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def forward(self, tokens: Tensor, context: Context) -> Tensor:
-        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,)."""
+    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
+        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,); with `read` (m,) those of
+        the tokens at these places alone, (m, width), in that order."""
 
     @abstractmethod
     def hf_config(self) -> dict[str, Any]:

@@ -12,15 +12,15 @@ the padding behind them). Projections, MLP, norms and head see no pad, but for t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from assent.maths.invariant import KEYS, few, filled_up, keys
 from assent.models.fused import attention_by_products
+from assent.models.gather import Reading, gathered
 
 BUCKET_WASTE = 1.1
 """A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
@@ -50,41 +50,47 @@ class Packed:
         device: torch.device | str = "cpu",
         window: int | None = None,
         recurring: bool = False,
+        index: Sequence[int] | None = None,
     ):
         """`lengths` in tokens, every one at least 1. `window` is the family's sliding attention window, if any.
 
         `recurring` fills buckets up, so that their shapes come again from batch to batch, as products do well that are
-        compiled for each shape.
+        compiled for each shape. `index`, for sequences that begin alike, says where each of their tokens stands among
+        those that are computed (see `prefixes.py`); without it every token is computed for itself.
         """
         self.lengths = tuple(lengths)
         self.window = window
+        self._masks: dict[int, Tensor] = {}
         if min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths={list(lengths)} must name at least one sequence of at least one token each.")
         starts = torch.tensor((0, *self.lengths), dtype=torch.int64).cumsum(0)[:-1]
         sizes = torch.tensor(self.lengths, dtype=torch.int64)
-        self.starts = starts.to(device)
-        self.ends = (starts + sizes - 1).to(device)  # index of each sequence's last token
         total = sum(self.lengths)
-        self.positions = (torch.arange(total) - starts.repeat_interleave(sizes)).to(device)
+        place = torch.arange(total) if index is None else torch.tensor(index)  # of each sequence's tokens
+        first = place if index is None else _first(place)  # where each computed token is read first
+        self.ends = place[starts + sizes - 1].to(device)  # index of each sequence's last token
+        self.positions = (torch.arange(total) - starts.repeat_interleave(sizes))[first].to(device)
         buckets = _buckets(starts, sizes, torch.device(device), recurring=recurring)
-        self.shapes = [(index.shape[0], index.shape[1]) for index in buckets]  # (rows, longest) of each bucket
+        self.shapes = [(rows.shape[0], rows.shape[1]) for rows in buckets]  # (rows, longest) of each bucket
         even = len(set(self.lengths)) == 1 and self.shapes == [(len(self.lengths), self.lengths[0])]
-        # Then the flat tokens are the padded rows already.
-        read = torch.cat([index.flatten() for index in buckets]).clamp_(min=0)
-        self.pad = None if even else read.to(device)  # (padded,)
-        self.unpad = None if even else _unpad(buckets, total).to(device)  # (tokens,)
+        self.pad: Reading | None = None  # computed tokens -> padded rows
+        self.unpad: Reading | None = None  # and back
+        if index is not None or not even:  # else the flat tokens are the padded rows already
+            read = torch.cat([rows.flatten() for rows in buckets])
+            real = torch.cat([_real(rows).flatten() for rows in buckets])
+            self.pad = Reading(place[read.clamp(min=0)], len(first), real=real, device=device)
+            padded = torch.empty(total, dtype=torch.int64)
+            padded[read[real]] = real.nonzero()[:, 0]
+            self.unpad = Reading(padded[first], len(read), device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.pad is not None:
-            query, key, value = (
-                _Pad.apply(x, self.pad, self.unpad)  # type: ignore[no-untyped-call]
-                for x in (query, key, value)
-            )
+            query, key, value = (gathered(x, self.pad) for x in (query, key, value))
         areas = [rows * length for rows, length in self.shapes]
         parts = zip(self.shapes, *(torch.split(x, areas) for x in (query, key, value)), strict=True)
         outputs = [self._bucket(*part) for part in parts]
         padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return padded if self.unpad is None else _Unpad.apply(padded, self.unpad)  # type: ignore[no-untyped-call]
+        return padded if self.unpad is None else gathered(padded, self.unpad)
 
     def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, length = shape
@@ -94,7 +100,7 @@ class Packed:
             k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
         window = self.window if self.window is not None and length > self.window else None
         if query.dtype.itemsize < 4 and query.device.type == "cpu":
-            out = _half_on_cpu(q, k, v, window or length)
+            out = self._half_on_cpu(q, k, v, window or length)
         elif window is not None:
             mask = sliding_mask(length, window, device=query.device)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -102,50 +108,20 @@ class Packed:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return out.transpose(1, 2).reshape(rows * length, heads * dim)
 
-
-def _half_on_cpu(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-    """Attention in low precision, where torch's own takes several times as long on the CPU as in float32: by plain
-    products for short sequences, in float32 for long ones."""
-    length = query.shape[2]
-    seen = sliding_mask(length, window, device=query.device)
-    if length <= PRODUCTS_LENGTH:
-        return attention_by_products(query, key, value, ~seen)
-    wide = query.float(), key.float(), value.float()
-    if window >= length:
-        return F.scaled_dot_product_attention(*wide, is_causal=True).to(query.dtype)
-    return F.scaled_dot_product_attention(*wide, attn_mask=seen).to(query.dtype)
-
-
-class _Pad(torch.autograd.Function):
-    """Flat tokens into padded buckets. Causal attention sends no gradient to a pad, so back is a gather as well and no
-    sum over the tokens that were read several times."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, pad: Tensor, unpad: Tensor) -> Tensor:
-        ctx.save_for_backward(unpad)
-        return x.index_select(0, pad)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (unpad,) = ctx.saved_tensors
-        return grad.index_select(0, unpad), None, None
-
-
-class _Unpad(torch.autograd.Function):
-    """Padded buckets back into flat tokens. Every token comes from one place, so back is a copy and no sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, unpad: Tensor) -> Tensor:
-        ctx.save_for_backward(unpad)
-        ctx.size = x.shape[0]
-        return x.index_select(0, unpad)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (unpad,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.size, grad.shape[1]).index_copy_(0, unpad, grad), None
+    def _half_on_cpu(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+        """Attention in low precision, where torch's own takes several times as long on the CPU as in float32: by plain
+        products for short sequences, in float32 for long ones."""
+        length = query.shape[2]
+        if length <= PRODUCTS_LENGTH:
+            if length not in self._masks:  # the same in every layer
+                seen = sliding_mask(length, window, device=query.device)
+                self._masks[length] = torch.zeros(length, length).masked_fill_(~seen, float("-inf"))
+            return attention_by_products(query, key, value, self._masks[length])
+        wide = query.float(), key.float(), value.float()
+        if window >= length:
+            return F.scaled_dot_product_attention(*wide, is_causal=True).to(query.dtype)
+        seen = sliding_mask(length, window, device=query.device)
+        return F.scaled_dot_product_attention(*wide, attn_mask=seen).to(query.dtype)
 
 
 def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:
@@ -181,14 +157,14 @@ def _buckets(starts: Tensor, sizes: Tensor, device: torch.device, *, recurring: 
     return indices
 
 
-def _unpad(buckets: list[Tensor], total: int) -> Tensor:
-    """Where each token stands in the concatenated padded buckets. Shape (tokens,)."""
-    places = torch.empty(total, dtype=torch.int64)
-    base = 0
-    for index in buckets:
-        rows, length = index.shape
-        real = index >= 0
-        real[:, 1:] &= index[:, 1:] != index[:, :-1]  # a repeated index is a pad
-        places[index[real]] = base + torch.arange(rows * length).view(rows, length)[real]
-        base += rows * length
-    return places
+def _real(rows: Tensor) -> Tensor:
+    """Which places of a bucket (rows, longest) are tokens: a repeated index is a pad."""
+    real = rows >= 0
+    real[:, 1:] &= rows[:, 1:] != rows[:, :-1]
+    return real
+
+
+def _first(place: Tensor) -> Tensor:
+    """For each computed token, the first of those that it stands for."""
+    first = torch.full((int(place.max()) + 1,), len(place))
+    return first.scatter_reduce_(0, place, torch.arange(len(place)), "amin")

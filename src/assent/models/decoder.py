@@ -26,6 +26,7 @@ from assent.models.families import write_config
 from assent.models.files import write_safetensors
 from assent.models.fresh import draw_normal, generator
 from assent.models.fused import embed, gelu_tanh, rms_norm, swiglu
+from assent.models.gather import Reading, gathered
 from assent.models.layout import stored_tensors
 from assent.models.lowrank import merged_parameters
 from assent.models.settings import LoraSettings
@@ -94,7 +95,9 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(
+        self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None
+    ) -> Tensor:
         n, dim = x.shape[0], self.dim
         sizes = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim]
         query, key, value = (part.view(n, -1, dim) for part in self.qkv(x).split(sizes, dim=-1))
@@ -102,7 +105,8 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
-        return self.output(context.attend(self.layer, query, key, value))  # type: ignore[no-any-return]
+        attended = context.attend(self.layer, query, key, value)
+        return self.output(attended if read is None else gathered(attended, read))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -129,7 +133,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm residual block."""
+    """Pre-norm residual block; after attention it may go on with some of the tokens alone."""
 
     def __init__(self, config: DecoderConfig, layer: int):
         super().__init__()
@@ -138,8 +142,11 @@ class Layer(nn.Module):
         self.mlp_norm = _norm(config, config.width)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), context, rotary)
+    def forward(
+        self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None = None
+    ) -> Tensor:
+        attended = self.attention(self.attention_norm(x), context, rotary, read)
+        x = (x if read is None else gathered(x, read)) + attended
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -193,7 +200,7 @@ class Decoder(LanguageModel):
     def window(self) -> int | None:
         return self.config.window
 
-    def forward(self, tokens: Tensor, context: Context) -> Tensor:
+    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
         if context.window != self.config.window:
             raise ValueError(
                 f"The context has window={context.window}, the model window={self.config.window}. "
@@ -205,8 +212,11 @@ class Decoder(LanguageModel):
             x = x + embed(context.positions, self.position_embedding.weight)
         else:
             rotary = self._rotary(context.positions, x.dtype)
-        for layer in self.layers:
+        reading = None if read is None else Reading(read, len(x))
+        *lower, last = self.layers
+        for layer in lower:
             x = layer(x, context, rotary)
+        x = last(x, context, rotary, reading)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -84,7 +84,7 @@ class Fallback(LanguageModel):
         names = set(getattr(self.inner, "_no_split_modules", None) or ())
         return [module for module in self.modules() if type(module).__name__ in names]
 
-    def forward(self, tokens: Tensor, context: Context) -> Tensor:
+    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
         if type(context) is not Packed:  # a subclass writes a cache, which would stay empty
             raise TypeError(
                 f"A model that runs through transformers reads whole sequences, not {type(context).__name__}. "
@@ -96,7 +96,8 @@ class Fallback(LanguageModel):
         real = torch.arange(padded.shape[1], device=tokens.device)[None, :] < lengths[:, None]
         mask = {"attention_mask": real.long()} if self._masked else {}
         output = self.inner.base_model(padded, use_cache=False, **mask)
-        return output.last_hidden_state[real]  # type: ignore[no-any-return]
+        hidden: Tensor = output.last_hidden_state[real]
+        return hidden if read is None else hidden.index_select(0, read)
 
     def hf_config(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(self.inner.config.to_json_string())

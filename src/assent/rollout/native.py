@@ -172,7 +172,7 @@ class NativeEngine:
             return repeated
         if repeated is not None or not running:
             assert prompts is not None, "no step is taken without work"
-            hidden = model(*prompts).index_select(0, prompts[1].ends)
+            hidden = model(*prompts, prompts[1].ends)
         else:
             assert self._cache is not None
             # Idle rows fill the last kernel up, at once and not in every layer; what they write is never read.
@@ -183,8 +183,8 @@ class NativeEngine:
                 hidden = model(last, decode)[:running]
             else:
                 tokens, prefill = prompts
-                hidden = model(torch.cat((last, tokens)), Joined(decode, prefill))
-                hidden = torch.cat((hidden[:running], hidden.index_select(0, whole + prefill.ends)))
+                read = torch.cat((torch.arange(running, device=self.device), whole + prefill.ends))
+                hidden = model(torch.cat((last, tokens)), Joined(decode, prefill), read)
         logits: Tensor = model.head(hidden).float()
         return logits if repeated is None else torch.cat((repeated, logits))
 

@@ -53,7 +53,7 @@ class WholeReader:
     def __call__(self, sequences: Sequence[list[int]]) -> Tensor:
         context = self.model.packed([len(sequence) for sequence in sequences])
         tokens = torch.tensor([token for sequence in sequences for token in sequence], device=self.model.device)
-        hidden = self.model(tokens, context).index_select(0, context.ends)
+        hidden = self.model(tokens, context, context.ends)
         return self.model.head(hidden).float()  # type: ignore[no-any-return]
 
 
