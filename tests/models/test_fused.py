@@ -73,11 +73,11 @@ def test_rms_norm_is_torchs_in_value_and_gradient(shape: tuple[int, ...]) -> Non
 
 def test_attention_by_products_is_torchs_and_its_gradients_are_those_of_finite_differences() -> None:
     query, key, value = (spread(2, 3, 5, 4, dtype=torch.float64).roll(n).requires_grad_() for n in range(3))
-    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    ours = attention_by_products(query, key, value, hidden)
+    mask = torch.full((5, 5), float("-inf")).triu(1)
+    ours = attention_by_products(query, key, value, mask)
     theirs = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     torch.testing.assert_close(ours, theirs)
-    assert torch.autograd.gradcheck(lambda *x: attention_by_products(*x, hidden), (query, key, value))
+    assert torch.autograd.gradcheck(lambda *x: attention_by_products(*x, mask), (query, key, value))
 
 
 def test_rms_norm_by_hand() -> None:

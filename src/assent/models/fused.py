@@ -50,10 +50,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return flat.view(x.shape)  # type: ignore[no-any-return]
 
 
-def attention_by_products(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
-    """softmax(query key.T / sqrt(dim)) value for (rows, heads, length, dim); `hidden` (length, length) marks keys that
-    a query does not see. The probabilities are kept: for short sequences."""
-    return _Products.apply(query, key, value, hidden)  # type: ignore[no-any-return, no-untyped-call]
+def attention_by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """softmax(query key.T / sqrt(dim) + mask) value for (rows, heads, length, dim); `mask` (length, length) in float32
+    is 0 where a query sees a key, and else -inf. The probabilities are kept: for short sequences."""
+    return _Products.apply(query, key, value, mask)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -82,15 +82,15 @@ class _GeluTanh(torch.autograd.Function):
 
     @staticmethod
     def block(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
-        """With z = a x + b x^3 and s = sigmoid(z): y = x s, slope = s + x s (1 - s) (a + 3 b x^2)."""
+        """With z = a x + b x^3 and s = sigmoid(z): y = x s, slope = s + x s (1 - s) (a + 3 b x^2), where
+        x (a + 3 b x^2) = 3 (z - 2/3 a x)."""
         x = x.to(_wide(x.dtype))
-        factor = (x * x).mul_(_GeluTanh.CUBE).add_(_GeluTanh.SLOPE)  # a + b x^2
-        s = (factor * x).sigmoid_()
-        product = x * s
-        y.copy_(product)
+        z = torch.addcmul(torch.tensor(_GeluTanh.SLOPE, dtype=x.dtype), x, x, value=_GeluTanh.CUBE).mul_(x)
+        s = z.sigmoid()
+        y.copy_(x * s)
         if slope is not None:
-            factor.mul_(3.0).sub_(2.0 * _GeluTanh.SLOPE)  # a + 3 b x^2
-            slope.copy_(factor.mul_(product.addcmul_(product, s, value=-1.0)).add_(s))
+            third = torch.ops.aten.sigmoid_backward(z.add_(x, alpha=-2.0 / 3.0 * _GeluTanh.SLOPE), s)
+            slope.copy_(s.add_(third, alpha=3.0))
 
     @staticmethod
     @once_differentiable
@@ -124,11 +124,12 @@ class _Products(torch.autograd.Function):
     """Matrix products in the tensors' own precision, the softmax in float32 at least."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         length, dim = query.shape[-2:]
         q, k, v = (x.reshape(-1, length, dim) for x in (query, key, value))
-        scores = torch.bmm(q, k.mT).to(_wide(q.dtype)).mul_(dim**-0.5)  # (rows * heads, length, length)
-        p = torch.softmax(scores.masked_fill_(hidden, float("-inf")), dim=-1).to(q.dtype)
+        scores = torch.bmm(q, k.mT).to(_wide(q.dtype))  # (rows * heads, length, length)
+        # Added, not filled in: filling takes eight times as long.
+        p = torch.softmax(torch.add(mask.to(scores.dtype), scores, alpha=dim**-0.5), dim=-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, p)
         return torch.bmm(p, v).view(query.shape)
 
@@ -175,7 +176,7 @@ class _RmsNorm(torch.autograd.Function):
         grad_x, grad_weight = torch.empty_like(x), torch.zeros(weight.shape, dtype=scale.dtype)
         weight_wide = weight.to(scale.dtype)
         for part, above, out, factor in _row_blocks(x, grad, grad_x, scale):
-            normal = part * factor
+            normal = part.to(scale.dtype) * factor
             above = above.to(scale.dtype)
             grad_weight += (above * normal).sum(0)
             above = above * weight_wide
