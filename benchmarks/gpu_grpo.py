@@ -61,7 +61,7 @@ def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
         "algorithm": {"samples": extent.samples, "kl_in_loss": 0.01},
         "reference": {"offload": True},
         "optimizer": {"learning_rate": 1e-5, "schedule": "constant"},
-        "learn": {"precision": extent.dtype, "micro_tokens": max(extent.micro), "score_tokens": max(extent.micro)},
+        "learn": {"precision": extent.dtype, "micro_tokens": extent.micro[1], "score_tokens": extent.micro[1]},
         "rollout": {
             "prompts_per_step": extent.prompts,
             "max_tokens": extent.sampled,
