@@ -124,7 +124,8 @@ class Batch:
         """The given rows (indices, in that order), all columns with them."""
         starts = self.lengths.cumsum(0) - self.lengths
         sizes = self.lengths[rows]
-        offsets = torch.arange(int(sizes.sum()), device=sizes.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        before = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        offsets = torch.arange(len(before), device=sizes.device) - before
         index = starts[rows].repeat_interleave(sizes) + offsets
         columns: dict[str, Any] = {"unit": self.unit}
         for name in TOKEN_COLUMNS:
