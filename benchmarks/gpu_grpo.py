@@ -23,10 +23,20 @@ class Enough(Exception):
 
 
 def grpo(extent: Extent, best: Peak) -> list[Figure]:
-    """Steps of a whole run: the demo's prompts, random weights, a reward that tokens decide; a reference in host
-    memory."""
+    """Steps of a whole run: the demo's prompts, random weights, a reward that tokens decide. Twice: with everything on
+    the device all the time, and with what waits in host memory meanwhile."""
+    shares: dict[str, Any] = {"reference": {"offload": True}, "rollout": {"share_devices": True}}
+    figures = told(extent, *steps_of(extent))
+    [again, *_] = told(extent, *steps_of(extent, **shares))
+    what = "the same with reference.offload and rollout.share_devices"
+    return [*figures, again | {"what": what}]
+
+
+def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], list[float]]:
+    """Figures of each step, and the memory that was held at most."""
     from assent import load_settings, run
     from assent.loop.progress import Moment
+    from assent.pipeline import merged
     from assent.types import Stats
 
     history: list[dict[str, float]] = []
@@ -40,10 +50,10 @@ def grpo(extent: Extent, best: Peak) -> list[Figure]:
         return {}
 
     with tempfile.TemporaryDirectory() as folder, memory(extent.device) as held:
-        settings = load_settings(recipe(extent, Path(folder)), method="grpo")
+        settings = load_settings(merged(recipe(extent, Path(folder)), sections), method="grpo")
         with suppress(Enough):
             run(settings, hooks=[count])
-    return told(extent, history, held)
+    return history, held
 
 
 def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
@@ -59,7 +69,6 @@ def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
         "model": {"config": extent.config, "tokenizer": str(files.tokenizer)},
         "data": {"train": str(files.prompts)},
         "algorithm": {"samples": extent.samples, "kl_in_loss": 0.01},
-        "reference": {"offload": True},
         "optimizer": {"learning_rate": 1e-5, "schedule": "constant"},
         "learn": {"precision": extent.dtype, "micro_tokens": extent.micro[1], "score_tokens": extent.micro[1]},
         "rollout": {

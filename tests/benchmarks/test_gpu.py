@@ -30,9 +30,10 @@ def test_every_part_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not [figure for figure in figures if "failed" in figure or not figure["value"] >= 0]
     by_part = {figure["part"]: figure for figure in figures}  # the last of each
     assert 0 <= by_part["kl"]["value"] < 1e-9
-    assert 0 <= by_part["grpo"]["value"] < 1e-9  # its KL of the first step
-    (note,) = [figure["note"] for figure in figures if figure["what"].startswith("GRPO, 2 prompts x 4 answers")]
-    assert "losses, rewards and gradients finite" in note
+    grpo, *_, sampler_kl, waiting = [figure for figure in figures if figure["part"] == "grpo"]
+    assert 0 <= sampler_kl["value"] < 1e-9
+    assert "losses, rewards and gradients finite" in grpo["note"]
+    assert waiting["note"] == grpo["note"], "the same rewards"
     assert all(figure["unit"] == "tok/s" and figure["share"] > 0 for figure in figures if figure["part"] == "train")
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--tiny", "--parts", "device", "--json", str(path)])
     gpu.main()
