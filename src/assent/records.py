@@ -29,9 +29,10 @@ SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
     "checkpoints",
 )
 
-_ROLLOUT = ("record", "replay", "workers", "workers_max", "slots")
+_ROLLOUT = ("record", "replay", "workers", "workers_max", "slots", "cuda_graphs")
 OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
+    "reference.offload",
     *(f"rollout.{name}" for name in _ROLLOUT),
 )
 OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.strategy")
