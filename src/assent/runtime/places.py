@@ -122,7 +122,7 @@ class Places:
 
     def close(self, what: str) -> None:
         """Start no others; those that end now are no loss."""
-        self._broken = self._broken or RuntimeError(f"{what} closed")
+        self._give_up(RuntimeError(f"{what} closed"))
         for task in self._tasks:
             task.cancel()
 
@@ -133,9 +133,13 @@ class Places:
             try:
                 self._failures(lost)
             except RuntimeError as enough:
-                self._broken = self._broken or enough
+                self._give_up(enough)
         else:
             place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
+
+    def _give_up(self, error: BaseException) -> None:
+        """The first reason is the one that is told."""
+        self._broken = self._broken or error
 
     async def _fill(self, place: Place) -> None:
         """Takes: an empty place. Waits for: room, and its worker, as many starts as it takes. Woken by: the runtime.
@@ -156,7 +160,7 @@ class Places:
                 self._say(f"lost {lost}")
                 self._note(place, lost)
             except Exception as error:  # noqa: BLE001 - whoever waits for a worker is told
-                self._broken = self._broken or error
+                self._give_up(error)
             await self._tell(place)
             await asyncio.sleep(pause)
         await self._tell(place)
