@@ -68,7 +68,7 @@ def generation(name: str, title: str, **more: object) -> Line:
     return replace(line, **more)  # type: ignore[arg-type]
 
 
-SFT = Line(name="sft", title="SFT", method="sft", quick=True, steps={"4M": 5, "25M": 2})
+SFT = Line(name="sft", title="SFT", method="sft", quick=True, steps={"4M": 12, "25M": 3})
 LENGTHY = replace(
     SFT,
     name="sft-mixed",
@@ -79,7 +79,7 @@ LENGTHY = replace(
     steps={"4M": 2},
     quick=False,
 )
-GRPO = Line(name="grpo", title="GRPO, k=4, KL", method="grpo", samples=4, quick=True, steps={"4M": 3})
+GRPO = Line(name="grpo", title="GRPO, k=4, KL", method="grpo", samples=4, quick=True, steps={"4M": 5})
 PPO = Line(
     name="ppo-1",
     title="PPO, 1 epoch",
@@ -102,8 +102,8 @@ LINES = {
             usual=(SMALL,),
             quick=False,
         ),
-        Line(name="reward", title="reward model", method="reward", steps={"4M": 5, "25M": 2}),
-        Line(name="dpo", title="DPO", method="dpo", quick=True, steps={"4M": 4}),
+        Line(name="reward", title="reward model", method="reward", steps={"4M": 12, "25M": 3}),
+        Line(name="dpo", title="DPO", method="dpo", quick=True, steps={"4M": 9, "25M": 2}),
         replace(LENGTHY, name="sft-long", title="SFT, texts of 512-1,024", texts="long", rows=4),
         LENGTHY,
         replace(
