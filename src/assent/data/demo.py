@@ -218,7 +218,8 @@ def sentiment(words: Sequence[str]) -> float:
     weights: list[float] = []
     met: set[str] = set()
     sentence_start, weight, degree, negated, conceding = 0, 1.0, 1.0, False, False
-    for word in (word.lower() for word in words):
+    lexicon = grammar().lexicon
+    for word in map(str.lower, words):
         if word in SENTENCE_ENDS:
             sentence_start, weight, negated, conceding = len(values), 1.0, False, False
         elif word in CLAUSE_ENDS:
@@ -231,8 +232,8 @@ def sentiment(words: Sequence[str]) -> float:
                 weight, conceding = 0.5, True
         elif word in NEGATIONS:
             negated = True
-        elif word in grammar().lexicon:
-            strength, base = grammar().lexicon[word]
+        elif word in lexicon:
+            strength, base = lexicon[word]
             value = max(-1.0, min(1.0, strength * degree)) * (-0.6 if negated else 1.0)
             values.append(0.0 if base in met else value)
             weights.append(weight)
@@ -243,8 +244,8 @@ def sentiment(words: Sequence[str]) -> float:
 
 
 def _fluency(words: Sequence[str]) -> float:
-    pairs = list(pairwise(words))
-    strange = sum(pair not in possible_pairs() for pair in pairs)
+    pairs, possible = list(pairwise(words)), possible_pairs()
+    strange = sum(pair not in possible for pair in pairs)
     return max(0.0, 1 - 3 * strange / max(len(pairs), 1))
 
 
@@ -253,7 +254,7 @@ def _distinct_sentences(words: Sequence[str]) -> float:
     start = 0
     for index, word in enumerate(words, start=1):
         if word in SENTENCE_ENDS or index == len(words):
-            sentences.append(tuple(word.lower() for word in words[start:index]))
+            sentences.append(tuple(map(str.lower, words[start:index])))
             start = index
     return len(set(sentences)) / max(len(sentences), 1)
 
