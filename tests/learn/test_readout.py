@@ -131,3 +131,42 @@ def test_the_last_layer_goes_on_with_what_is_read_alone() -> None:
     model.layers[-1].mlp.register_forward_hook(lambda module, given, out: counts.append(len(out)))  # type: ignore[operator, union-attr, index]
     READOUTS[Role.JUDGE](model, asked([20, 30]), 1.0)
     assert counts == [2]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3), (2, 0)])
+@torch.no_grad()
+def test_whose_row_a_shared_prompt_is_read_from_changes_no_bit(order: tuple[int, ...]) -> None:
+    """Torch's attention cuts queries into blocks whose size goes by the row's length."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(50, (130,), generator=generator).tolist()
+    lengths = (20, 90, 700, 3)
+    rows = []
+    for length in lengths:
+        answer = torch.randint(50, (length,), generator=generator).tolist()
+        rows.append(Row(tokens=(*prompt, *answer), trainable=(*(False,) * 130, *(True,) * length)))
+    model = fresh_model(GPT2 | {"n_positions": 1024}, head="lm", seed=0, vocab_size=50)
+    alone = [READOUTS[Role.REFERENCE](model, Batch.of([row]), 1.0).logprobs for row in rows]
+    together = READOUTS[Role.REFERENCE](model, Batch.of([rows[number] for number in order]), 1.0).logprobs
+    assert together is not None
+    for found, number in zip(together.split([130 + lengths[number] for number in order]), order, strict=True):
+        assert torch.equal(found, alone[number]), number  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_long_row_is_answered_as_if_alone(dtype: torch.dtype) -> None:
+    """Torch's attention takes other blocks from 192 and 768 keys on, ours other products from 256."""
+    generator = torch.Generator().manual_seed(0)
+    model = fresh_model(GPT2 | {"n_positions": 1100}, head="lm", seed=0, vocab_size=50).to(dtype)
+    for mine, others in ((176, 193), (190, 200), (250, 260), (297, 328), (663, 723), (760, 775)):
+        rows = [
+            Row(
+                tokens=tuple(torch.randint(50, (n,), generator=generator).tolist()),
+                trainable=(False, *(True,) * (n - 1)),
+            )
+            for n in (mine, others, others)
+        ]
+        alone, together = (READOUTS[Role.REFERENCE](model, Batch.of(part), 1.0).logprobs for part in (rows[:1], rows))
+        assert alone is not None
+        assert together is not None
+        assert torch.equal(alone, together[:mine]), (mine, others)

@@ -20,10 +20,14 @@ from assent.models.context import Packed
 from assent.models.prefixes import shared
 from assent.types import Role
 
+WORTH = 0.97
+"""Share of the tokens that must be left for sharing to be worth its gathers."""
+
 
 class Readout(Protocol):
     def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
-        """`temperature` divides a policy's logits. `share`: rows that begin alike compute that once."""
+        """`temperature` divides a policy's logits. `share`: rows that begin alike compute that once, but not on the
+        CPU without gradients, where a row's answer never depends on what lies beside it."""
         ...
 
 
@@ -31,11 +35,15 @@ def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Te
     """After the last norm, of the tokens at `read` (m,), (m, width). On the CPU sequences that nobody reads are
     computed beside them, so that the number of rows is one of few."""
     tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
-    if share and model.caches and len(lengths) > 1:
+    # Without gradients rows are as if alone, on the CPU (maths/invariant.py); but a prefix goes by whose row it is read
+    # from, since attention's kernels go by a row's length.
+    if share and model.caches and len(lengths) > 1 and (torch.is_grad_enabled() or tokens.device.type != "cpu"):
         rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
-        computed, index = shared(rows)
-        read = torch.tensor(index, device=tokens.device)[read]
-        tokens = torch.tensor(computed, device=tokens.device)
+        computed, places = shared(rows)
+        if len(computed) <= WORTH * len(tokens):
+            index = places
+            read = torch.tensor(index, device=tokens.device)[read]
+            tokens = torch.tensor(computed, device=tokens.device)
     compiled = tokens.device.type == "cpu" and model.caches
     if compiled:
         filler, longest = few(len(tokens)) - len(tokens), max(lengths)

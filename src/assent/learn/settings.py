@@ -45,8 +45,7 @@ class LearnSettings:
     score_tokens: int = 16384
     """Tokens in one forward pass without gradients."""
     share_prefixes: bool = True
-    """Rows that begin alike, such as the answers to one prompt and both of a pair, compute that part once in a pass.
-    Passes without gradients always do."""
+    """Rows that begin alike, such as the answers to one prompt and both of a pair, compute that part once in a pass."""
     max_skipped: int = 3
     """This many steps in a row with a non-finite loss or gradient end the run."""
 

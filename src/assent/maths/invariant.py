@@ -26,6 +26,8 @@ ROWS = 4
 """Rows of a matrix product that a kernel takes at once, for each thread that shares it."""
 KEYS = 16
 """Keys of an attention call that a kernel takes at once."""
+LONG = 192
+"""Keys from which on the order of additions in attention goes by how many there are, and not by those seen alone."""
 GRAIN = 32768
 """Entries of an elementwise operation below which torch leaves it to one thread."""
 BLOCK = 1 << 17
@@ -49,6 +51,12 @@ def few(count: int, *, digits: int = 6) -> int:
 def keys(count: int, device: torch.device) -> int:
     """How many keys attention over `count` is computed over."""
     return count if torch.is_grad_enabled() or device.type != "cpu" else filled_up(count, KEYS)
+
+
+def company(count: int, device: torch.device) -> int:
+    """Rows of so many keys may be attended to in one call with those of which this is the same."""
+    found = keys(count, device)
+    return found if found >= LONG and not torch.is_grad_enabled() and device.type == "cpu" else 0
 
 
 def filled(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from assent.maths.invariant import KEYS, few, filled_up, keys
+from assent.maths.invariant import KEYS, company, few, filled_up, keys
 from assent.models.fused import attention_by_products
 from assent.models.gather import Reading, gathered
 
@@ -141,7 +141,8 @@ def _buckets(starts: Tensor, sizes: Tensor, device: torch.device, *, recurring: 
     tokens = 0
     for row in order:
         group = groups[-1]
-        if group and (len(group) + 1) * padded[group[0]] > BUCKET_WASTE * (tokens + padded[row]):
+        wasteful = group and (len(group) + 1) * padded[group[0]] > BUCKET_WASTE * (tokens + padded[row])
+        if wasteful or (group and company(padded[row], device) != company(padded[group[0]], device)):
             groups.append([])
             tokens = 0
         groups[-1].append(row)
