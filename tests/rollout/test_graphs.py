@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import random
 import re
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import Letters, prompts
+from tiny_models import Letters, prompts, transformers_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from assent.models.cache import ProductCache
+from assent.models.bags import make_cache
+from assent.models.cache import Cache, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.graphs import CudaGraphs, Step, rounded_length, rounded_rows
+from assent.models.load import load_model
 from assent.models.lora import add_lora
 from assent.models.settings import LoraSettings
 from assent.rollout.build import build_engine
@@ -194,6 +198,46 @@ def test_an_engine_that_cannot_record_says_so_once_and_goes_on(
     [said] = caplog.messages
     assert "goes on without CUDA graphs (rollout.cuda_graphs)" in said
     assert re.search(why, said)
+
+
+@pytest.fixture(scope="module")
+def behind_a_window(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """A model whose tokens see the 6 newest ones, in 2 layers."""
+    folder: Path = tmp_path_factory.mktemp("window")
+    transformers_model("mistral", max_position_embeddings=256).save_pretrained(folder)
+    model = load_model(str(folder))
+    assert isinstance(model, Decoder)
+    return model
+
+
+@pytest.mark.parametrize(("cache", "recorded"), [(make_cache, False), (ProductCache, False), (ProductCache, True)])
+def test_an_idle_row_sees_itself(
+    behind_a_window: Decoder,
+    letters: Letters,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: Callable[..., Cache],
+    recorded: bool,
+) -> None:
+    """Four rows: three short sequences and one from 140 to 143, whose row then idles at position 142, while the others
+    are at 5 and the step reads 32 or 16 keys, or 128 recorded ones: none of 137 to 142. What it writes at 142 must be
+    numbers: the next sequence there goes from 120 to 135, and reads 160 or 144 keys from 129 on. Many more follow."""
+    monkeypatch.setattr("assent.rollout.native.make_cache", cache)
+    chance = random.Random(3)
+    sizes = [(2, 40), (2, 40), (2, 40), (140, 3), (120, 15)]
+    sizes += [(chance.choice((2, 9, 150)), chance.choice((1, 4, 20, 80))) for _ in range(10)]
+    questions = prompts(*(size for size, _ in sizes))
+    plans = [[Sampling(seed=seed, max_tokens=answer)] for seed, (_, answer) in enumerate(sizes)]
+
+    async def answers(engine: NativeEngine) -> list[list[Completion]]:
+        return await asyncio.gather(*map(engine.generate, questions, plans))
+
+    tapes = Tapes()
+    engine = NativeEngine(behind_a_window, letters, slots=4, recorder=tapes if recorded else None)
+    alone = NativeEngine(behind_a_window, letters, slots=1)
+    close(asyncio.run(answers(engine)), asyncio.run(answers(alone)))
+    assert (tapes.played > 0) == recorded
+    assert engine._cache is not None
+    assert all(table.isfinite().all() for table in engine._cache.keys + engine._cache.values)
 
 
 def test_shapes_are_few() -> None:

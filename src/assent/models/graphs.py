@@ -3,7 +3,7 @@
     tokens, positions (n,) -> fixed tensors -> [recorded: embed, layers and their cache, head] -> logits (n, vocab)
 
 What is recorded has one shape and reads and writes at fixed addresses. So rows are rounded up to few numbers (idle rows
-write what is never read) and the longest sequence to few lengths (the mask hides the rest); each pair that occurs is
+write what weighs nothing) and the longest sequence to few lengths (the mask hides the rest); each pair that occurs is
 recorded when it first does. Weights may change in place; a cache or parameters that lie elsewhere take new recordings.
 Left out: prompts, whose shapes hardly come again, and sampling, which is launched while the step computes.
 """
@@ -68,7 +68,8 @@ class RecordedSteps:
 
     def logits(self, tokens: Tensor, positions: Tensor, *, running: int, longest: int) -> Tensor:
         """Logits (running, vocab) in float32 after tokens (n,) at positions (n,), n = `rows(running)`; the others are
-        idle. `longest` is the largest position of a running row + 1. They may be written to, and the next call does.
+        idle. `longest` is the largest position of a running row + 1; idle rows' are below it as well, since one that
+        sees no key writes NaN. The logits may be written to, and the next call does.
 
         Raises RuntimeError where the step cannot be recorded, or comes out differently."""
         shape = len(tokens), rounded_length(longest, self.cache.length)

@@ -175,9 +175,9 @@ class NativeEngine:
             hidden = model(*prompts, prompts[1].ends)
         else:
             assert self._cache is not None
-            # Idle rows fill the last kernel up, at once and not in every layer; what they write is never read.
+            # Idle rows fill the last kernel up, at once and not in every layer; what they write weighs nothing.
             whole = min(filled_up(running, kernel_rows()), self.slots) if self._packs else running
-            last, positions = self._newest(whole)
+            last, positions = self._newest(whole, longest)
             decode = Decode(self._cache, positions, longest)
             if prompts is None:
                 hidden = model(last, decode)[:running]
@@ -195,11 +195,13 @@ class NativeEngine:
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         return tokens, Prefill(self._cache, fresh, [len(prompt) for prompt in prompts])
 
-    def _newest(self, count: int) -> tuple[Tensor, Tensor]:
-        """The newest token of each row in front, and its position."""
+    def _newest(self, count: int, longest: int) -> tuple[Tensor, Tensor]:
+        """The newest token of each row in front, and its position, the largest of a running row being longest - 1."""
         rows = self._rows
         assert rows is not None
-        return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(min=0)
+        # An idle row is where a sequence ended: past `longest` and behind a window it would see nothing and write NaN,
+        # and the next sequence there, for which that is masked, would read NaN.
+        return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(0, longest - 1)
 
     def _repeated(self, running: int, longest: int) -> Tensor | None:
         """Logits of the running rows by a recorded step; None where none can be recorded."""
@@ -207,7 +209,7 @@ class NativeEngine:
         try:
             if self._recorded is None:
                 self._recorded = RecordedSteps(self.model, self._cache, self._recorder())
-            tokens, positions = self._newest(self._recorded.rows(running))
+            tokens, positions = self._newest(self._recorded.rows(running), longest)
             return self._recorded.logits(tokens, positions, running=running, longest=longest)
         except RuntimeError as error:
             log.warning(
