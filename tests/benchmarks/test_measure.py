@@ -61,16 +61,16 @@ def test_a_record_without_ours_keeps_the_peer() -> None:
 def setting(tmp_path: Path) -> Setting:
     data = tmp_path / "workload" / "data"
     data.mkdir(parents=True)
-    (data / "short.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(700)))
+    (data / "short.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(2000)))
     return Setting(tmp_path / "run", tmp_path / "workload", 1, 3, False, "kept", "passive", True)
 
 
 def test_a_task_gets_the_rows_that_it_uses(setting: Setting) -> None:
     row = Row(LINES["sft"], "4M", "fp32")
     task = task_of(row, setting, setting.folder / "sft")
-    assert [one["prompt"] for one in read_rows(task.data)] == [str(n) for n in range(5 * 4 * 32)]
+    assert [one["prompt"] for one in read_rows(task.data)] == [str(n) for n in range(LINES["sft"].steps["4M"] * 4 * 32)]
     hurried = task_of(row, dataclasses.replace(setting, hurry=True), setting.folder / "hurried")
-    assert hurried.steps == 2
+    assert hurried.steps == LINES["sft"].steps["4M"] // 2
     with pytest.raises(SystemExit, match="lower --repeats"):
         task_of(row, dataclasses.replace(setting, repeats=9), setting.folder / "many")
 
