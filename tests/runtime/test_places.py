@@ -177,3 +177,15 @@ def test_those_that_end_because_all_is_closed_are_no_loss() -> None:
             await case.places.free(patience=9.0)
 
     do(steps, 1)
+
+
+def test_who_waits_for_a_place_is_told_that_all_is_closed() -> None:
+    async def steps(case: Case) -> None:
+        waits = [asyncio.ensure_future(wait) for wait in (case.places.counted(), case.places.free(patience=99.0))]
+        await asyncio.sleep(0)
+        case.places.close("the clerks were")
+        for ended in await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 9.0):
+            assert str(ended) == "the clerks were closed"
+        assert case.started == []
+
+    do(steps, 1)

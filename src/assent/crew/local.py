@@ -54,11 +54,9 @@ class LocalCrew:
             return
         self.engine.sleep()
         self.trainer.rise()
-        try:
-            yield
-            self.trainer.rest()
-        finally:
-            self.engine.wake()
+        yield  # where it fails the run ends, and the engine has no room to wake in beside the trainer
+        self.trainer.rest()
+        self.engine.wake()
 
     async def publish(self, version: int) -> None:
         """Nothing moves where the engine shares the parameters."""

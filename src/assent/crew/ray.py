@@ -122,6 +122,8 @@ class RayCrew:
         self._end_ranks()
         formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
         await asyncio.gather(*formed)
+        if self.pool is not None and self.shares:
+            await self._sampling(self.pool)  # a rank may have been lost within `training`
         self.say(f"{len(self.ranks)} training workers are ready again")
 
     # --- ranks
@@ -177,12 +179,14 @@ class RayCrew:
         self._ranks_rest.clear()
         await self.pool.rest()
         await self.gang.each("rise")
-        try:
-            yield
-            await self.gang.each("rest")
-        finally:
-            self._ranks_rest.set()
-            await self.pool.rise()
+        yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
+        await self.gang.each("rest")
+        await self._sampling(self.pool)
+
+    async def _sampling(self, pool: Pool) -> None:
+        """Ranks rest: rollout workers wake, and others may start."""
+        self._ranks_rest.set()
+        await pool.rise()
 
     async def _rollout_worker(self, number: int) -> RayWorker:
         """The worker of a place in the pool. Those that the run begins with must find room in time, others wait."""
@@ -191,7 +195,7 @@ class RayCrew:
             place = number % len(self.rank_bundles)
             bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
             await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
-            await self._ranks_rest.wait()
+            await self._ranks_rest.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
         else:
             counted = not self._opened and number < self._rollouts
             group = await self._room(name, ("rollout", number), bundle, in_time=counted)

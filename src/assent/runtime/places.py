@@ -121,10 +121,11 @@ class Places:
         return place.number
 
     def close(self, what: str) -> None:
-        """Start no others; those that end now are no loss."""
+        """Start no others; those that end now are no loss. To be called in the event loop."""
         self._give_up(RuntimeError(f"{what} closed"))
         for task in self._tasks:
             task.cancel()
+        self._in_background(self._wake())
 
     def _note(self, place: Place, lost: WorkerLost) -> None:
         """A lost worker is a failure if it counts; one beyond that fails again and again is waited for longer."""
@@ -171,6 +172,10 @@ class Places:
 
     async def _tell(self, place: Place) -> None:
         place.tried = True
+        await self._wake()
+
+    async def _wake(self) -> None:
+        """Whoever waits looks again."""
         async with self._changed:
             self._changed.notify_all()
 
