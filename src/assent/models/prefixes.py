@@ -3,7 +3,8 @@
     rows -> the tokens to compute, and for each token of each row where it stands among them
 
 A token's state depends on the tokens up to it alone, so the k answers to a prompt, or both of a pair, need the prompt
-once in every product; attention sees whole rows as ever (`context.py`). Exact, in training too.
+once in every product; attention sees whole rows as ever (`context.py`). Gradients change by the order of additions
+alone. Left out: prefixes with a cache, which generation copies (`rollout/native.py`).
 """
 
 from __future__ import annotations
