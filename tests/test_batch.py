@@ -221,6 +221,13 @@ def test_micro_batches_fit_the_budget_and_cover_all(lengths: list[int], unit: in
         assert len(batch.tokens) <= budget or len(batch) == unit
 
 
+def test_micro_batches_keep_a_prompts_answers_together() -> None:
+    whole = marked([9, 3, 8, 2, 7, 4]).with_columns(group=torch.tensor([0, 1, 2, 0, 1, 2]))
+    assert [part.lengths.tolist() for part in whole.micro(12)] == [[9, 2], [8, 4], [7, 3]]
+    # Group 0 has the longest row; 8 and 4 are group 2's, and do not fit beside it.
+    assert [part.group.tolist() for part in whole.micro(12)] == [[0, 0], [2, 2], [1, 1]]
+
+
 def test_an_absent_column_stays_absent() -> None:
     batch = marked([2, 3, 1]).with_columns(values=None, bootstrap=None)
     parts: list[Batch] = [*batch.micro(3), batch.shard(1, 2), *batch.split(2), batch.units([2, 0])]

@@ -184,15 +184,20 @@ class Batch:
     def micro(self, token_budget: int) -> list[Batch]:
         """Cut into micro-batches of whole units with at most `token_budget` tokens each (a longer unit goes alone).
 
-        Units of similar length go together, so that little is padded inside attention; the loss does not depend on it.
+        Units of one prompt go together, which is then computed once, and prompts with answers of similar length, so
+        that little is padded inside attention; the loss depends on neither.
         """
-        per_unit = self.lengths.view(-1, self.unit).sum(1)
-        if int(per_unit.sum()) <= token_budget:
+        sizes = self.lengths.view(-1, self.unit).sum(1).tolist()
+        if sum(sizes) <= token_budget:
             return [self]
+        groups = self.group[:: self.unit].tolist()
+        longest: dict[int, int] = {}
+        for group, size in zip(groups, sizes, strict=True):
+            longest[group] = max(size, longest.get(group, 0))
         parts: list[list[int]] = [[]]
         used = 0
-        for unit in per_unit.argsort(descending=True, stable=True).tolist():
-            size = int(per_unit[unit])
+        for unit in sorted(range(len(sizes)), key=lambda unit: (-longest[groups[unit]], groups[unit], -sizes[unit])):
+            size = sizes[unit]
             if parts[-1] and used + size > token_budget:
                 parts.append([])
                 used = 0
