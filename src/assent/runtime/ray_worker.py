@@ -77,6 +77,7 @@ class RayWorker:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._heart: asyncio.Task[None] | None = None
         self.pid, self.node = 0, ""
+        self._killed = False
 
     async def start(self, timeout: float) -> None:
         telling = asyncio.get_running_loop().create_task(self._tell())
@@ -208,7 +209,8 @@ class RayWorker:
             self._heart.cancel()
         with contextlib.suppress(Exception):  # whatever is wrong with it, it is being ended
             ray.kill(self._actor)
-        if self.pid:  # a stopped process hears no request
+        if self.pid and not self._killed:  # a stopped process hears no request; later its id may be another's
+            self._killed = True
             _kill_process(self.pid, self.node)
 
 
