@@ -183,6 +183,27 @@ def test_workers_beyond_the_count_come_and_go_without_failing(do: Callable[..., 
     do(steps, 1, most=2, room=1)
 
 
+def test_one_that_joins_and_holds_other_weights_is_ended_and_ends_nothing(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        await case.publish(1)
+        whole = RolloutWorker.load
+
+        async def other(worker: RolloutWorker, *arguments: Any) -> tuple[int, str]:
+            version, _ = await whole(worker, *arguments)
+            return version, "another digest"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RolloutWorker, "load", other)
+            case.room = 2
+            while len(case.started) < 2 or not case.started[1].lost:
+                await asyncio.sleep(0.01)
+        assert len(await case.answers()) == len(QUESTIONS)
+        assert len(case.pool.workers) == 1
+        assert case.failures == []
+
+    do(steps, 1, most=2, room=1)
+
+
 def test_one_gives_way_but_never_the_last(do: Callable[..., Any]) -> None:
     async def steps(case: Case) -> None:
         await case.publish(1)

@@ -30,9 +30,9 @@ class Idle:
 
 
 class Case:
-    """Places, and what was started and said. The first starts fail as `fails` has it."""
+    """Places, and what was started and said. The first starts fail as `fails` has it, where it has no None."""
 
-    def __init__(self, count: int, *, most: int = 0, fails: list[Exception] | None = None, allowed: int = 99):
+    def __init__(self, count: int, *, most: int = 0, fails: list[Exception | None] | None = None, allowed: int = 99):
         self.started: list[Idle] = []
         self.said: list[str] = []
         self.failures: list[WorkerLost] = []
@@ -44,8 +44,8 @@ class Case:
     async def _start(self, number: int) -> Idle:
         self.starts.append(number)
         await asyncio.sleep(0.01)
-        if self.fails:
-            raise self.fails.pop(0)
+        if self.fails and (failure := self.fails.pop(0)) is not None:
+            raise failure
         self.started.append(Idle(number))
         return self.started[-1]
 
@@ -137,6 +137,21 @@ def test_those_beyond_the_count_fail_nobody_and_wait_longer_each_time() -> None:
         assert case.places.lost == 3
 
     do(steps, 1, most=2)
+
+
+def test_one_beyond_the_count_that_cannot_start_ends_nothing_and_is_tried_again() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        while len(case.places.workers) < 2:
+            await asyncio.sleep(0.01)
+        assert case.starts == [0, 1, 1]
+        assert case.said == [
+            "a worker that would join did not start: FileNotFoundError: no model on this node",
+            "clerk 1 is ready",
+        ]
+        assert case.failures == []
+
+    do(steps, 1, most=2, fails=[None, FileNotFoundError("no model on this node")])
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,17 @@ class Pool:
     # --- those that join
 
     async def _ready(self, number: int) -> Worker:
-        """With the newest weights: they may be published while it takes the last ones, and the others may go to
-        sleep."""
+        """A new worker, with the newest weights."""
         worker = await self._start(number)
+        try:
+            await self._brought_up(worker)
+        except Exception:
+            worker.kill()
+            raise
+        return worker
+
+    async def _brought_up(self, worker: Worker) -> None:
+        """Weights may be published while it takes the last ones, and the others may go to sleep."""
         while True:
             shipment, resting = self._shipment, self._resting
             try:
@@ -160,7 +168,7 @@ class Pool:
             if resting:
                 await worker.call("sleep", self.attempt)
             if shipment is self._shipment and resting is self._resting:
-                return worker
+                return
             if resting:
                 await worker.call("wake", self.attempt)
 

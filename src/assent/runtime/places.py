@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from assent.runtime.worker import NodeLost, Worker, WorkerLost
+from assent.runtime.worker import NodeLost, Worker, WorkerLost, reason_of
 
 Start = Callable[[int], Awaitable[Worker]]
 """Starts the worker of a place and makes it ready, however long it waits for room; a place keeps its number when its
@@ -128,7 +128,7 @@ class Places:
         self._in_background(self._wake())
 
     def _note(self, place: Place, lost: WorkerLost) -> None:
-        """A lost worker is a failure if it counts; one beyond that fails again and again is waited for longer."""
+        """A lost worker is a failure if it counts."""
         self.lost += 1
         if place.number < self._count:
             try:
@@ -136,7 +136,11 @@ class Places:
             except RuntimeError as enough:
                 self._give_up(enough)
         else:
-            place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
+            self._wait_longer(place)
+
+    def _wait_longer(self, place: Place) -> None:
+        """One beyond the count that fails again and again is tried less and less often."""
+        place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
 
     def _give_up(self, error: BaseException) -> None:
         """The first reason is the one that is told."""
@@ -161,7 +165,11 @@ class Places:
                 self._say(f"lost {lost}")
                 self._note(place, lost)
             except Exception as error:  # noqa: BLE001 - whoever waits for a worker is told
-                self._give_up(error)
+                if place.number < self._count:
+                    self._give_up(error)
+                else:  # all others are well: it may be its node that lacks something
+                    self._say(f"a worker that would join did not start: {type(error).__name__}: {reason_of(error)}")
+                    self._wait_longer(place)
             await self._tell(place)
             await asyncio.sleep(pause)
         await self._tell(place)
