@@ -338,6 +338,9 @@ def test_sleep_gives_memory_back(tmp_path: Path, letters: Letters) -> None:
         engine.wake()
         engine.load(dict(model.hf_tensors()), level)
         assert resident() == pytest.approx(awake, abs=4 << 20)
+    engine.sleep()
+    engine.close()  # where it sleeps, as a run's does that ends while it learns
+    assert resident() < awake - weights
     engine.close()
 
 
