@@ -9,11 +9,16 @@ from torch.nn import functional as F
 
 from assent.maths import logprobs, products
 from assent.maths.logprobs import chosen_logprobs
-from assent.maths.products import by_onednn, onednn_present, product, summed_outer_products
+from assent.maths.products import by_onednn, onednn_present, product, summed_outer_products, widened
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+    """To some units in the last place of float32, or of bfloat16."""
+    torch.testing.assert_close(
+        ours,
+        theirs,
+        **({"rtol": 2**-7, "atol": 2**-7} if ours.dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 2e-5}),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +54,26 @@ def test_it_is_torchs_linear_in_value_and_gradient(
     rows, width, out = shape
     x, weight, bias, above = random((rows, width), (out, width), (out,), (rows, out), dtype=dtype)
     compare(x, weight, bias if biased else None, above)
+
+
+def test_bfloat16_is_multiplied_in_float32_where_the_processor_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rounding, of the result: what float32 gives, rounded."""
+    monkeypatch.setattr(products, "slow_halves", lambda: True)
+    leaves = [leaf.requires_grad_() for leaf in random((61, 33), (130, 33), (130,), dtype=torch.bfloat16)]
+    (above,) = random((61, 130), dtype=torch.bfloat16)
+    x, weight, bias = wide = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    expected = F.linear(x, weight, bias)
+    ours = product(*leaves)
+    assert widened(*leaves[:2]) and ours.dtype is torch.bfloat16
+    gradients = torch.autograd.grad(ours, leaves, above), torch.autograd.grad(expected, wide, above.float())
+    for mine, other in zip((ours, *gradients[0]), (expected, *gradients[1]), strict=True):
+        assert mine.dtype is torch.bfloat16
+        assert_close(mine, other.bfloat16())
+    with torch.no_grad():
+        assert torch.equal(product(*leaves), ours)
+        outer = summed_outer_products(above, leaves[0])
+    assert outer.dtype is torch.bfloat16
+    assert_close(outer, (above.float().T @ x).bfloat16())
 
 
 def test_factors_may_lie_in_memory_in_any_way() -> None:

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 import torch
 
+from assent import models
+from assent.maths import products
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
 from assent.models.lora import add_lora
@@ -50,6 +52,15 @@ def logits(model: Decoder, like: Decoder, count: int = 11) -> torch.Tensor:
     return model.head(model(tokens, like.packed([count - 4, 4]))).float()
 
 
+@pytest.fixture(params=["as it is", "no bfloat16"])
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one, and one that cannot multiply bfloat16."""
+    if request.param == "no bfloat16":
+        for module in (products, models.packed):
+            monkeypatch.setattr(module, "slow_halves", lambda: True)
+
+
+@pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_a_packed_decoder_computes_the_same(kind: str, dtype: torch.dtype, tolerance: float) -> None:
@@ -80,6 +91,7 @@ def test_layers_with_adapters_stay_as_they_are() -> None:
     torch.testing.assert_close(logits(twin, model), logits(model, model), atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_the_others(kind: str, dtype: torch.dtype) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from assent.maths.invariant import KEYS, company, few, filled_up, keys
+from assent.maths.products import slow_halves
 from assent.models.fused import attention_by_products
 from assent.models.gather import Reading, gathered
 
@@ -110,9 +111,9 @@ class Packed:
 
     def _half_on_cpu(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
         """Attention in low precision, where torch's own takes several times as long on the CPU as in float32: by plain
-        products for short sequences, in float32 for long ones."""
+        products for short sequences, where the processor has some, in float32 for long ones."""
         length = query.shape[2]
-        if length <= PRODUCTS_LENGTH:
+        if length <= PRODUCTS_LENGTH and not slow_halves():
             if length not in self._masks:  # the same in every layer
                 seen = sliding_mask(length, window, device=query.device)
                 self._masks[length] = torch.zeros(length, length).masked_fill_(~seen, float("-inf"))

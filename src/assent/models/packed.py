@@ -4,7 +4,8 @@
 
 PyTorch sends float32 products to MKL, which uses half of the registers' width on AMD processors, and both libraries
 rearrange a weight at every call, which at a few rows costs as much as the product. Packed weights take their memory
-once more. Left out: gradients, layers that are not plain (adapters compute as they are), other devices.
+once more, and twice more in bfloat16 where the processor cannot multiply it and they become float32. Left out:
+gradients, layers that are not plain (adapters compute as they are), other devices.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from assent.maths.invariant import few
-from assent.maths.products import onednn_present
+from assent.maths.products import onednn_present, slow_halves
 from assent.models.decoder import MLP, Decoder
 from assent.models.lowrank import LoraLinear
 
@@ -33,7 +34,13 @@ EPILOGUES = {"gelu_tanh": ("gelu", "tanh"), "gelu": ("gelu", "none"), "silu": ("
 
 
 def _pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS)  # type: ignore[no-any-return]
+    weight = _multiplied(weight.detach()).contiguous()
+    return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)  # type: ignore[no-any-return]
+
+
+def _multiplied(x: Tensor) -> Tensor:
+    """x in the precision of the products."""
+    return x.float() if slow_halves() else x
 
 
 def kernel_rows() -> int:
@@ -54,13 +61,14 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str | None = None):
         super().__init__()
-        self.weight, self.bias = _pack(weight), None if bias is None else bias.detach()
+        self.weight, self.bias = _pack(weight), None if bias is None else _multiplied(bias.detach())
         self.epilogue = ("none", "") if activation is None else EPILOGUES[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         kind, variant = self.epilogue
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(_whole(x), self.weight, self.bias, kind, [], variant)
-        return out if out.shape[0] == x.shape[0] else out[: x.shape[0]]
+        whole = _multiplied(_whole(x))
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(whole, self.weight, self.bias, kind, [], variant)
+        return (out if out.shape[0] == x.shape[0] else out[: x.shape[0]]).to(x.dtype)
 
 
 class PackedMLP(nn.Module):
@@ -73,16 +81,16 @@ class PackedMLP(nn.Module):
         half = weight.shape[0] // 2 if mlp.gated else weight.shape[0]
         self.first = PackedLinear(weight[:half], None if bias is None else bias[:half], mlp.activation)
         if self.gated:
-            self.up, self.bias = _pack(weight[half:]), None if bias is None else bias[half:].detach()
+            self.up, self.bias = _pack(weight[half:]), None if bias is None else _multiplied(bias[half:].detach())
         self.down = PackedLinear(mlp.down.weight, mlp.down.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = _whole(x)
+        whole = _multiplied(_whole(x))
         hidden = self.first(whole)
         if self.gated:
             hidden = torch.ops.mkldnn._linear_pointwise.binary(whole, hidden, self.up, self.bias, "mul")
         out: Tensor = self.down(hidden)
-        return out if out.shape[0] == x.shape[0] else out[: x.shape[0]]
+        return (out if out.shape[0] == x.shape[0] else out[: x.shape[0]]).to(x.dtype)
 
 
 def can_pack(model: Decoder) -> bool:
