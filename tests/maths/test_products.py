@@ -23,8 +23,9 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products go to oneDNN too, so that small tests see it."""
+    """Small products go to oneDNN too, so that small tests see it, and on every x86 processor."""
     monkeypatch.setattr(products, "SMALLEST", 1)
+    monkeypatch.setattr(products, "_wide_registers", lambda: True)
 
 
 def random(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -123,6 +124,9 @@ def test_onednn_gets_plain_large_float32_matrices_on_the_cpu(monkeypatch: pytest
     finally:
         torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
     monkeypatch.setattr(products, "SMALLEST", 32 * 64 + 1)
+    assert not by_onednn(x, weight)
+    monkeypatch.setattr(products, "SMALLEST", 1)
+    monkeypatch.setattr(products, "_wide_registers", lambda: False)
     assert not by_onednn(x, weight)
 
 

@@ -1,11 +1,11 @@
 """Matrix products by the fastest library that torch carries, with gradients.
 
-On the CPU torch sends float32 products to MKL, which uses half of the registers' width on AMD processors. oneDNN, which
-torch asks for bfloat16 alone, uses all of it and takes weights as they lie in memory, transposed ones too; the products
-stay float32. `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again. Processors that cannot multiply
-bfloat16 (x86 without AVX-512) go through it one number after another: there the factors are made float32, multiplied,
-and the result rounded. Left out: batches of small products (attention), which torch gives to oneDNN only with leave to
-round them to bfloat16.
+On the CPU torch sends float32 products to MKL, which uses half of the registers' width on AMD processors with AVX-512.
+oneDNN, which torch asks for bfloat16 alone, uses all of it and takes weights as they lie in memory, transposed ones
+too; the products stay float32. `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again, which is the
+faster one without AVX-512. x86 processors without it have no products of bfloat16 either, and torch multiplies one
+number after another: there the factors are made float32, multiplied, and the result is rounded. Left out: batches of
+small products (attention), which torch gives to oneDNN only with leave to round them to bfloat16.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
         weight.numel() >= SMALLEST
         and x.numel() > 0
         and _plain_matrices(torch.float32, x, weight)
+        and _wide_registers()
         and onednn_present()
         and bool(torch.backends.mkldnn.enabled)
     )
@@ -75,6 +76,11 @@ def onednn_present() -> bool:
 def slow_halves() -> bool:
     """Whether this processor multiplies bfloat16 one number after another."""
     return _x86() and not (onednn_present() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@functools.cache
+def _wide_registers() -> bool:
+    return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
 
 
 def _x86() -> bool:
