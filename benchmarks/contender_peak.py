@@ -35,7 +35,10 @@ def product(size: int, dtype: torch.dtype) -> Callable[[], object]:
 
 
 def packed_product(size: int, dtype: torch.dtype) -> Callable[[], object]:
-    """By oneDNN, its second factor laid out for it beforehand: torch takes MKL for float32, which can be slower."""
+    """By oneDNN, its second factor laid out for it beforehand: torch takes MKL for float32, which can be slower. In
+    float32 where the processor cannot multiply bfloat16."""
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        dtype = torch.float32
     a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
     packed = torch.ops.mkldnn._reorder_linear_weight(b, size)
     return lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
