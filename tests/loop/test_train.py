@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 from test_resume import assert_same_run, timeless
 
-from assent import Run, Settings, load_settings, run
+from assent import Run, Settings, crew, load_settings, models, run
 from assent.learn.learner import Learner
 from assent.loop.online import RewardFailureError
 from assent.loop.train import NonFiniteError, _over_updates
+from assent.maths import products
 
 HERE = Path(__file__)
 ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
@@ -122,6 +123,18 @@ def test_temperature_is_the_same_on_both_sides(make_recipe: Any, tmp_path: Path)
     done = run(settings_of(make_recipe, "ppo", tmp_path, rollout={"temperature": 0.5}, train={"steps": 1}))
     assert done.metrics[0]["kl/sampler"] < 1e-9
     assert abs(done.metrics[0]["kl/reference"]) < 1e-4  # the reference is the policy that sampled
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_a_processor_without_bfloat16_learns_in_it_and_says_what_it_costs(
+    precision: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (products, models.context, models.packed, crew.local):
+        monkeypatch.setattr(module, "slow_halves", lambda: True)
+    found = run(settings_of(make_recipe, "grpo", tmp_path, learn={"precision": precision}, device="cpu"))
+    assert len(found.metrics) == 4
+    said = "this processor multiplies no bfloat16" in (found.folder / "log.txt").read_text()
+    assert said is (precision == "bfloat16")
 
 
 def test_old_samples_are_told_from_new_ones(make_recipe: Any, tmp_path: Path) -> None:

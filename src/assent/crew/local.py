@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from assent.loop.checkpoint import Writer
+from assent.maths.products import slow_halves
 from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
 from assent.rollout.build import build_engine
@@ -29,6 +30,8 @@ class LocalCrew:
     def __init__(self, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.settings = settings
         self.trainer = Trainer(settings, plan)
+        if settings.learn.precision == "bfloat16" and self.trainer.device == "cpu" and slow_halves():
+            say("this processor multiplies no bfloat16: learn.precision=bfloat16 saves memory here, but no time")
         self.gang: Gang = LocalGang(self.trainer)
         self.engine: Engine | None = None
         rollout = settings.rollout
