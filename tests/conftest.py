@@ -14,6 +14,8 @@ from assent.data.demo import DemoFiles, DemoSize, make_demo
 
 Recipe = Callable[..., dict[str, Any]]
 
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # tests that start clusters of their own, as runs do
+
 REWARDS = Path(__file__).with_name("tiny.py")
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 

@@ -93,6 +93,7 @@ def runtime() -> Iterator[Runtime]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), before)))
     handler = signal.getsignal(signal.SIGTERM)
     loop = asyncio.new_event_loop()
+    os.environ.pop("RAY_prestart_worker_first_driver", None)
     runtime = RayRuntime(SETTINGS)
     assert runtime.start().startswith("Ray ")
     assert signal.getsignal(signal.SIGTERM) is handler, "ray's own handler would end a run unsaved"
@@ -165,6 +166,22 @@ def test_what_is_taken_is_waited_for_in_time(runtime: Runtime) -> None:
         assert await cluster.placed(cluster.reserve([{"CPU": cluster.resources()["CPU"]}]), within=20.0)
         assert not await cluster.placed(cluster.reserve([{"CPU": 1.0}]), within=0.5)
         cluster.end_workers()  # gives back what was reserved
+
+    do(steps())
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read from /proc")
+def test_nothing_is_started_that_nobody_uses(runtime: Runtime) -> None:
+    cluster, do = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        raylet = int(Path(f"/proc/{clerk.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+        names = [Path(f"/proc/{child}/cmdline").read_bytes().decode() for child in children]
+        assert any("ray::Host" in name for name in names)
+        assert not any("ray::IDLE" in name for name in names), names
+        cluster.end_workers()
 
     do(steps())
 

@@ -41,6 +41,8 @@ class RayRuntime:
         """Connect, or start a cluster on this machine. Returns what there is, for people."""
         settings = self.settings
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray would start a process for each core now, which has not our variables and is never used.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         on_sigterm = signal.getsignal(signal.SIGTERM)
         page = ""
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
