@@ -1,7 +1,8 @@
 """The table, as text and for the docs page, from records: `report.py RESULT.json... [--publish]` shows earlier runs.
 
 Of several files the later one's records replace the earlier ones'. `--publish` keeps the result in benchmarks/results
-and writes the table and the chart into docs.
+and writes the table and the chart into docs; with `--machine NAME` it writes the table of another machine there, which
+has no chart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- table: written by benchmarks/report.py -->", "<!-- end of table -->"
+BEGIN, END = "<!-- table{}: written by benchmarks/report.py -->", "<!-- end of table -->"
 PROFILE_BEGIN, PROFILE_END = "<!-- profiles: written by benchmarks/bench.py --profile -->", "<!-- end of profiles -->"
 LEFT = {"line", "peer"}
 CLOSE = 5e-4
@@ -168,14 +169,17 @@ def merged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"note": results[-1]["note"], "peaks": told, "records": known}
 
 
-def publish(result: dict[str, Any]) -> Iterable[Path]:
+def publish(result: dict[str, Any], machine: str | None = None) -> Iterable[Path]:
     """Keep the result beside the code, and write table and chart into docs."""
-    from chart import draw
-
-    kept = ROOT / "benchmarks" / "results" / f"{time.strftime('%Y-%m-%d')}.json"
+    name = time.strftime("%Y-%m-%d") + (f"-{machine}" if machine else "")
+    kept = ROOT / "benchmarks" / "results" / f"{name}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(result, indent=1) + "\n")
-    put(BEGIN, markdown(result), END)
+    put(BEGIN.format(f" {machine}" if machine else ""), markdown(result), END)
+    if machine:
+        return kept, PAGE
+    from chart import draw
+
     return kept, PAGE, draw(result, ROOT / "docs" / "benchmarks.png")
 
 
@@ -193,10 +197,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", type=Path, help="result.json of one or more runs")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and its chart")
+    parser.add_argument("--machine", metavar="NAME", help="publish as the table of this machine")
     options = parser.parse_args()
     result = merged([json.loads(path.read_text()) for path in options.results])
     show(result, Console(highlight=False, width=200))
-    for path in publish(result) if options.publish else ():
+    for path in publish(result, options.machine) if options.publish else ():
         print(path)
 
 

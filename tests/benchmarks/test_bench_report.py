@@ -86,7 +86,8 @@ def test_later_runs_replace_earlier_records() -> None:
 def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "docs" / "benchmarks.md"
     page.parent.mkdir()
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    ours, other = report.BEGIN.format(""), report.BEGIN.format(" small")
+    page.write_text(f"before\n{ours}\nold\n{report.END}\nbetween\n{other}\nother\n{report.END}\nafter\n")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "PAGE", page)
     made = result(record(side(600.0), side(200.0)), record({"value": 0.5}, {"value": 2.0}, line="start", unit="s"))
@@ -95,7 +96,15 @@ def test_publishing_replaces_the_table_alone(tmp_path: Path, monkeypatch: pytest
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| SFT | 4M | fp32 | 2 | tok/s | 600 | 200 | 3.00 |" in text
+    line = "| SFT | 4M | fp32 | 2 | tok/s | 600 | 200 | 3.00 |"
+    assert line in text.partition("between")[0]
+    assert f"{other}\nother\n" in text
+    elsewhere, _ = report.publish(made, "small")
+    before, between, after = page.read_text().partition("between")
+    assert before + between == text.partition("between")[0] + between
+    assert "other" not in after
+    assert line in after
+    assert elsewhere.name.endswith("-small.json")
     page.write_text("marks lost")
     with pytest.raises(ValueError, match="put both back"):
         report.publish(made)
