@@ -194,7 +194,7 @@ def test_split_loses_and_doubles_nothing(lengths: list[int], unit: int, parts: i
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 5))
 def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: int, world: int) -> None:
     whole = marked(lengths * unit, unit)
-    every = [whole.shard(rank, world) for rank in range(world)]
+    every = whole.shards(world)
     shards, left_over = every[: len(lengths)], every[len(lengths) :]
     assert sorted(number for shard in shards for number in unit_numbers(shard)) == list(range(len(lengths)))
     sizes = [len(shard) // unit for shard in shards]
@@ -205,7 +205,37 @@ def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: 
     for shard in left_over:  # a rank without units of its own gets one that counts for nothing
         assert unit_numbers(shard) == unit_numbers(whole)[:1]
         assert not any(column.any() for column in (shard.weight, shard.token_share, shard.row_weight))
-    assert same(Batch.joined(every, units=len(lengths)), whole)
+    assert same(whole.rejoined(every), whole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(2, 9)), min_size=1, max_size=14), st.integers(1, 5))
+def test_shards_of_prompts_with_several_answers_join_again(rows: list[tuple[int, int]], world: int) -> None:
+    whole = marked([length for _, length in rows])
+    whole = whole.with_columns(group=torch.tensor([group for group, _ in rows]))
+    shards = whole.shards(world)
+    counted = [shard for shard in shards if shard.weight is not None and bool(shard.weight.any())]
+    for shard in counted:
+        assert_aligned(shard, whole)
+    assert sum(len(shard) for shard in counted) == len(rows)
+    assert same(whole.rejoined(shards), whole)
+
+
+def test_a_rank_takes_whole_prompts_where_that_spares_it_tokens() -> None:
+    """Four answers of 2 tokens to each of four prompts of 6: two ranks compute 2 x (6 + 8) tokens each, and every other
+    answer would be 4 x (6 + 4). One long prompt would leave a rank with more than every other answer does."""
+    prompts = torch.tensor([[False] * 6 + [True] * 2] * 16).flatten()
+    groups = torch.arange(16) // 4
+    even = marked([8] * 16).with_columns(group=groups, trainable=prompts)
+    assert [shard.group.tolist() for shard in even.shards(2)] == [[0] * 4 + [2] * 4, [1] * 4 + [3] * 4]
+    assert [len(shard) for shard in even.shards(4)] == [4, 4, 4, 4]
+    assert [len(set(shard.group.tolist())) for shard in even.shards(4)] == [1, 1, 1, 1]
+    assert [len(shard) for shard in even.shards(8)] == [2] * 8, "more ranks than prompts"
+    lengths = torch.tensor([30 if group == 0 else 2 for group in groups.tolist()])
+    answers = torch.cat([torch.tensor([False] + [True] * (int(size) - 1)) for size in lengths])
+    uneven = marked(lengths.tolist()).with_columns(group=groups, trainable=answers)
+    assert [len(shard) for shard in uneven.shards(2)] == [8, 8]
+    assert [shard.group.tolist() for shard in uneven.shards(2)] == [groups[rank::2].tolist() for rank in range(2)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -230,8 +260,8 @@ def test_micro_batches_keep_a_prompts_answers_together() -> None:
 
 def test_an_absent_column_stays_absent() -> None:
     batch = marked([2, 3, 1]).with_columns(values=None, bootstrap=None)
-    parts: list[Batch] = [*batch.micro(3), batch.shard(1, 2), *batch.split(2), batch.units([2, 0])]
-    parts.append(Batch.joined([batch.shard(rank, 2) for rank in range(2)]))
+    parts: list[Batch] = [*batch.micro(3), *batch.shards(2), *batch.split(2), batch.units([2, 0])]
+    parts.append(batch.rejoined(batch.shards(2)))
     for part in parts:
         assert part.values is None and part.bootstrap is None
 

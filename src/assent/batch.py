@@ -1,6 +1,6 @@
 """The seam between rollout and learning: one frozen value with named columns, ragged and without padding.
 
-    rows -> Batch.of -> annotate (reference, values) -> credit (advantages) -> weigh -> shard, micro -> loss
+    rows -> Batch.of -> annotate (reference, values) -> credit (advantages) -> weigh -> shards, micro -> loss
 
 Sequences lie end to end in `tokens`. Column rule: entry t of every per-token column speaks of emitting token t given
 the tokens before it, so `behaviour[t]`, `values[t]` and `advantages[t]` belong to the decision that gave tokens[t].
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from assent.types import Row
 
@@ -151,35 +152,73 @@ class Batch:
             return [self]
         return [self.units(part) for part in order.tensor_split(parts)]
 
-    def shard(self, rank: int, world: int) -> Batch:
-        """The units of one of `world` ranks: every world-th, so that lengths spread evenly.
+    def shards(self, world: int) -> list[Batch]:
+        """What each of `world` ranks takes, in whole units.
 
         Ranks meet in collectives, so none may go without: one that is left over gets the first unit with no weight.
         """
         if world == 1:
-            return self
-        mine = torch.arange(len(self) // self.unit)[rank::world]
-        return self.units(mine) if len(mine) else self.units([0]).weightless()
+            return [self]
+        return [self.units(part) if part else self.units([0]).weightless() for part in self._parts(world)]
+
+    def rejoined(self, shards: Sequence[Batch]) -> Batch:
+        """This batch from its shards, in rank order, with the columns that they have got."""
+        if len(shards) == 1:
+            return shards[0]
+        parts = self._parts(len(shards))
+        shards = [shard for shard, part in zip(shards, parts, strict=True) if part]
+        columns: dict[str, Any] = {"unit": self.unit}
+        for name in (*TOKEN_COLUMNS, *ROW_COLUMNS):
+            column = getattr(shards[0], name)
+            columns[name] = None if column is None else torch.cat([getattr(shard, name) for shard in shards])
+        return Batch(**columns).units(torch.tensor([unit for part in parts for unit in part]).argsort())
+
+    def _parts(self, world: int) -> list[list[int]]:
+        """The units of each rank: every world-th, so that lengths spread evenly; or whole prompts, which a rank then
+        computes once for all of their answers, if that leaves less to the rank that has most."""
+        groups, sizes, prompts = self._groups, self._sizes, self._prompts
+        members: dict[int, list[int]] = {}
+        for unit, group in enumerate(groups):
+            members.setdefault(group, []).append(unit)
+        spread = [list(range(rank, len(groups), world)) for rank in range(world)]
+        if not world <= len(members) < len(groups):
+            return spread
+
+        def tokens(part: Sequence[int]) -> int:
+            """That a rank computes: each prompt once."""
+            once = {groups[unit]: prompts[unit] for unit in part}
+            return sum(sizes[unit] - prompts[unit] for unit in part) + sum(once.values())
+
+        whole: list[list[int]] = [[] for _ in range(world)]
+        load = [0] * world
+        for group in sorted(members, key=lambda group: (-tokens(members[group]), group)):
+            rank = load.index(min(load))
+            whole[rank] += members[group]
+            load[rank] += tokens(members[group])
+        return [sorted(part) for part in whole] if max(load) < max(map(tokens, spread)) else spread
+
+    @property
+    def _groups(self) -> list[int]:
+        """Of each unit."""
+        return self.group[:: self.unit].tolist()
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Tokens of each unit."""
+        return self.lengths.view(-1, self.unit).sum(1).tolist()
+
+    @property
+    def _prompts(self) -> list[int]:
+        """Tokens before the first trained one of each unit's first row; all of it where none is trained."""
+        starts = self.lengths.cumsum(0) - self.lengths
+        trained = F.pad(self.trainable.nonzero()[:, 0], (0, 1), value=len(self.tokens))
+        first = trained[torch.searchsorted(trained, starts)]
+        return torch.minimum(first - starts, self.lengths)[:: self.unit].tolist()
 
     def weightless(self) -> Batch:
         """The same rows, counting for nothing in losses and figures."""
         columns = {name: getattr(self, name) for name in ("weight", "token_share", "row_weight")}
         return self.with_columns(**{name: None if x is None else torch.zeros_like(x) for name, x in columns.items()})
-
-    @classmethod
-    def joined(cls, shards: Sequence[Batch], *, units: int | None = None) -> Batch:
-        """Undo `shard`: the whole batch from the shards of all ranks, in rank order. `units` is how many there were,
-        where ranks may have been left over."""
-        if len(shards) == 1:
-            return shards[0]
-        shards = shards[:units]
-        columns: dict[str, Any] = {"unit": shards[0].unit}
-        for name in (*TOKEN_COLUMNS, *ROW_COLUMNS):
-            column = getattr(shards[0], name)
-            columns[name] = None if column is None else torch.cat([getattr(shard, name) for shard in shards])
-        world, total = len(shards), sum(len(shard) for shard in shards) // shards[0].unit
-        places = torch.cat([torch.arange(total)[rank::world] for rank in range(world)])
-        return Batch(**columns).units(places.argsort())
 
     def micro(self, token_budget: int) -> list[Batch]:
         """Cut into micro-batches of whole units with at most `token_budget` tokens each (a longer unit goes alone).
@@ -187,10 +226,9 @@ class Batch:
         Units of one prompt go together, which is then computed once, and prompts with answers of similar length, so
         that little is padded inside attention; the loss depends on neither.
         """
-        sizes = self.lengths.view(-1, self.unit).sum(1).tolist()
+        sizes, groups = self._sizes, self._groups
         if sum(sizes) <= token_budget:
             return [self]
-        groups = self.group[:: self.unit].tolist()
         longest: dict[int, int] = {}
         for group, size in zip(groups, sizes, strict=True):
             longest[group] = max(size, longest.get(group, 0))

@@ -75,10 +75,8 @@ CASES: dict[str, Callable[[], Objective]] = {
 CUTS: dict[str, Callable[[Batch], list[Batch]]] = {
     "micro-batches of 20 tokens": lambda batch: batch.micro(20),
     "one unit each": lambda batch: batch.micro(1),
-    "two ranks": lambda batch: [batch.shard(rank, 2) for rank in range(2)],
-    "three ranks, micro-batches of 12": lambda batch: [
-        part for rank in range(3) for part in batch.shard(rank, 3).micro(12)
-    ],
+    "two ranks": lambda batch: batch.shards(2),
+    "three ranks, micro-batches of 12": lambda batch: [part for shard in batch.shards(3) for part in shard.micro(12)],
     "shuffled": lambda batch: [batch.units(torch.arange(len(batch) // batch.unit).flip(0))],
 }
 

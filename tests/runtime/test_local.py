@@ -17,8 +17,8 @@ class Numbers:
     def __init__(self, *numbers: int):
         self.numbers = numbers
 
-    def shard(self, rank: int, world: int) -> Numbers:
-        return Numbers(*self.numbers[rank::world])
+    def shards(self, world: int) -> list[Numbers]:
+        return [Numbers(*self.numbers[rank::world]) for rank in range(world)]
 
 
 class Adder:

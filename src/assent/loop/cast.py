@@ -35,7 +35,7 @@ class Actor:
 
     async def annotate(self, batch: Batch) -> Batch:
         """The batch with this role's columns, rows in the order given."""
-        return Batch.joined(await self.gang.split("annotate", batch), units=len(batch) // batch.unit)
+        return batch.rejoined(await self.gang.split("annotate", batch))
 
     async def follow(self, share: float) -> None:
         """Move a reference by `share` of the way towards the policy, which stands beside it on every rank."""

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 
 class Shardable(Protocol):
-    """What can be spread over ranks: `shard(rank, world)` gives every rank something, however little there is."""
+    """What can be spread over ranks: `shards(world)` has something for every rank, however little there is."""
 
-    def shard(self, rank: int, world: int) -> Any: ...
+    def shards(self, world: int) -> Sequence[Any]: ...
 
 
 class Gang(ABC):
@@ -36,8 +36,7 @@ class Gang(ABC):
 
     async def split(self, method: str, batch: Shardable, *arguments: Any) -> list[Any]:
         """Call on every rank with its shard of the batch."""
-        shards = [batch.shard(rank, self.world) for rank in range(self.world)]
-        return await self.scatter(method, [(shard, *arguments) for shard in shards])
+        return await self.scatter(method, [(shard, *arguments) for shard in batch.shards(self.world)])
 
 
 class Part(Gang):
