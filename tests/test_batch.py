@@ -239,10 +239,10 @@ def test_a_rank_takes_whole_prompts_where_that_spares_it_tokens() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(LENGTHS, st.integers(1, 3), st.integers(1, 30))
-def test_micro_batches_fit_the_budget_and_cover_all(lengths: list[int], unit: int, budget: int) -> None:
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 30), st.booleans())
+def test_micro_batches_fit_the_budget_and_cover_all(lengths: list[int], unit: int, budget: int, together: bool) -> None:
     whole = marked(lengths * unit, unit)
-    batches = whole.micro(budget)
+    batches = whole.micro(budget, together=together)
     assert sorted(number for batch in batches for number in unit_numbers(batch)) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) > 0
@@ -253,9 +253,10 @@ def test_micro_batches_fit_the_budget_and_cover_all(lengths: list[int], unit: in
 
 def test_micro_batches_keep_a_prompts_answers_together() -> None:
     whole = marked([9, 3, 8, 2, 7, 4]).with_columns(group=torch.tensor([0, 1, 2, 0, 1, 2]))
-    assert [part.lengths.tolist() for part in whole.micro(12)] == [[9, 2], [8, 4], [7, 3]]
+    assert [part.lengths.tolist() for part in whole.micro(12, together=True)] == [[9, 2], [8, 4], [7, 3]]
     # Group 0 has the longest row; 8 and 4 are group 2's, and do not fit beside it.
-    assert [part.group.tolist() for part in whole.micro(12)] == [[0, 0], [2, 2], [1, 1]]
+    assert [part.group.tolist() for part in whole.micro(12, together=True)] == [[0, 0], [2, 2], [1, 1]]
+    assert [part.lengths.tolist() for part in whole.micro(12)] == [[9], [8], [7, 4], [3, 2]], "by length alone"
 
 
 def test_an_absent_column_stays_absent() -> None:

@@ -220,21 +220,24 @@ class Batch:
         columns = {name: getattr(self, name) for name in ("weight", "token_share", "row_weight")}
         return self.with_columns(**{name: None if x is None else torch.zeros_like(x) for name, x in columns.items()})
 
-    def micro(self, token_budget: int) -> list[Batch]:
+    def micro(self, token_budget: int, *, together: bool = False) -> list[Batch]:
         """Cut into micro-batches of whole units with at most `token_budget` tokens each (a longer unit goes alone).
 
-        Units of one prompt go together, which is then computed once, and prompts with answers of similar length, so
-        that little is padded inside attention; the loss depends on neither.
+        Units of similar length go together, so that little is padded; with `together` those of one prompt do, where a
+        pass computes it once, and prompts with answers of similar length. The loss depends on neither.
         """
         sizes, groups = self._sizes, self._groups
         if sum(sizes) <= token_budget:
             return [self]
-        longest: dict[int, int] = {}
-        for group, size in zip(groups, sizes, strict=True):
-            longest[group] = max(size, longest.get(group, 0))
+        order = sorted(range(len(sizes)), key=lambda unit: -sizes[unit])
+        if together:  # groups in the order of their longest unit
+            members: dict[int, list[int]] = {}
+            for unit in order:
+                members.setdefault(groups[unit], []).append(unit)
+            order = [unit for units in members.values() for unit in units]
         parts: list[list[int]] = [[]]
         used = 0
-        for unit in sorted(range(len(sizes)), key=lambda unit: (-longest[groups[unit]], groups[unit], -sizes[unit])):
+        for unit in order:
             size = sizes[unit]
             if parts[-1] and used + size > token_budget:
                 parts.append([])

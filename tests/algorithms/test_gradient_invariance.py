@@ -74,6 +74,7 @@ CASES: dict[str, Callable[[], Objective]] = {
 }
 CUTS: dict[str, Callable[[Batch], list[Batch]]] = {
     "micro-batches of 20 tokens": lambda batch: batch.micro(20),
+    "micro-batches of whole prompts": lambda batch: batch.micro(40, together=True),
     "one unit each": lambda batch: batch.micro(1),
     "two ranks": lambda batch: batch.shards(2),
     "three ranks, micro-batches of 12": lambda batch: [part for shard in batch.shards(3) for part in shard.micro(12)],

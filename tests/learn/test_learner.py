@@ -45,6 +45,28 @@ def test_weights_after_a_step_do_not_depend_on_micro_batches(
         assert second[name] == pytest.approx(value, abs=1e-5), name
 
 
+@pytest.mark.parametrize(
+    ("share", "caches", "together"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_prompts_stay_whole_where_a_pass_computes_them_once(
+    share: bool, caches: bool, together: bool, make_learner: Make, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in evaluation, where rows are computed alone, and not by models that pad whole passes."""
+    learner = make_learner(settings={"share_prefixes": share})
+    monkeypatch.setattr(type(learner.model), "caches", caches)
+    asked: list[bool] = []
+    cut = Batch.micro
+
+    def micro(batch: Batch, token_budget: int, *, together: bool = False) -> list[Batch]:
+        asked.append(together)
+        return cut(batch, token_budget, together=together)
+
+    monkeypatch.setattr(Batch, "micro", micro)
+    learner.step(batch, 0)
+    learner.evaluate(batch)
+    assert asked == [together, False]
+
+
 def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:
     """The first step of AdamW moves each weight by lr * g / (|g| + eps), after w *= 1 - lr * decay on matrices."""
     learner = make_learner(optimizer={"weight_decay": 0.5, "eps": 1e-4, "max_gradient_norm": 0.0})

@@ -17,7 +17,7 @@ from torch import Tensor
 from assent.algorithms.base import LossFn
 from assent.batch import Batch
 from assent.learn.optim import Optimizer, schedule
-from assent.learn.readout import READOUTS
+from assent.learn.readout import READOUTS, shares
 from assent.learn.scorer import Scorer
 from assent.learn.settings import LearnSettings, OptimizerSettings
 from assent.learn.sharding import Placement, Whole
@@ -84,7 +84,8 @@ class Learner:
 
     def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
         """As many micro-batches as every other rank has, where each forward pass holds collectives."""
-        parts = batch.micro(tokens)
+        together = self.settings.share_prefixes and shares(self.model, self.placement.device)
+        parts = batch.micro(tokens, together=together)
         return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
 
     def _backward(self, part: Batch) -> Stats:

@@ -31,13 +31,18 @@ class Readout(Protocol):
         ...
 
 
+def shares(model: LanguageModel, device: torch.device | str) -> bool:
+    """Whether a pass now can compute what rows share once. Without gradients rows are as if alone, on the CPU
+    (maths/invariant.py); but a prefix goes by whose row it is read from, since attention's kernels go by a row's
+    length."""
+    return model.caches and (torch.is_grad_enabled() or torch.device(device).type != "cpu")
+
+
 def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
     """After the last norm, of the tokens at `read` (m,), (m, width). On the CPU sequences that nobody reads are
     computed beside them, so that the number of rows is one of few."""
     tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
-    # Without gradients rows are as if alone, on the CPU (maths/invariant.py); but a prefix goes by whose row it is read
-    # from, since attention's kernels go by a row's length.
-    if share and model.caches and len(lengths) > 1 and (torch.is_grad_enabled() or tokens.device.type != "cpu"):
+    if share and len(lengths) > 1 and shares(model, tokens.device):
         rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
         computed, places = shared(rows)
         if len(computed) <= WORTH * len(tokens):
