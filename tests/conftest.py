@@ -20,6 +20,24 @@ REWARDS = Path(__file__).with_name("tiny.py")
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine without a compiler: torch's own operations take the place of the kernels."""
+    from assent.kernels.library import library
+
+    monkeypatch.setenv("ASSENT_KERNELS", "off")
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+@pytest.fixture(params=[True, False], ids=["kernels", "torch"])
+def either_way(request: pytest.FixtureRequest) -> None:
+    """With the kernels, and without."""
+    if not request.param:
+        request.getfixturevalue("without_kernels")
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
     """The demo task with a few rows of each kind."""

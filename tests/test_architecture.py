@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1] / "src" / "assent"
 # A unit may import units of earlier lines and itself, never one beside it. Units are subpackages and top-level files.
 LAYERS = (
     {"types", "plugins", "stopping"},
+    {"kernels"},
     {"batch", "maths", "runtime", "monitor"},
     {"algorithms", "data", "rewards"},
     {"models"},

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from assent.batch import Batch
+from assent.kernels.library import available
 from assent.learn.learner import Learner
 from assent.models.load import fresh_model
 from assent.types import Role
@@ -45,13 +46,14 @@ def test_weights_after_a_step_do_not_depend_on_micro_batches(
         assert second[name] == pytest.approx(value, abs=1e-5), name
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     ("share", "caches", "together"), [(True, True, True), (False, True, False), (True, False, False)]
 )
 def test_prompts_stay_whole_where_a_pass_computes_them_once(
     share: bool, caches: bool, together: bool, make_learner: Make, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in evaluation, where rows are computed alone, and not by models that pad whole passes."""
+    """Not by models that pad whole passes, nor in evaluation under torch's attention, where rows are computed alone."""
     learner = make_learner(settings={"share_prefixes": share})
     monkeypatch.setattr(type(learner.model), "caches", caches)
     asked: list[bool] = []
@@ -64,7 +66,7 @@ def test_prompts_stay_whole_where_a_pass_computes_them_once(
     monkeypatch.setattr(Batch, "micro", micro)
     learner.step(batch, 0)
     learner.evaluate(batch)
-    assert asked == [together, False]
+    assert asked == [together, together and available(torch.float32)]
 
 
 def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:

@@ -129,7 +129,7 @@ def test_temperature_is_the_same_on_both_sides(make_recipe: Any, tmp_path: Path)
 def test_a_processor_without_bfloat16_learns_in_it_and_says_what_it_costs(
     precision: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (products, models.context, models.packed, crew.local):
+    for module in (products, models.packed, crew.local):
         monkeypatch.setattr(module, "slow_halves", lambda: True)
     found = run(settings_of(make_recipe, "grpo", tmp_path, learn={"precision": precision}, device="cpu"))
     assert len(found.metrics) == 4

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from assent.models.bags import BagCache
 from assent.models.cache import Cache, Decode, Joined, Prefill, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
+from assent.models.pages import PageCache
 
 ROTARY = {
     "model_type": "llama",
@@ -36,7 +36,7 @@ def decoder(kind: str) -> Decoder:
 CacheFor = Callable[[Decoder, int, int], Cache]
 
 
-@pytest.fixture(params=[ProductCache, BagCache])
+@pytest.fixture(params=[ProductCache, PageCache])
 def cache_for(request: pytest.FixtureRequest) -> CacheFor:
     """A cache for a model, of so many slots and positions; every test here holds for both kinds."""
     return lambda model, slots, length: request.param(model.config, slots, length, dtype=torch.float32)
@@ -163,19 +163,19 @@ def test_a_cache_of_higher_precision_serves_a_lower_one(cache_for: CacheFor) -> 
 def test_both_kinds_hold_the_same(kind: str) -> None:
     model, sequences = decoder(kind), texts(70, 45)  # over several pages
     states = []
-    for cache in (form(model.config, 2, 80, dtype=torch.float32) for form in (ProductCache, BagCache)):
+    for cache in (form(model.config, 2, 80, dtype=torch.float32) for form in (ProductCache, PageCache)):
         with torch.no_grad():
             model(torch.cat([sequence[:30] for sequence in sequences]), Prefill(cache, [0, 1], [30, 30]))
         states.append(torch.stack(decode_from(model, cache, sequences, [30, 30])))
     torch.testing.assert_close(states[0], states[1], atol=2e-6, rtol=0)
 
 
-def test_a_bag_of_one_page_by_hand() -> None:
+def test_a_page_by_hand() -> None:
     """One head of two numbers: scores 2 and 4 over sqrt(2), weights their softmax, out the values' mean by those."""
     config = replace(decoder("rotary").config, layers=1, width=2, heads=1, kv_heads=1, head_dim=2)
-    cache = BagCache(config, 1, 8, dtype=torch.float32)
+    cache = PageCache(config, 1, 8, dtype=torch.float32)
     keys, values = torch.tensor([[[1.0, 0.0]], [[2.0, 0.0]]]), torch.tensor([[[1.0, 0.0]], [[0.0, 10.0]]])
-    cache.write(0, cache.places(torch.tensor([0, 0]), torch.tensor([0, 1])), keys, values)
-    out = cache.past(torch.tensor([1]), 2).attend(0, torch.tensor([[[2.0, 5.0]]]))
+    cache.write(0, cache.places(torch.tensor([0]), torch.tensor([0])), keys[:1], values[:1])
+    out = cache.past(torch.tensor([1]), 2).attend(0, torch.tensor([[[2.0, 5.0]]]), keys[1:], values[1:])
     first = 1 / (1 + math.exp(2 / math.sqrt(2)))  # 1 / (1 + e^(s2 - s1))
-    torch.testing.assert_close(out, torch.tensor([[[first, 10 * (1 - first)]]]))
+    torch.testing.assert_close(out, torch.tensor([[first, 10 * (1 - first)]]))

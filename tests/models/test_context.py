@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assent.models import context as context_module
-from assent.models.context import BUCKET_WASTE, Packed, sliding_mask
+from assent.models.context import Packed
+from assent.models.padded import BUCKET_WASTE, sliding_mask
 
 
 def _attention(lengths: tuple[int, ...], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def test_positions_and_ends_by_hand() -> None:
 
 
 def test_equal_lengths_need_no_gather() -> None:
-    context = Packed([4, 4, 4])
+    context = Packed([4, 4, 4]).padded
     assert context.pad is None
     assert context.unpad is None
     assert context.shapes == [(3, 4)]
@@ -39,24 +39,21 @@ def test_window_by_hand() -> None:
     assert mask.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_attention_equals_that_of_each_sequence_alone(lengths: list[int], recurring: bool) -> None:
+@pytest.mark.usefixtures("either_way")
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_attention_equals_that_of_each_sequence_alone(lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(sum(lengths))
     total = sum(lengths)
     query = torch.randn(total, 4, 8, generator=generator)
     key, value = (torch.randn(total, 2, 8, generator=generator) for _ in range(2))
-    context = Packed(lengths, recurring=recurring)
     expected = _attention(tuple(lengths), query, key, value)
-    torch.testing.assert_close(context.attend(0, query, key, value), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(Packed(lengths).attend(0, query, key, value), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("most", [0, 256], ids=["in float32", "by products"])
-def test_attention_in_bfloat16_is_float32s_rounded(
-    most: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(context_module, "PRODUCTS_LENGTH", most)
+def test_attention_in_bfloat16_is_float32s_rounded(window: int | None) -> None:
     lengths = (3, 30, 17, 30)
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(sum(lengths), heads, 8, generator=generator).bfloat16() for heads in (4, 2, 2)]
@@ -75,38 +72,27 @@ def test_attention_in_bfloat16_is_float32s_rounded(
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_padding_stays_below_the_promised_waste(lengths: list[int]) -> None:
-    area = sum(rows * longest for rows, longest in Packed(lengths).shapes)
+    area = sum(rows * longest for rows, longest in Packed(lengths).padded.shapes)
     assert sum(lengths) <= area <= BUCKET_WASTE * sum(lengths) + 1e-6
 
 
-def test_shapes_that_recur() -> None:
-    """Lengths are filled up to sixteens, rows to numbers of two binary digits; long rows are not."""
-    assert Packed([9, 16, 3, 30, 31], recurring=True).shapes == [(2, 32), (3, 16)]
-    assert Packed([16] * 5, recurring=True).shapes == [(6, 16)]
-    assert Packed([300] * 5, recurring=True).shapes == [(5, 304)]
-    generator = torch.Generator().manual_seed(0)
-    draws = [torch.randint(17, 87, (32,), generator=generator).tolist() for _ in range(60)]
-    assert len({shape for lengths in draws for shape in Packed(lengths, recurring=True).shapes}) <= 40
-    assert len({shape for lengths in draws for shape in Packed(lengths).shapes}) > 100
-
-
-@pytest.mark.parametrize("recurring", [False, True])
-def test_gradients_equal_those_of_each_sequence_alone(recurring: bool) -> None:
+@pytest.mark.usefixtures("either_way")
+def test_gradients_equal_those_of_each_sequence_alone() -> None:
     lengths = (5, 2, 9)
     inputs = [torch.randn(16, 2, 8, requires_grad=True) for _ in range(3)]
     weight = torch.randn(16, 16)
-    (Packed(lengths, recurring=recurring).attend(0, *inputs) * weight).sum().backward()
+    (Packed(lengths).attend(0, *inputs) * weight).sum().backward()
     packed = [x.grad for x in inputs]
     alone = torch.autograd.grad((_attention(lengths, *inputs) * weight).sum(), inputs)
     for ours, expected in zip(packed, alone, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("recurring", [False, True])
-def test_sequences_that_share_tokens_attend_as_if_they_did_not(recurring: bool) -> None:
+@pytest.mark.usefixtures("either_way")
+def test_sequences_that_share_tokens_attend_as_if_they_did_not() -> None:
     lengths, index = (5, 3, 4), [0, 1, 2, 3, 4, 0, 1, 5, 0, 6, 7, 8]
     inputs = [torch.randn(9, 2, 8, requires_grad=True) for _ in range(3)]
-    context = Packed(lengths, recurring=recurring, index=index)
+    context = Packed(lengths, index=index)
     assert context.positions.tolist() == [0, 1, 2, 3, 4, 2, 1, 2, 3]
     assert context.ends.tolist() == [4, 5, 8]
     weight = torch.randn(9, 16)

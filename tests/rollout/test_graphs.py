@@ -18,12 +18,12 @@ from tiny_models import Letters, prompts, transformers_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from assent.models.bags import make_cache
 from assent.models.cache import Cache, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.graphs import CudaGraphs, Step, rounded_length, rounded_rows
 from assent.models.load import load_model
 from assent.models.lora import add_lora
+from assent.models.pages import make_cache
 from assent.models.settings import LoraSettings
 from assent.rollout.build import build_engine
 from assent.rollout.engine import generate_all
@@ -87,7 +87,7 @@ class Tapes:
 
 
 @pytest.fixture
-def product_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def product_cache(without_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of GPUs, also here."""
     monkeypatch.setattr("assent.rollout.native.make_cache", ProductCache)
 

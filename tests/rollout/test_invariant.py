@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -65,13 +66,14 @@ def test_rows_and_keys_are_filled_up_on_the_cpu_alone(monkeypatch: pytest.Monkey
     """17 rows and keys there; any other device stands for a GPU."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert filled(torch.zeros(17, 3)).shape == (24, 3)  # kernels of 4 rows, for each of 2 threads
-    assert Packed([17]).shapes == [(1, 32)]
+    assert Packed([17]).padded.shapes == [(1, 32)]
     elsewhere = torch.zeros(17, 3, device="meta")
     assert filled(elsewhere) is elsewhere
-    assert Packed([17], device="meta").shapes == [(1, 17)]
+    assert Packed([17], device="meta").padded.shapes == [(1, 17)]
 
 
-@pytest.mark.parametrize("function", [swiglu, gelu_tanh, F.gelu, F.silu])
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("function", [swiglu, gelu_tanh, partial(entrywise, F.gelu), partial(entrywise, F.silu)])
 @pytest.mark.parametrize(("threads", "width"), [(1, 100), (2, 36), (2, 352), (3, 80), (3, 352), (4, 1024), (4, 3072)])
 def test_nor_does_an_entry_of_an_activation(
     function: Callable[[torch.Tensor], torch.Tensor], threads: int, width: int
@@ -82,11 +84,11 @@ def test_nor_does_an_entry_of_an_activation(
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
-            whole = entrywise(function, x)
+            whole = function(x)
             for first, count in ((0, 1), (7, 333), (11, 93), (2, 368), (5, rows // 3), (1, rows - 100)):
-                found = entrywise(function, x[first : first + count])
+                found = function(x[first : first + count])
                 assert torch.equal(found, whole[first : first + count]), count
-        assert torch.allclose(whole, function(x))
+        assert torch.allclose(whole, function(x.clone().requires_grad_()), atol=1e-6)
     finally:
         torch.set_num_threads(before)
 
@@ -108,6 +110,7 @@ def test_runs_of_rows_are_shared_evenly_or_not_at_all(
                 assert tasks <= 1 or run % (tasks * whole) == 0
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_hidden_states_of_a_sequence_do_not_depend_on_the_others(kind: str) -> None:
     found = model(kind)
@@ -121,6 +124,7 @@ def test_hidden_states_of_a_sequence_do_not_depend_on_the_others(kind: str) -> N
             assert torch.equal(hidden, expected), chosen
 
 
+@pytest.mark.usefixtures("either_way")
 def test_log_probs_and_scores_do_not_depend_on_the_others() -> None:
     rows = [Row(tokens=tuple(s), trainable=(False,) + (True,) * (len(s) - 1)) for s in SEQUENCES]
     policy, judge = (
@@ -144,6 +148,7 @@ def answers(engine: NativeEngine, order: list[int]) -> dict[int, list[Completion
     return dict(zip(order, asyncio.run(all_of_them()), strict=True))
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_completions_do_not_depend_on_slots_order_or_company(kind: str) -> None:
     """Tokens and log-probs, bit for bit: one slot at a time, many, in another order, and spread over two engines."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from assent.algorithms.base import Output
 from assent.batch import Batch
+from assent.kernels.library import available
 from assent.maths.invariant import few, linear
 from assent.maths.logprobs import chosen_logprobs
 from assent.models.base import LanguageModel
@@ -26,16 +27,16 @@ WORTH = 0.97
 
 class Readout(Protocol):
     def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
-        """`temperature` divides a policy's logits. `share`: rows that begin alike compute that once, but not on the
-        CPU without gradients, where a row's answer never depends on what lies beside it."""
+        """`temperature` divides a policy's logits. `share`: rows that begin alike compute that once."""
         ...
 
 
 def shares(model: LanguageModel, device: torch.device | str) -> bool:
     """Whether a pass now can compute what rows share once. Without gradients rows are as if alone, on the CPU
-    (maths/invariant.py); but a prefix goes by whose row it is read from, since attention's kernels go by a row's
-    length."""
-    return model.caches and (torch.is_grad_enabled() or torch.device(device).type != "cpu")
+    (maths/invariant.py); but under torch's attention a prefix goes by whose row it is read from, since its kernels go
+    by a row's length."""
+    alone = not torch.is_grad_enabled() and torch.device(device).type == "cpu"
+    return model.caches and (not alone or available(model.dtype))
 
 
 def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
@@ -55,9 +56,7 @@ def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Te
         lengths += [longest] * (filler // longest) + ([filler % longest] if filler % longest else [])
         index = None if index is None else [*index, *range(len(tokens), len(tokens) + filler)]
         tokens = F.pad(tokens, (0, filler))
-    halves = model.dtype.itemsize < 4  # their attention is of products
-    recurring = compiled and halves
-    context = Packed(lengths, device=tokens.device, window=model.window, recurring=recurring, index=index)
+    context = Packed(lengths, device=tokens.device, window=model.window, index=index)
     return model(tokens, context, read)  # type: ignore[no-any-return]
 
 

@@ -30,9 +30,6 @@ LONG = 192
 """Keys from which on the order of additions in attention goes by how many there are, and not by those seen alone."""
 GRAIN = 32768
 """Entries of an elementwise operation below which torch leaves it to one thread."""
-BLOCK = 1 << 17
-"""Entries that each thread works on at once where an operation has several passes: a few copies of them fit its cache,
-and the copies of a whole tensor in float32 are never made."""
 REGISTERS = 64
 """Entries that a loop takes at once: two registers of 512 bits in bfloat16, and half as many in float32."""
 
@@ -95,15 +92,13 @@ def whole_rows(width: int) -> int:
 
 def shared_rows(rows: int, width: int) -> list[int]:
     """Cuts `rows` (whole registers) into runs that either all threads share evenly, or one thread has to itself. An
-    operation may read all of a row, or half of it at a time; runs fit a block of those that work in blocks."""
+    operation may read all of a row, or half of it at a time."""
     threads, whole = torch.get_num_threads(), whole_rows(width)
     if threads == 1:
         return [rows]
-    runs = []
-    least, most = 2 * (threads - 1) * GRAIN // width + 1, max(BLOCK // width // whole, 1) * whole * threads
-    while (run := min(most, rows // (whole * threads) * whole * threads)) >= least:
-        runs.append(run)
-        rows -= run
+    even = rows // (whole * threads) * whole * threads
+    runs = [even] if even > 2 * (threads - 1) * GRAIN // width else []
+    rows -= sum(runs)
     alone = max((GRAIN - 1) // width // whole, 1) * whole
     return runs + [min(alone, rows - start) for start in range(0, rows, alone)]
 

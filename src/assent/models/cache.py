@@ -5,8 +5,8 @@
 `Joined` is both in one pass, so that prompts which come while others are decoded cost no pass of their own.
 
 A slot is one sequence's row. Active sequences fill the first n slots, so that decoding reads plain views and never
-gathers; whoever owns the cache keeps it so with `copy`. `models/bags.py` has the form that x86 CPUs read fastest. Left
-out: paging (a slot reserves `length` tokens), eviction.
+gathers; whoever owns the cache keeps it so with `copy`. `models/pages.py` has the form of our own kernels. Left out:
+paging (a slot reserves `length` tokens), eviction.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ Places = tuple[Tensor, ...]
 class Past(Protocol):
     """What one new token of each of the first n slots looks at, the same in every layer."""
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        """query (n, heads, dim) in the cache's precision -> (n, heads, dim)."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Key and value (n, kv_heads, dim) are written before query (n, heads, dim) looks; all in the cache's
+        precision. Returns (n, heads * dim)."""
         ...
 
 
@@ -62,7 +63,7 @@ class Cache(ABC):
 
     @abstractmethod
     def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
-        """Store key and value (tokens, kv_heads, dim)."""
+        """Store key and value (tokens, kv_heads, dim) in the cache's precision."""
 
     @abstractmethod
     def past(self, positions: Tensor, longest: int) -> Past:
@@ -122,8 +123,8 @@ class ProductCache(Cache):
 
     def write(self, layer: int, places: Places, key: Tensor, value: Tensor) -> None:
         slots, positions = places
-        self.keys[layer][slots, :, :, positions] = key.to(self.dtype)
-        self.values[layer][slots, :, positions] = value.to(self.dtype)
+        self.keys[layer][slots, :, :, positions] = key
+        self.values[layer][slots, :, positions] = value
 
     def past(self, positions: Tensor, longest: int) -> Past:
         return _Products(self, positions, max(filled_up(longest, KEYS), self.least))
@@ -135,17 +136,19 @@ class ProductCache(Cache):
 class _Products:
     def __init__(self, cache: ProductCache, positions: Tensor, longest: int):
         self.cache, self.longest = cache, longest
+        self.places = cache.places(torch.arange(len(positions), device=cache.device), positions)
         # (n * kv_heads, 1, longest)
         self.mask = cache.mask(positions, longest).repeat_interleave(cache.kv_heads, dim=0)[:, None]
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache, n = self.cache, len(query)
+        cache.write(layer, self.places, key, value)
         # The query heads that share a KV head become that head's query length, so that no key is repeated.
         grouped = query.reshape(n * cache.kv_heads, cache.group, cache.dim)
         past = cache.keys[layer][:n].flatten(0, 1)[:, :, : self.longest]  # (n * kv_heads, dim, longest)
         values = cache.values[layer][:n].flatten(0, 1)[:, : self.longest]  # (n * kv_heads, longest, dim)
         weights = torch.baddbmm(self.mask, grouped, past, alpha=cache.dim**-0.5).softmax(dim=-1)
-        return torch.bmm(weights, values).view(query.shape)
+        return torch.bmm(weights, values).view(n, -1)
 
 
 class Prefill(Packed):
@@ -158,7 +161,7 @@ class Prefill(Packed):
         self.places = cache.places(torch.tensor(slots).repeat_interleave(sizes).to(cache.device), self.positions)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.places, key, value)
+        self.cache.write(layer, self.places, key.to(self.cache.dtype), value.to(self.cache.dtype))
         return super().attend(layer, query, key, value)
 
 
@@ -168,12 +171,11 @@ class Decode:
     def __init__(self, cache: Cache, positions: Tensor, longest: int):
         """positions (n,) int64 of the new tokens; `longest` as in `Cache.past`."""
         self.cache, self.positions, self.window = cache, positions, cache.window
-        self.places = cache.places(torch.arange(len(positions), device=cache.device), positions)
         self.past = cache.past(positions, longest)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.cache.write(layer, self.places, key, value)
-        return self.past.attend(layer, query.to(self.cache.dtype)).to(query.dtype).flatten(1)
+        new = (x.to(self.cache.dtype) for x in (query, key, value))
+        return self.past.attend(layer, *new).to(query.dtype)
 
 
 class Joined:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from assent.models.context import Context
 from assent.models.families import write_config
 from assent.models.files import write_safetensors
 from assent.models.fresh import draw_normal, generator
-from assent.models.fused import embed, gelu_tanh, rms_norm, swiglu
+from assent.models.fused import embed, gelu_tanh, rms_norm, rotate, swiglu
 from assent.models.gather import Reading, gathered
 from assent.models.layout import stored_tensors
 from assent.models.lowrank import merged_parameters
@@ -35,10 +36,13 @@ __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_freque
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
-    if name == "relu":
-        return F.relu(x)
-    functions: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "gelu": F.gelu}
-    return entrywise(functions[name], x)
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "gelu_tanh": gelu_tanh,
+        "silu": partial(entrywise, F.silu),
+        "gelu": partial(entrywise, F.gelu),
+    }
+    return functions[name](x)
 
 
 def _norm(config: DecoderConfig, width: int) -> nn.Module:
@@ -74,12 +78,6 @@ def rotary_frequencies(config: DecoderConfig) -> Tensor:
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     smooth = ((scaling.original_positions / wavelength - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate channel pairs (i, i + dim/2) of x (tokens, heads, dim) by the angles of cos and sin (tokens, 1, dim/2)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class Attention(nn.Module):
@@ -124,7 +122,7 @@ class MLP(nn.Module):
         if not self.gated:
             hidden = _activation(self.activation, hidden)
         elif self.activation == "silu":
-            hidden = entrywise(swiglu, hidden)
+            hidden = swiglu(hidden)
         else:
             gate, up = hidden.chunk(2, dim=-1)
             hidden = _activation(self.activation, gate) * up

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from assent.maths.invariant import filled_up
-from assent.models.bags import make_cache
 from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
 from assent.models.graphs import Record, RecordedSteps
 from assent.models.layout import fill, layout
 from assent.models.packed import can_pack, kernel_rows, packed, stamp
+from assent.models.pages import make_cache
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample

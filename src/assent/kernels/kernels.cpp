@@ -1,0 +1,674 @@
+// What torch has no fast kernel for on the CPU: attention of short sequences and of single new tokens, and the
+// elementwise parts of a decoder, each in one pass over memory.
+//
+// Numbers are float32 or bfloat16 in memory and float32 in registers. Nothing here depends on the number of threads or on
+// what lies beside a row: every sum has one order, which goes by the row alone, and keys that a query does not see add
+// exact zeros. Tensors' last dimension is contiguous; strides count numbers, not bytes. Matrices are row by row.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;   // float32 numbers in a register
+constexpr int TALL = 12;  // rows of a tile of a product, of two registers each
+#else
+constexpr int W = 8;
+constexpr int TALL = 6;
+#endif
+constexpr int WIDE = 2 * W;  // columns of a tile, and positions of a page of keys
+constexpr int QUERIES = 24;  // computed together
+constexpr int64_t BLOCK = 8192;  // entries that a thread works on at once
+constexpr int64_t PARTS = 64;    // runs of rows of a sum over rows
+constexpr int AHEAD = 12;    // rows that are fetched before they are read
+
+typedef float vec __attribute__((vector_size(4 * W)));
+typedef int32_t ints __attribute__((vector_size(4 * W)));
+typedef uint32_t words __attribute__((vector_size(4 * W)));
+typedef uint16_t halves __attribute__((vector_size(2 * W)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+// x y + z, rounded once. Nothing else is contracted (see the compiler's flags): a compiler chooses differently from place
+// to place, and sums would differ by where they are computed.
+inline vec fma(vec x, vec y, vec z) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__FMA__)
+  return (vec)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#else
+  for (int i = 0; i < W; i++) z[i] = __builtin_fmaf(x[i], y[i], z[i]);
+  return z;
+#endif
+}
+
+inline vec splat(float x) { return x - vec{}; }
+
+inline vec load(const float* from) {
+  vec x;
+  memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline vec load(const bf16* from) {
+  halves half;
+  memcpy(&half, from, sizeof half);
+  words wide = __builtin_convertvector(half, words) << 16;
+  vec x;
+  memcpy(&x, &wide, sizeof x);
+  return x;
+}
+
+inline void store(float* to, vec x) { memcpy(to, &x, sizeof x); }
+
+inline halves rounded(vec x) {
+  words bits;
+  memcpy(&bits, &x, sizeof bits);
+  words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to even
+  words quiet = (bits >> 16) | 0x40;
+  return __builtin_convertvector(x == x ? nearest : quiet, halves);
+}
+
+inline void store(bf16* to, vec x) {
+  halves half = rounded(x);
+  memcpy(to, &half, sizeof half);
+}
+
+inline float number(float x) { return x; }
+
+inline float number(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+inline void put(float& to, float x) { to = x; }
+inline void put(bf16& to, float x) { to.bits = rounded(splat(x))[0]; }
+
+// The first `count` of W numbers; the others are 0, or left as they were.
+template <class T>
+inline vec load_some(const T* from, int64_t count) {
+  if (count >= W) return load(from);
+  T part[W] = {};
+  memcpy(part, from, count * sizeof(T));
+  return load(part);
+}
+
+template <class T>
+inline void store_some(T* to, vec x, int64_t count) {
+  if (count >= W) return store(to, x);
+  T part[W];
+  store(part, x);
+  memcpy(to, part, count * sizeof(T));
+}
+
+inline ints lanes() {
+  ints found;
+  for (int i = 0; i < W; i++) found[i] = i;
+  return found;
+}
+
+inline vec smaller(vec a, vec b) { return a < b ? a : b; }
+inline vec larger(vec a, vec b) { return a > b ? a : b; }
+
+inline float sum(vec x) {
+  float total = 0;
+  for (int i = 0; i < W; i++) total += x[i];
+  return total;
+}
+
+inline float largest(vec x) {
+  float found = x[0];
+  for (int i = 1; i < W; i++) found = x[i] > found ? x[i] : found;
+  return found;
+}
+
+// e^x to 1e-7 of it (Cephes' polynomial). NaN stays NaN.
+inline vec exponential(vec x) {
+  vec y = larger(smaller(x, splat(88.37f)), splat(-87.33f));
+  vec n = fma(y, splat(1.44269504088896341f), splat(12582912.f)) - 12582912.f;  // nearest whole number
+  vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), y));
+  vec p = splat(1.9875691500e-4f);
+  for (float term : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = fma(p, r, splat(term));
+  p = fma(p, r * r, r) + 1.f;
+  ints power = (__builtin_convertvector(n, ints) + 127) << 23;
+  vec scale;
+  memcpy(&scale, &power, sizeof scale);
+  vec result = p * scale;
+  return x == x ? result : x;
+}
+
+inline vec sigmoid(vec x) { return 1.f / (1.f + exponential(-x)); }
+
+inline int64_t up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+// A thread's memory, kept from call to call.
+struct Scratch {
+  float* data = nullptr;
+  size_t size = 0;
+  size_t used = 0;
+  ~Scratch() { free(data); }
+  void reserve(size_t floats) {
+    used = 0;
+    if (floats <= size) return;
+    free(data);
+    size = floats + floats / 4 + 1024;
+    data = static_cast<float*>(aligned_alloc(64, up(size * sizeof(float), 64)));
+    if (!data) abort();
+  }
+  float* take(size_t floats) {
+    float* part = data + used;
+    used += up(floats, 16);
+    return part;
+  }
+};
+thread_local Scratch scratch;
+
+// C (m, n) = A (m, k) B (k, n), or added to C. Entry (i, j) of A is at a[i * a_row + j * a_column]. B lies in panels of
+// WIDE columns, `b_panel` apart, whose rows are `b_row` apart. n is a multiple of W. An entry's sum goes through k in order.
+template <int M, int V, class T>
+inline __attribute__((always_inline)) void tile(int64_t k, const float* a, int64_t a_row, int64_t a_column,
+                                                const T* b, int64_t b_row, float* c, int64_t c_row, bool add) {
+  vec sums[M][V];
+  for (int i = 0; i < M; i++)
+    for (int v = 0; v < V; v++) sums[i][v] = add ? load(c + i * c_row + v * W) : vec{};
+  for (int64_t j = 0; j < k; j++) {
+    vec row[V];
+    for (int v = 0; v < V; v++) row[v] = load(b + j * b_row + v * W);
+    for (int i = 0; i < M; i++) {
+      vec factor = splat(a[i * a_row + j * a_column]);
+      for (int v = 0; v < V; v++) sums[i][v] = fma(factor, row[v], sums[i][v]);
+    }
+  }
+  for (int i = 0; i < M; i++)
+    for (int v = 0; v < V; v++) store(c + i * c_row + v * W, sums[i][v]);
+}
+
+template <int M, class T>
+inline void band(int64_t m, int v, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
+                 float* c, int64_t c_row, bool add) {
+  if (m == M) {
+    if (v == 2)
+      tile<M, 2>(k, a, a_row, a_column, b, b_row, c, c_row, add);
+    else
+      tile<M, 1>(k, a, a_row, a_column, b, b_row, c, c_row, add);
+  } else if constexpr (M > 1) {
+    band<M - 1>(m, v, k, a, a_row, a_column, b, b_row, c, c_row, add);
+  }
+}
+
+template <class T>
+void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b,
+              int64_t b_panel, int64_t b_row, float* c, int64_t c_row, bool add = false) {
+  for (int64_t column = 0; column < n; column += WIDE) {
+    int v = n - column >= WIDE ? 2 : 1;
+    const T* panel = b + column / WIDE * b_panel;
+    for (int64_t row = 0; row < m; row += TALL) {
+      int64_t rows = m - row < TALL ? m - row : TALL;
+      band<TALL>(rows, v, k, a + row * a_row, a_row, a_column, panel, b_row, c + row * c_row + column, c_row, add);
+    }
+  }
+}
+
+// Attention of whole sequences. Sequence s is the tokens index[starts[s]..starts[s + 1]), of which the first shared[s] were
+// other sequences' queries. Sequences of a group (groups[g]..groups[g + 1]) read tokens from ranges[g] up to ranges[g + 1].
+struct Rows {
+  const int64_t *index, *starts, *shared, *groups, *ranges;
+  int64_t count, longest, widest;  // groups, tokens of the longest sequence, tokens of the widest range
+};
+
+struct Shape {
+  int64_t heads, kv_heads, dim, window, threads;  // window: keys that a query sees, itself among them
+};
+
+template <class T>
+void gather(const T* from, int64_t stride, const int64_t* index, int64_t rows, int64_t dim, float* to, int64_t width,
+            float scale) {
+  for (int64_t i = 0; i < rows; i++) {
+    const T* row = from + index[i] * stride;
+    const T* later = from + index[i + AHEAD < rows ? i + AHEAD : i] * stride;
+    for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(later + d);
+    for (int64_t d = 0; d < width; d += W)
+      store(to + i * width + d, d < dim ? load_some(row + d, dim - d) * scale : vec{});
+  }
+}
+
+// (rows, width) into pages (dim, WIDE), the last one filled up with zeros.
+void paged(const float* from, int64_t rows, int64_t dim, int64_t width, float* to) {
+  for (int64_t page = 0; page * WIDE < rows; page++) {
+    int64_t count = rows - page * WIDE < WIDE ? rows - page * WIDE : WIDE;
+    float* block = to + page * dim * WIDE;
+    if (count < WIDE) memset(block, 0, sizeof(float) * dim * WIDE);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t d = 0; d < dim; d++) block[d * WIDE + i] = from[(page * WIDE + i) * width + d];
+  }
+}
+
+// scores[i][j] for queries first + i and keys low + j -> weights e^(score - largest), 0 where a key is not seen.
+struct Seen {
+  int64_t low, high;  // the keys that queries first..first + count see
+  Seen(int64_t first, int64_t count, int64_t window) {
+    int64_t oldest = first - window + 1;
+    low = oldest > 0 ? oldest / WIDE * WIDE : 0;
+    high = first + count;
+  }
+};
+
+// x of the keys from `key` on, with another number where the query does not see them.
+inline vec hide(vec x, int64_t key, int64_t query, int64_t window, float with) {
+  if (key + W - 1 <= query && key > query - window) return x;
+  ints age = int32_t(query - key) - lanes();
+  return (age >= 0) & (age < int32_t(window)) ? x : splat(with);
+}
+
+// A row of scores of keys low.. becomes weights; returns the largest score, and the weights' sum in `total`.
+inline float weigh(float* scores, int64_t low, int64_t high, int64_t query, int64_t window, float* total) {
+  vec most = splat(-INFINITY);
+  for (int64_t j = low; j < high; j += W) {
+    vec x = hide(load(scores + j - low), j, query, window, -INFINITY);
+    store(scores + j - low, x);
+    most = larger(most, x);
+  }
+  float top = largest(most);
+  vec sums = {};
+  for (int64_t j = low; j < high; j += W) {
+    vec p = hide(exponential(load(scores + j - low) - top), j, query, window, 0);
+    store(scores + j - low, p);
+    sums += p;
+  }
+  *total = sum(sums);
+  return top;
+}
+
+template <class T>
+void attend(const Rows& rows, const Shape& shape, const T* query, int64_t query_stride, const T* key, int64_t key_stride,
+            const T* value, int64_t value_stride, T* out, float* logs) {
+  int64_t dim = shape.dim, width = up(dim, W), keys = up(rows.longest, WIDE), share = shape.heads / shape.kv_heads;
+  float scale = 1.f / sqrtf(float(dim));
+#pragma omp parallel for schedule(dynamic) collapse(2) num_threads(shape.threads)
+  for (int64_t g = 0; g < rows.count; g++)
+    for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
+      scratch.reserve(keys * (2 * width + dim) + QUERIES * (2 * width + keys) + 256);
+      float *flat = scratch.take(keys * width), *pages = scratch.take(keys * dim), *values = scratch.take(keys * width);
+      float *asked = scratch.take(QUERIES * width), *scores = scratch.take(QUERIES * keys);
+      float* found = scratch.take(QUERIES * width);
+      for (int64_t s = rows.groups[g]; s < rows.groups[g + 1]; s++) {
+        const int64_t* index = rows.index + rows.starts[s];
+        int64_t length = rows.starts[s + 1] - rows.starts[s];
+        gather(key + kv * dim, key_stride, index, length, dim, flat, width, 1.f);
+        paged(flat, length, dim, width, pages);
+        gather(value + kv * dim, value_stride, index, length, dim, values, width, 1.f);
+        for (int64_t head = kv * share; head < (kv + 1) * share; head++)
+          for (int64_t first = rows.shared[s]; first < length; first += QUERIES) {
+            int64_t count = length - first < QUERIES ? length - first : QUERIES;
+            Seen seen(first, count, shape.window);
+            int64_t low = seen.low, high = seen.high;
+            gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
+            multiply(count, up(high - low, W), dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, scores, keys);
+            float totals[QUERIES];
+            for (int64_t i = 0; i < count; i++) {
+              float top = weigh(scores + i * keys, low, high, first + i, shape.window, totals + i);
+              if (logs) logs[index[first + i] * shape.heads + head] = top + logf(totals[i]);
+            }
+            multiply(count, width, high - low, scores, keys, 1, values + low * width, WIDE, width, found, width);
+            for (int64_t i = 0; i < count; i++)
+              for (int64_t d = 0; d < dim; d += W)
+                store_some(out + (index[first + i] * shape.heads + head) * dim + d,
+                           load(found + i * width + d) / totals[i], dim - d);
+          }
+      }
+    }
+}
+
+template <class T>
+void attend_back(const Rows& rows, const Shape& shape, const T* query, int64_t query_stride, const T* key,
+                 int64_t key_stride, const T* value, int64_t value_stride, const T* out, const float* logs, const T* grad,
+                 T* of_query, T* of_key, T* of_value) {
+  int64_t dim = shape.dim, width = up(dim, W), keys = up(rows.longest, WIDE), share = shape.heads / shape.kv_heads;
+  float scale = 1.f / sqrtf(float(dim));
+#pragma omp parallel for schedule(dynamic) collapse(2) num_threads(shape.threads)
+  for (int64_t g = 0; g < rows.count; g++)
+    for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
+      int64_t base = rows.ranges[g], range = rows.ranges[g + 1] - base;
+      scratch.reserve(keys * (4 * width + 2 * dim) + QUERIES * (3 * width + 2 * keys) + 2 * rows.widest * width + 256);
+      float *flat = scratch.take(keys * width), *pages = scratch.take(keys * dim);
+      float *values = scratch.take(keys * width), *value_pages = scratch.take(keys * dim);
+      float *key_sums = scratch.take(keys * width), *value_sums = scratch.take(keys * width);
+      float *asked = scratch.take(QUERIES * width), *above = scratch.take(QUERIES * width);
+      float *weights = scratch.take(QUERIES * keys), *slopes = scratch.take(QUERIES * keys);
+      float* found = scratch.take(QUERIES * width);
+      float *key_total = scratch.take(rows.widest * width), *value_total = scratch.take(rows.widest * width);
+      bool alone = rows.groups[g + 1] - rows.groups[g] == 1;
+      if (!alone) {
+        memset(key_total, 0, sizeof(float) * range * width);
+        memset(value_total, 0, sizeof(float) * range * width);
+      }
+      for (int64_t s = rows.groups[g]; s < rows.groups[g + 1]; s++) {
+        const int64_t* index = rows.index + rows.starts[s];
+        int64_t length = rows.starts[s + 1] - rows.starts[s];
+        gather(key + kv * dim, key_stride, index, length, dim, flat, width, 1.f);
+        paged(flat, length, dim, width, pages);
+        gather(value + kv * dim, value_stride, index, length, dim, values, width, 1.f);
+        paged(values, length, dim, width, value_pages);
+        memset(key_sums, 0, sizeof(float) * length * width);
+        memset(value_sums, 0, sizeof(float) * length * width);
+        for (int64_t head = kv * share; head < (kv + 1) * share; head++)
+          for (int64_t first = rows.shared[s]; first < length; first += QUERIES) {
+            int64_t count = length - first < QUERIES ? length - first : QUERIES;
+            Seen seen(first, count, shape.window);
+            int64_t low = seen.low, high = seen.high, columns = up(high - low, W);
+            gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
+            gather(grad + head * dim, shape.heads * dim, index + first, count, dim, above, width, 1.f);
+            multiply(count, columns, dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, weights, keys);
+            multiply(count, columns, dim, above, width, 1, value_pages + low * dim, dim * WIDE, WIDE, slopes, keys);
+            for (int64_t i = 0; i < count; i++) {
+              int64_t place = index[first + i] * shape.heads + head;
+              vec products = {};
+              for (int64_t d = 0; d < dim; d += W)
+                products = fma(load(above + i * width + d), load_some(out + place * dim + d, dim - d), products);
+              float mean = sum(products), log = logs[place];
+              for (int64_t j = 0; j < columns; j += W) {
+                float *weight = weights + i * keys + j, *slope = slopes + i * keys + j;
+                vec p = hide(exponential(load(weight) - log), low + j, first + i, shape.window, 0);
+                store(weight, p);
+                store(slope, p * (load(slope) - mean));
+              }
+            }
+            multiply(count, width, high - low, slopes, keys, 1, flat + low * width, WIDE, width, found, width);
+            for (int64_t i = 0; i < count; i++)
+              for (int64_t d = 0; d < dim; d += W)
+                store_some(of_query + (index[first + i] * shape.heads + head) * dim + d,
+                           load(found + i * width + d) * scale, dim - d);
+            multiply(high - low, width, count, slopes, 1, keys, asked, WIDE, width, key_sums + low * width, width, true);
+            multiply(high - low, width, count, weights, 1, keys, above, WIDE, width, value_sums + low * width, width, true);
+          }
+        for (int64_t i = 0; i < length; i++)
+          for (int64_t d = 0; d < width; d += W) {
+            int64_t from = i * width + d, to = (index[i] - base) * width + d;
+            vec k = load(key_sums + from), v = load(value_sums + from);
+            store(key_total + to, alone ? k : load(key_total + to) + k);
+            store(value_total + to, alone ? v : load(value_total + to) + v);
+          }
+      }
+      for (int64_t i = 0; i < range; i++)
+        for (int64_t d = 0; d < dim; d += W) {
+          int64_t to = ((base + i) * shape.kv_heads + kv) * dim + d;
+          store_some(of_key + to, load(key_total + i * width + d), dim - d);
+          store_some(of_value + to, load(value_total + i * width + d), dim - d);
+        }
+    }
+}
+
+// A row c (n) = a (k) B (k, n), as `multiply`, which would wait for one sum after another. Panels of P x W columns go
+// through k together.
+template <int P, class T>
+inline __attribute__((always_inline)) void strip(int64_t k, const float* a, const T* b, int64_t step, int64_t b_row,
+                                                 float* c) {
+  vec sums[P] = {};
+  for (int64_t j = 0; j < k; j++) {
+    vec factor = splat(a[j]);
+    for (int p = 0; p < P; p++) sums[p] = fma(factor, load(b + p / 2 * step + p % 2 * W + j * b_row), sums[p]);
+  }
+  for (int p = 0; p < P; p++) store(c + p * W, sums[p]);
+}
+
+template <class T>
+void multiply_row(int64_t n, int64_t k, const float* a, const T* b, int64_t b_panel, int64_t b_row, float* c) {
+  int64_t column = 0;
+  for (; column + 8 * W <= n; column += 8 * W) strip<8>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
+  for (; column + 4 * W <= n; column += 4 * W) strip<4>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
+  for (; column + 2 * W <= n; column += 2 * W) strip<2>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
+  if (column < n) strip<1>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
+}
+
+// Keys and values of sequences under way: keys (slots, kv_heads, pages, dim, WIDE), values (slots, kv_heads, length,
+// width), where length = pages * WIDE and width is dim filled up to whole registers.
+struct Cache {
+  int64_t pages, width;
+};
+
+// Token i, at `positions[i]` of slot `slots[i]`, is written.
+template <class T>
+void keep(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const T* key,
+          const T* value, T* keys, T* values) {
+  int64_t dim = shape.dim, table = slot * shape.kv_heads + kv;
+  T* page = keys + (table * cache.pages + position / WIDE) * dim * WIDE + position % WIDE;
+  for (int64_t d = 0; d < dim; d++) page[d * WIDE] = key[d];
+  memcpy(values + (table * cache.pages * WIDE + position) * cache.width, value, dim * sizeof(T));
+}
+
+template <class T>
+void write(const Shape& shape, const Cache& cache, int64_t tokens, const int64_t* slots, const int64_t* positions,
+           const T* key, int64_t key_stride, const T* value, int64_t value_stride, T* keys, T* values) {
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (tokens * shape.kv_heads * shape.dim > BLOCK)
+  for (int64_t i = 0; i < tokens; i++)
+    for (int64_t kv = 0; kv < shape.kv_heads; kv++)
+      keep(shape, cache, slots[i], kv, positions[i], key + i * key_stride + kv * shape.dim,
+           value + i * value_stride + kv * shape.dim, keys, values);
+}
+
+// One new token of each of the first n sequences is written, and looks at its slot up to itself.
+template <class T>
+void decode(const Shape& shape, const Cache& cache, int64_t n, const int64_t* slots, const int64_t* positions,
+            const T* query, int64_t query_stride, const T* key, int64_t key_stride, const T* value, int64_t value_stride,
+            T* keys, T* values, T* out) {
+  int64_t dim = shape.dim, width = cache.width, share = shape.heads / shape.kv_heads;
+  float scale = 1.f / sqrtf(float(dim));
+#pragma omp parallel for schedule(static) collapse(2) num_threads(shape.threads)
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
+      int64_t position = positions[i], table = slots[i] * shape.kv_heads + kv;
+      keep(shape, cache, slots[i], kv, position, key + i * key_stride + kv * dim, value + i * value_stride + kv * dim,
+           keys, values);
+      Seen seen(position, 1, shape.window);
+      int64_t low = seen.low, columns = up(seen.high - low, W), stride = up(columns, WIDE);
+      scratch.reserve(share * (2 * width + stride + 1) + 64);
+      float *asked = scratch.take(share * width), *scores = scratch.take(share * stride);
+      float* found = scratch.take(share * width);
+      int64_t first = kv * share;
+      for (int64_t h = 0; h < share; h++)
+        for (int64_t d = 0; d < dim; d += W)
+          store(asked + h * width + d, load_some(query + i * query_stride + (first + h) * dim + d, dim - d) * scale);
+      const T* pages = keys + (table * cache.pages + low / WIDE) * dim * WIDE;
+      const T* rows = values + (table * cache.pages * WIDE + low) * width;
+      if (share == 1)
+        multiply_row(columns, dim, asked, pages, dim * WIDE, WIDE, scores);
+      else
+        multiply(share, columns, dim, asked, width, 1, pages, dim * WIDE, WIDE, scores, stride);
+      float* totals = scratch.take(share);
+      for (int64_t h = 0; h < share; h++) weigh(scores + h * stride, low, seen.high, position, shape.window, totals + h);
+      if (share == 1)
+        multiply_row(width, seen.high - low, scores, rows, WIDE, width, found);
+      else
+        multiply(share, width, seen.high - low, scores, stride, 1, rows, WIDE, width, found, width);
+      for (int64_t h = 0; h < share; h++)
+        for (int64_t d = 0; d < dim; d += W)
+          store_some(out + (i * shape.heads + first + h) * dim + d, load(found + h * width + d) / totals[h], dim - d);
+    }
+}
+
+// x sigmoid(z), z = 2 sqrt(2 / pi) (x + 0.044715 x^3), and its slope s + x s (1 - s) z'.
+template <class T>
+void gelu(int64_t count, const T* from, T* to, T* slopes, int64_t threads) {
+  constexpr float A = 1.5957691216057308f, B = 0.044715f * A;
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > BLOCK)
+  for (int64_t block = 0; block < count; block += BLOCK) {
+    int64_t end = block + BLOCK < count ? block + BLOCK : count;
+    for (int64_t i = block; i < end; i += W) {
+      vec x = load_some(from + i, end - i), square = x * x, s = sigmoid(x * (square * B + A));
+      store_some(to + i, x * s, end - i);
+      if (slopes) store_some(slopes + i, s + x * s * (1.f - s) * (square * (3.f * B) + A), end - i);
+    }
+  }
+}
+
+// silu(gate) * up for rows (gate, up).
+template <class T>
+void swiglu(int64_t rows, int64_t width, const T* from, T* to, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > BLOCK)
+  for (int64_t row = 0; row < rows; row++) {
+    const T *gate = from + row * 2 * width, *more = gate + width;
+    for (int64_t i = 0; i < width; i += W) {
+      vec x = load_some(gate + i, width - i);
+      store_some(to + row * width + i, x * sigmoid(x) * load_some(more + i, width - i), width - i);
+    }
+  }
+}
+
+template <class T>
+void swiglu_back(int64_t rows, int64_t width, const T* from, const T* grad, T* to, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > BLOCK)
+  for (int64_t row = 0; row < rows; row++) {
+    const T *gate = from + row * 2 * width, *more = gate + width;
+    T *of_gate = to + row * 2 * width, *of_more = of_gate + width;
+    for (int64_t i = 0; i < width; i += W) {
+      vec x = load_some(gate + i, width - i), above = load_some(grad + row * width + i, width - i), s = sigmoid(x);
+      store_some(of_more + i, above * x * s, width - i);
+      store_some(of_gate + i, above * load_some(more + i, width - i) * s * (1.f + x * (1.f - s)), width - i);
+    }
+  }
+}
+
+// Channel pairs (i, i + dim / 2) of each head are turned by the token's angles, or back.
+template <class T>
+void rotate(int64_t tokens, int64_t heads, int64_t dim, const T* from, int64_t stride, const T* cosines, const T* sines,
+            T* to, int64_t back, int64_t threads) {
+  int64_t half = dim / 2;
+  float sign = back ? -1.f : 1.f;
+#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * heads * dim > BLOCK)
+  for (int64_t token = 0; token < tokens; token++)
+    for (int64_t head = 0; head < heads; head++) {
+      const T* x = from + token * stride + head * dim;
+      T* y = to + (token * heads + head) * dim;
+      for (int64_t i = 0; i < half; i += W) {
+        vec c = load_some(cosines + token * half + i, half - i), s = load_some(sines + token * half + i, half - i) * sign;
+        vec a = load_some(x + i, half - i), b = load_some(x + half + i, half - i);
+        store_some(y + i, a * c - b * s, half - i);
+        store_some(y + half + i, b * c + a * s, half - i);
+      }
+    }
+}
+
+// x / sqrt(mean(x^2) + eps) * weight of each row, and by what the row was scaled.
+template <class T>
+void rms_norm(int64_t rows, int64_t width, const T* from, const T* weight, const float* eps, T* to, float* scales,
+              int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > BLOCK)
+  for (int64_t row = 0; row < rows; row++) {
+    const T* x = from + row * width;
+    vec squares = {};
+    for (int64_t i = 0; i < width; i += W) {
+      vec part = load_some(x + i, width - i);
+      squares = fma(part, part, squares);
+    }
+    float scale = 1.f / sqrtf(sum(squares) / float(width) + *eps);
+    if (scales) scales[row] = scale;
+    for (int64_t i = 0; i < width; i += W)
+      store_some(to + row * width + i, load_some(x + i, width - i) * scale * load_some(weight + i, width - i), width - i);
+  }
+}
+
+// With n = x scale and g = grad weight: scale (g - n mean(g n)). The weight gets the sum of grad n: of each of PARTS runs of
+// rows by itself, whatever thread has it, and of these in order.
+template <class T>
+void rms_norm_back(int64_t rows, int64_t width, const T* from, const T* weight, const float* scales, const T* grad, T* to,
+                   float* parts, int64_t threads) {
+  int64_t run = (rows + PARTS - 1) / PARTS;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > BLOCK)
+  for (int64_t part = 0; part < PARTS; part++) {
+    float* of_weight = parts + part * width;
+    memset(of_weight, 0, sizeof(float) * width);
+    for (int64_t row = part * run; row < rows && row < (part + 1) * run; row++) {
+      const T *x = from + row * width, *above = grad + row * width;
+      float scale = scales[row];
+      vec products = {};
+      for (int64_t i = 0; i < width; i += W) {
+        vec n = load_some(x + i, width - i) * scale, g = load_some(above + i, width - i);
+        store_some(of_weight + i, load_some(of_weight + i, width - i) + g * n, width - i);
+        products += g * load_some(weight + i, width - i) * n;
+      }
+      float mean = sum(products) / float(width);
+      for (int64_t i = 0; i < width; i += W) {
+        vec n = load_some(x + i, width - i) * scale;
+        vec g = load_some(above + i, width - i) * load_some(weight + i, width - i);
+        store_some(to + row * width + i, (g - n * mean) * scale, width - i);
+      }
+    }
+  }
+  for (int64_t part = 1; part < PARTS; part++)
+    for (int64_t i = 0; i < width; i += W)
+      store_some(parts + i, load_some(parts + i, width - i) + load_some(parts + part * width + i, width - i), width - i);
+}
+
+}  // namespace
+
+// Every kernel is there for both kinds of numbers. Arguments are addresses and whole numbers of 64 bits.
+#define KERNEL(NAME, PARAMETERS, ARGUMENTS)                                      \
+  extern "C" void NAME##_float PARAMETERS { typedef float T; NAME<T> ARGUMENTS; } \
+  extern "C" void NAME##_bf16 PARAMETERS { typedef bf16 T; NAME<T> ARGUMENTS; }
+
+extern "C" int64_t page_positions() { return WIDE; }
+extern "C" int64_t register_numbers() { return W; }
+extern "C" int64_t parts_of_sums() { return PARTS; }
+
+KERNEL(attend,
+       (const Rows* rows, const Shape* shape, const void* query, int64_t query_stride, const void* key,
+        int64_t key_stride, const void* value, int64_t value_stride, void* out, float* logs),
+       (*rows, *shape, (const T*)query, query_stride, (const T*)key, key_stride, (const T*)value, value_stride, (T*)out,
+        logs))
+
+KERNEL(attend_back,
+       (const Rows* rows, const Shape* shape, const void* query, int64_t query_stride, const void* key,
+        int64_t key_stride, const void* value, int64_t value_stride, const void* out, const float* logs, const void* grad,
+        void* of_query, void* of_key, void* of_value),
+       (*rows, *shape, (const T*)query, query_stride, (const T*)key, key_stride, (const T*)value, value_stride,
+        (const T*)out, logs, (const T*)grad, (T*)of_query, (T*)of_key, (T*)of_value))
+
+KERNEL(write,
+       (const Shape* shape, const Cache* cache, int64_t tokens, const int64_t* slots, const int64_t* positions,
+        const void* key, int64_t key_stride, const void* value, int64_t value_stride, void* keys, void* values),
+       (*shape, *cache, tokens, slots, positions, (const T*)key, key_stride, (const T*)value, value_stride, (T*)keys,
+        (T*)values))
+
+KERNEL(decode,
+       (const Shape* shape, const Cache* cache, int64_t n, const int64_t* slots, const int64_t* positions,
+        const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value,
+        int64_t value_stride, void* keys, void* values, void* out),
+       (*shape, *cache, n, slots, positions, (const T*)query, query_stride, (const T*)key, key_stride, (const T*)value,
+        value_stride, (T*)keys, (T*)values, (T*)out))
+
+KERNEL(gelu, (int64_t count, const void* from, void* to, void* slopes, int64_t threads),
+       (count, (const T*)from, (T*)to, (T*)slopes, threads))
+
+KERNEL(swiglu, (int64_t rows, int64_t width, const void* from, void* to, int64_t threads),
+       (rows, width, (const T*)from, (T*)to, threads))
+
+KERNEL(swiglu_back, (int64_t rows, int64_t width, const void* from, const void* grad, void* to, int64_t threads),
+       (rows, width, (const T*)from, (const T*)grad, (T*)to, threads))
+
+KERNEL(rotate,
+       (int64_t tokens, int64_t heads, int64_t dim, const void* from, int64_t stride, const void* cosines,
+        const void* sines, void* to, int64_t back, int64_t threads),
+       (tokens, heads, dim, (const T*)from, stride, (const T*)cosines, (const T*)sines, (T*)to, back, threads))
+
+KERNEL(rms_norm,
+       (int64_t rows, int64_t width, const void* from, const void* weight, const float* eps, void* to, float* scales,
+        int64_t threads),
+       (rows, width, (const T*)from, (const T*)weight, eps, (T*)to, scales, threads))
+
+KERNEL(rms_norm_back,
+       (int64_t rows, int64_t width, const void* from, const void* weight, const float* scales, const void* grad, void* to,
+        float* parts, int64_t threads),
+       (rows, width, (const T*)from, (const T*)weight, scales, (const T*)grad, (T*)to, parts, threads))

@@ -1,0 +1,128 @@
+"""Compiles `kernels.cpp` for this processor, once, and keeps the library for the next process.
+
+A C++ compiler with OpenMP (c++ or g++) is all it takes; without one, or with ASSENT_KERNELS=off, torch's own operations
+do the same work in more time. The library lies in ASSENT_CACHE, $XDG_CACHE_HOME/assent or ~/.cache/assent, under a name
+that goes by the source, the compiler and the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+PATIENCE = 120.0
+"""Seconds that the compiler may take; it needs 3."""
+SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
+"""What the kernels compute on, and how their names end."""
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether the kernels take these: plain CPU tensors, all in one of their precisions, whose last dimension is
+    contiguous. Tensors that only look like one (those of several ranks, fake ones) are left to torch."""
+    dtype = tensors[0].dtype
+    return all(
+        type(x) in (Tensor, nn.Parameter)
+        and x.dtype is dtype
+        and x.device.type == "cpu"
+        and (x.stride(-1) == 1 or x.shape[-1] == 1)
+        for x in tensors
+    ) and available(dtype)
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether there are kernels for numbers of this kind."""
+    return dtype in SUFFIXES and library() is not None
+
+
+def run(name: str, dtype: torch.dtype, *arguments: Tensor | int | None) -> None:
+    """Run the kernel of this name on numbers of this kind. Tensors are passed by address, None as none."""
+    numbers = [x.data_ptr() if isinstance(x, Tensor) else x or 0 for x in arguments]
+    _kernel(f"{name}_{SUFFIXES[dtype]}", len(numbers))(*numbers)
+
+
+@functools.cache
+def number(name: str) -> int:
+    """What the kernels were compiled for on this processor: `page_positions`, `register_numbers` or `parts_of_sums`."""
+    found = library()
+    assert found is not None
+    function = getattr(found, name)
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+@functools.cache
+def _kernel(name: str, arguments: int) -> Callable[..., None]:
+    found = library()
+    assert found is not None, "a kernel was asked for without asking whether there are any"
+    function = getattr(found, name)
+    function.restype, function.argtypes = None, [ctypes.c_int64] * arguments  # addresses are as wide
+    return function  # type: ignore[no-any-return]
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where there are none; why is logged once."""
+    if os.environ.get("ASSENT_KERNELS", "on") == "off":
+        return None
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        log.info("no C++ compiler (c++, g++): torch's own operations take the place of Assent's kernels")
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        log.warning("Assent's kernels could not be compiled, torch's own operations take their place: %s", said)
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    """The library's path, after compiling it where it is not there yet."""
+    path = _folder() / f"kernels-{_name(compiler)}.so"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # processes that meet here each make their own
+        made = Path(folder) / path.name
+        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        made.replace(path)
+    return path
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(os.environ.get("ASSENT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "assent")
+
+
+def _name(compiler: str) -> str:
+    """Differs wherever the library would."""
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=PATIENCE).stdout
+    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What `-march=native` looks at."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.split(":")[0].strip() in wanted))

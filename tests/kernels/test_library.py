@@ -1,0 +1,90 @@
+"""The kernels are compiled once, found again, and done without where there is no compiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from assent.kernels.library import available, library, number, usable
+
+ASK = "from assent.kernels.library import library; import sys; sys.exit(library() is None)"
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for compiled kernels."""
+    monkeypatch.setenv("ASSENT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_this_machine_has_kernels() -> None:
+    """Else most tests would not see them."""
+    assert library() is not None
+    assert available(torch.float32)
+    assert available(torch.bfloat16)
+    assert not available(torch.float64)
+    assert number("page_positions") == 2 * number("register_numbers")
+
+
+def test_what_the_kernels_take() -> None:
+    x = torch.zeros(4, 6)
+    assert usable(x, x[:2], torch.nn.Parameter(x))
+    assert usable(x[:, :3])  # rows may lie apart
+    assert not usable(x.T)  # numbers of a row may not
+    assert not usable(x.double())
+    assert not usable(x, x.bfloat16())
+    assert not usable(x.to("meta"))
+
+
+def test_processes_that_meet_compile_once_each_at_most_and_then_never(tmp_path: Path) -> None:
+    environment = os.environ | {"ASSENT_CACHE": str(tmp_path)}
+    together = [subprocess.Popen([sys.executable, "-c", ASK], env=environment) for _ in range(2)]
+    assert [process.wait(120) for process in together] == [0, 0]
+    (made,) = tmp_path.iterdir()  # and no leftovers
+    before = made.stat().st_mtime_ns
+    assert subprocess.run([sys.executable, "-c", ASK], env=environment, check=False, timeout=120).returncode == 0
+    assert made.stat().st_mtime_ns == before
+
+
+def test_without_a_compiler_torch_takes_over(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(fresh))
+    with caplog.at_level(logging.INFO):
+        assert library.__wrapped__() is None
+    assert "no C++ compiler" in caplog.text
+
+
+def test_what_the_compiler_said_is_passed_on(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "bin" / "c++"
+    broken.parent.mkdir()
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\necho "no such processor" >&2\nexit 1\n')
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+    assert library.__wrapped__() is None
+    assert "no such processor" in caplog.text
+    assert list(fresh.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ASSENT_CACHE", str(tmp_path / "file"))
+    assert library.__wrapped__() is None
+    assert "torch's own operations" in caplog.text
+
+
+def test_they_can_be_turned_off(without_kernels: None) -> None:
+    assert library() is None
+    assert not available(torch.float32)
+    assert not usable(torch.zeros(2))
