@@ -214,6 +214,7 @@ def behind_a_window(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 def test_an_idle_row_sees_itself(
     behind_a_window: Decoder,
     letters: Letters,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     cache: Callable[..., Cache],
     recorded: bool,
@@ -221,6 +222,8 @@ def test_an_idle_row_sees_itself(
     """Four rows: three short sequences and one from 140 to 143, whose row then idles at position 142, while the others
     are at 5 and the step reads 32 or 16 keys, or 128 recorded ones: none of 137 to 142. What it writes at 142 must be
     numbers: the next sequence there goes from 120 to 135, and reads 160 or 144 keys from 129 on. Many more follow."""
+    if cache is ProductCache:
+        request.getfixturevalue("without_kernels")
     monkeypatch.setattr("assent.rollout.native.make_cache", cache)
     chance = random.Random(3)
     sizes = [(2, 40), (2, 40), (2, 40), (140, 3), (120, 15)]

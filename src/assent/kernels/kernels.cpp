@@ -176,50 +176,58 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-// C (m, n) = A (m, k) B (k, n), or added to C. Entry (i, j) of A is at a[i * a_row + j * a_column]. B lies in panels of
-// WIDE columns, `b_panel` apart, whose rows are `b_row` apart. n is a multiple of W. An entry's sum goes through k in order.
-template <int M, int V, class T>
-inline __attribute__((always_inline)) void tile(int64_t k, const float* a, int64_t a_row, int64_t a_column,
-                                                const T* b, int64_t b_row, float* c, int64_t c_row, bool add) {
-  vec sums[M][V];
-  for (int i = 0; i < M; i++)
-    for (int v = 0; v < V; v++) sums[i][v] = add ? load(c + i * c_row + v * W) : vec{};
+// A (m, k) times B (k, n), n a multiple of W. Entry (i, j) of A is at a[i * a_row + j * a_column]. B lies in panels of WIDE
+// columns, `b_panel` apart, whose rows are `b_row` apart. `end(row, column, sums, registers)` gets each row's sums from a
+// column on. A sum goes through k in order.
+template <int M, int V, class T, class End>
+inline __attribute__((always_inline)) void tile(int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b,
+                                                int64_t b_row, int64_t row, int64_t column, const End& end) {
+  vec sums[M][V] = {};
   for (int64_t j = 0; j < k; j++) {
-    vec row[V];
-    for (int v = 0; v < V; v++) row[v] = load(b + j * b_row + v * W);
+    vec entries[V];
+    for (int v = 0; v < V; v++) entries[v] = load(b + j * b_row + v * W);
     for (int i = 0; i < M; i++) {
       vec factor = splat(a[i * a_row + j * a_column]);
-      for (int v = 0; v < V; v++) sums[i][v] = fma(factor, row[v], sums[i][v]);
+      for (int v = 0; v < V; v++) sums[i][v] = fma(factor, entries[v], sums[i][v]);
     }
   }
-  for (int i = 0; i < M; i++)
-    for (int v = 0; v < V; v++) store(c + i * c_row + v * W, sums[i][v]);
+  for (int i = 0; i < M; i++) end(row + i, column, sums[i], V);
 }
 
-template <int M, class T>
+template <int M, class T, class End>
 inline void band(int64_t m, int v, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
-                 float* c, int64_t c_row, bool add) {
+                 int64_t row, int64_t column, const End& end) {
   if (m == M) {
     if (v == 2)
-      tile<M, 2>(k, a, a_row, a_column, b, b_row, c, c_row, add);
+      tile<M, 2>(k, a, a_row, a_column, b, b_row, row, column, end);
     else
-      tile<M, 1>(k, a, a_row, a_column, b, b_row, c, c_row, add);
+      tile<M, 1>(k, a, a_row, a_column, b, b_row, row, column, end);
   } else if constexpr (M > 1) {
-    band<M - 1>(m, v, k, a, a_row, a_column, b, b_row, c, c_row, add);
+    band<M - 1>(m, v, k, a, a_row, a_column, b, b_row, row, column, end);
   }
 }
 
+template <class T, class End>
+inline void panel(int64_t m, int v, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
+                  int64_t first, int64_t column, const End& end) {
+  for (int64_t row = 0; row < m; row += TALL) {
+    int64_t rows = m - row < TALL ? m - row : TALL;
+    band<TALL>(rows, v, k, a + row * a_row, a_row, a_column, b, b_row, first + row, column, end);
+  }
+}
+
+// C (m, n) = A B, or added to C.
 template <class T>
 void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b,
               int64_t b_panel, int64_t b_row, float* c, int64_t c_row, bool add = false) {
-  for (int64_t column = 0; column < n; column += WIDE) {
-    int v = n - column >= WIDE ? 2 : 1;
-    const T* panel = b + column / WIDE * b_panel;
-    for (int64_t row = 0; row < m; row += TALL) {
-      int64_t rows = m - row < TALL ? m - row : TALL;
-      band<TALL>(rows, v, k, a + row * a_row, a_row, a_column, panel, b_row, c + row * c_row + column, c_row, add);
+  auto end = [=](int64_t row, int64_t column, const vec* sums, int registers) {
+    for (int v = 0; v < registers; v++) {
+      float* to = c + row * c_row + column + v * W;
+      store(to, add ? load(to) + sums[v] : sums[v]);
     }
-  }
+  };
+  for (int64_t column = 0; column < n; column += WIDE)
+    panel(m, n - column >= WIDE ? 2 : 1, k, a, a_row, a_column, b + column / WIDE * b_panel, b_row, 0, column, end);
 }
 
 // Attention of whole sequences. Sequence s is the tokens index[starts[s]..starts[s + 1]), of which the first shared[s] were
@@ -440,13 +448,14 @@ struct Cache {
 };
 
 // Token i, at `positions[i]` of slot `slots[i]`, is written.
-template <class T>
-void keep(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const T* key,
-          const T* value, T* keys, T* values) {
+template <class Q, class T>
+void keep(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const Q* key,
+          const Q* value, T* keys, T* values) {
   int64_t dim = shape.dim, table = slot * shape.kv_heads + kv;
   T* page = keys + (table * cache.pages + position / WIDE) * dim * WIDE + position % WIDE;
-  for (int64_t d = 0; d < dim; d++) page[d * WIDE] = key[d];
-  memcpy(values + (table * cache.pages * WIDE + position) * cache.width, value, dim * sizeof(T));
+  T* row = values + (table * cache.pages * WIDE + position) * cache.width;
+  for (int64_t d = 0; d < dim; d++) put(page[d * WIDE], number(key[d]));
+  for (int64_t d = 0; d < dim; d += W) store_some(row + d, load_some(value + d, dim - d), dim - d);
 }
 
 template <class T>
@@ -459,43 +468,50 @@ void write(const Shape& shape, const Cache& cache, int64_t tokens, const int64_t
            value + i * value_stride + kv * shape.dim, keys, values);
 }
 
-// One new token of each of the first n sequences is written, and looks at its slot up to itself.
+// A new token's queries of one key head, `share` of them, look at their slot up to the token itself.
+template <class Q, class T>
+void look(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const Q* query,
+          const T* keys, const T* values, Q* out) {
+  int64_t dim = shape.dim, width = cache.width, share = shape.heads / shape.kv_heads;
+  int64_t table = slot * shape.kv_heads + kv;
+  float scale = 1.f / sqrtf(float(dim));
+  Seen seen(position, 1, shape.window);
+  int64_t low = seen.low, columns = up(seen.high - low, W), stride = up(columns, WIDE);
+  scratch.reserve(share * (2 * width + stride + 1) + 64);
+  float *asked = scratch.take(share * width), *scores = scratch.take(share * stride);
+  float *found = scratch.take(share * width), *totals = scratch.take(share);
+  for (int64_t h = 0; h < share; h++)
+    for (int64_t d = 0; d < dim; d += W) store(asked + h * width + d, load_some(query + h * dim + d, dim - d) * scale);
+  const T* pages = keys + (table * cache.pages + low / WIDE) * dim * WIDE;
+  const T* rows = values + (table * cache.pages * WIDE + low) * width;
+  if (share == 1)
+    multiply_row(columns, dim, asked, pages, dim * WIDE, WIDE, scores);
+  else
+    multiply(share, columns, dim, asked, width, 1, pages, dim * WIDE, WIDE, scores, stride);
+  for (int64_t h = 0; h < share; h++) weigh(scores + h * stride, low, seen.high, position, shape.window, totals + h);
+  if (share == 1)
+    multiply_row(width, seen.high - low, scores, rows, WIDE, width, found);
+  else
+    multiply(share, width, seen.high - low, scores, stride, 1, rows, WIDE, width, found, width);
+  for (int64_t h = 0; h < share; h++)
+    for (int64_t d = 0; d < dim; d += W)
+      store_some(out + h * dim + d, load(found + h * width + d) / totals[h], dim - d);
+}
+
+// One new token of each of n sequences is written, and looks at its slot.
 template <class T>
 void decode(const Shape& shape, const Cache& cache, int64_t n, const int64_t* slots, const int64_t* positions,
             const T* query, int64_t query_stride, const T* key, int64_t key_stride, const T* value, int64_t value_stride,
             T* keys, T* values, T* out) {
-  int64_t dim = shape.dim, width = cache.width, share = shape.heads / shape.kv_heads;
-  float scale = 1.f / sqrtf(float(dim));
-#pragma omp parallel for schedule(static) collapse(2) num_threads(shape.threads)
+  int64_t dim = shape.dim, share = shape.heads / shape.kv_heads;
+#pragma omp parallel for schedule(dynamic, 8) collapse(2) num_threads(shape.threads)
   for (int64_t i = 0; i < n; i++)
     for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
-      int64_t position = positions[i], table = slots[i] * shape.kv_heads + kv;
-      keep(shape, cache, slots[i], kv, position, key + i * key_stride + kv * dim, value + i * value_stride + kv * dim,
-           keys, values);
-      Seen seen(position, 1, shape.window);
-      int64_t low = seen.low, columns = up(seen.high - low, W), stride = up(columns, WIDE);
-      scratch.reserve(share * (2 * width + stride + 1) + 64);
-      float *asked = scratch.take(share * width), *scores = scratch.take(share * stride);
-      float* found = scratch.take(share * width);
-      int64_t first = kv * share;
-      for (int64_t h = 0; h < share; h++)
-        for (int64_t d = 0; d < dim; d += W)
-          store(asked + h * width + d, load_some(query + i * query_stride + (first + h) * dim + d, dim - d) * scale);
-      const T* pages = keys + (table * cache.pages + low / WIDE) * dim * WIDE;
-      const T* rows = values + (table * cache.pages * WIDE + low) * width;
-      if (share == 1)
-        multiply_row(columns, dim, asked, pages, dim * WIDE, WIDE, scores);
-      else
-        multiply(share, columns, dim, asked, width, 1, pages, dim * WIDE, WIDE, scores, stride);
-      float* totals = scratch.take(share);
-      for (int64_t h = 0; h < share; h++) weigh(scores + h * stride, low, seen.high, position, shape.window, totals + h);
-      if (share == 1)
-        multiply_row(width, seen.high - low, scores, rows, WIDE, width, found);
-      else
-        multiply(share, width, seen.high - low, scores, stride, 1, rows, WIDE, width, found, width);
-      for (int64_t h = 0; h < share; h++)
-        for (int64_t d = 0; d < dim; d += W)
-          store_some(out + (i * shape.heads + first + h) * dim + d, load(found + h * width + d) / totals[h], dim - d);
+      int64_t slot = slots[i], position = positions[i];
+      keep(shape, cache, slot, kv, position, key + i * key_stride + kv * dim, value + i * value_stride + kv * dim, keys,
+           values);
+      look(shape, cache, slot, kv, position, query + i * query_stride + kv * share * dim, keys, values,
+           out + (i * shape.heads + kv * share) * dim);
     }
 }
 
@@ -612,6 +628,192 @@ void rms_norm_back(int64_t rows, int64_t width, const T* from, const T* weight, 
       store_some(parts + i, load_some(parts + i, width - i) + load_some(parts + part * width + i, width - i), width - i);
 }
 
+// Whole steps of decoding. Between operations numbers are float32 that hold what a tensor of T would. Tensors' rows are filled
+// up to whole panels, and weights lie in panels (panels, inner, WIDE); of a gated MLP each panel is W columns of the gate
+// beside the W that it gates.
+enum Activation : int64_t { RELU, GELU_TANH, SILU };
+
+template <class T>
+struct Layer {
+  const T *norm, *norm_bias, *qkv, *qkv_bias, *query_norm, *key_norm, *out, *out_bias;
+  const T *mlp_norm, *mlp_norm_bias, *up, *up_bias, *down, *down_bias;
+  T *keys, *values;
+};
+
+template <class T>
+struct Model {
+  int64_t layers, width, inner, layer_norm, activation, gated;
+  const float* eps;
+  const T *norm, *norm_bias, *head, *head_bias;
+  int64_t vocabulary;
+};
+
+// x as a tensor of T holds it.
+template <class T>
+inline vec held(vec x) {
+  T part[W];
+  store(part, x);
+  return load(part);
+}
+
+template <>
+inline vec held<float>(vec x) {
+  return x;
+}
+
+inline vec activated(vec x, int64_t activation) {
+  if (activation == RELU) return larger(x, vec{});
+  if (activation == SILU) return x * sigmoid(x);
+  return x * sigmoid(x * fma(x * x, splat(0.044715f * 1.5957691216057308f), splat(1.5957691216057308f)));
+}
+
+template <class T>
+inline void norm_row(int64_t width, bool centred, float eps, const float* x, const T* weight, const T* bias, float* to) {
+  float mean = 0;
+  if (centred) {
+    vec total = {};
+    for (int64_t i = 0; i < width; i += W) total += load_some(x + i, width - i);
+    mean = sum(total) / float(width);
+  }
+  vec squares = {};
+  for (int64_t i = 0; i < width; i += W) {
+    vec part = load_some(x + i, width - i) - mean;
+    for (int64_t j = width - i; j < W; j++) part[j] = 0;
+    squares = fma(part, part, squares);
+  }
+  float scale = 1.f / sqrtf(sum(squares) / float(width) + eps);
+  for (int64_t i = 0; i < width; i += W) {
+    vec y = (load_some(x + i, width - i) - mean) * scale * load_some(weight + i, width - i);
+    store_some(to + i, held<T>(bias ? y + load_some(bias + i, width - i) : y), width - i);
+  }
+}
+
+// Inside a parallel region: rows of x, `stride` apart, are normed.
+template <class T>
+inline void norm_rows(const Model<T>& model, int64_t n, const float* x, int64_t stride, const T* weight, const T* bias,
+                      float* to) {
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < n; row++)
+    norm_row(model.width, model.layer_norm, *model.eps, x + row * stride, weight, bias, to + row * stride);
+}
+
+// Inside a parallel region: `end` gets the sums of A (n, inner) times panels.
+template <class T, class End>
+inline void share_product(int64_t n, int64_t inner, int64_t columns, const float* a, int64_t stride, const T* weight,
+                          const End& end) {
+  constexpr int64_t ROWS = 8 * TALL;
+#pragma omp for schedule(static) collapse(2)
+  for (int64_t column = 0; column < columns; column += WIDE)
+    for (int64_t row = 0; row < n; row += ROWS)
+      panel(n - row < ROWS ? n - row : ROWS, 2, inner, a + row * stride, stride, 1, weight + column * inner, WIDE, row,
+            column, end);
+}
+
+template <class T>
+inline vec shifted(vec x, const T* bias, int64_t column) {
+  return held<T>(bias ? x + load(bias + column) : x);
+}
+
+template <class T>
+inline void turn(float* x, int64_t half, const T* cosines, const T* sines) {
+  for (int64_t i = 0; i < half; i += W) {
+    vec c = load_some(cosines + i, half - i), s = load_some(sines + i, half - i);
+    vec a = load_some(x + i, half - i), b = load_some(x + half + i, half - i);
+    store_some(x + i, held<T>(a * c - b * s), half - i);
+    store_some(x + half + i, held<T>(b * c + a * s), half - i);
+  }
+}
+
+template <class T>
+inline void hold(float* x, int64_t count) {
+  for (int64_t i = 0; i < count; i += W) store_some(x + i, held<T>(load_some(x + i, count - i)), count - i);
+}
+
+// x (n, width) are the embedded tokens, and what the layers make of them; logits (n, vocabulary). `room` holds three tensors
+// of n rows: normed, projected, attended or activated.
+template <class T>
+void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, const Cache& cache, int64_t n,
+          const int64_t* slots, const int64_t* positions, const T* cosines, const T* sines, float* x, float* room,
+          float* logits) {
+  int64_t dim = shape.dim, share = shape.heads / shape.kv_heads, queries = shape.heads * dim, half = dim / 2;
+  int64_t width = up(model.width, WIDE), projected = up(queries + 2 * shape.kv_heads * dim, WIDE);
+  int64_t inner = up(model.inner, WIDE), wide = inner > up(queries, WIDE) ? inner : up(queries, WIDE);
+  float *normed = room, *qkv = normed + n * width, *middle = qkv + n * projected;
+#pragma omp parallel num_threads(shape.threads)
+  {
+    for (const Layer<T>* layer = layers; layer < layers + model.layers; layer++) {
+      auto add = [=](const T* bias) {
+        return [=](int64_t row, int64_t column, const vec* sums, int) {
+          for (int v = 0; v < 2; v++) {
+            float* to = x + row * width + column + v * W;
+            store(to, held<T>(load(to) + shifted(sums[v], bias, column + v * W)));
+          }
+        };
+      };
+      norm_rows(model, n, x, width, layer->norm, layer->norm_bias, normed);
+      share_product(n, model.width, projected, normed, width, layer->qkv,
+                    [=](int64_t row, int64_t column, const vec* sums, int) {
+                      for (int v = 0; v < 2; v++)
+                        store(qkv + row * projected + column + v * W, shifted(sums[v], layer->qkv_bias, column + v * W));
+                    });
+#pragma omp for schedule(dynamic, 8) collapse(2)
+      for (int64_t i = 0; i < n; i++)
+        for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
+          float *query = qkv + i * projected + kv * share * dim, *key = qkv + i * projected + queries + kv * dim;
+          float* attended = middle + i * wide + kv * share * dim;
+          if (layer->query_norm) {
+            for (int64_t h = 0; h < share; h++)
+              norm_row<T>(dim, false, *model.eps, query + h * dim, layer->query_norm, nullptr, query + h * dim);
+            norm_row<T>(dim, false, *model.eps, key, layer->key_norm, nullptr, key);
+          }
+          if (cosines) {
+            for (int64_t h = 0; h < share; h++) turn(query + h * dim, half, cosines + i * half, sines + i * half);
+            turn(key, half, cosines + i * half, sines + i * half);
+          }
+          keep(shape, cache, slots[i], kv, positions[i], key, key + shape.kv_heads * dim, layer->keys, layer->values);
+          look(shape, cache, slots[i], kv, positions[i], query, layer->keys, layer->values, attended);
+          hold<T>(attended, share * dim);
+        }
+      share_product(n, queries, width, middle, wide, layer->out, add(layer->out_bias));
+      norm_rows(model, n, x, width, layer->mlp_norm, layer->mlp_norm_bias, normed);
+      share_product(n, model.width, model.gated ? 2 * inner : inner, normed, width, layer->up,
+                    [=](int64_t row, int64_t column, const vec* sums, int) {
+                      vec first = shifted(sums[0], layer->up_bias, column);
+                      vec second = shifted(sums[1], layer->up_bias, column + W);
+                      first = activated(first, model.activation);
+                      if (model.gated) return store(middle + row * wide + column / 2, held<T>(first * second));
+                      store(middle + row * wide + column, held<T>(first));
+                      store(middle + row * wide + column + W, held<T>(activated(second, model.activation)));
+                    });
+      share_product(n, model.inner, width, middle, wide, layer->down, add(layer->down_bias));
+    }
+    norm_rows(model, n, x, width, model.norm, model.norm_bias, normed);
+    share_product(n, model.width, up(model.vocabulary, WIDE), normed, width, model.head,
+                  [=](int64_t row, int64_t column, const vec* sums, int) {
+                    for (int64_t place = column, v = 0; v < 2 && place < model.vocabulary; place += W, v++)
+                      store_some(logits + row * model.vocabulary + place, shifted(sums[v], model.head_bias, place),
+                                 model.vocabulary - place);
+                  });
+  }
+}
+
+// weight (rows, inner) into panels (panels, inner, WIDE), the last one filled up with zeros; `gated`: W of the first half of
+// the rows beside W of the second.
+template <class T>
+void pack(int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, int64_t threads) {
+  int64_t half = rows / 2, panels = gated ? up(half, WIDE) / W : up(rows, WIDE) / WIDE;
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t p = 0; p < panels; p++)
+    for (int64_t first = 0; first < inner; first += W) {
+      int64_t end = first + W < inner ? first + W : inner;
+      for (int64_t c = 0; c < WIDE; c++) {
+        int64_t place = gated ? p * W + c % W : p * WIDE + c, row = gated && c >= W ? half + place : place;
+        bool real = place < (gated ? half : rows);
+        for (int64_t j = first; j < end; j++) to[(p * inner + j) * WIDE + c] = real ? weight[row * inner + j] : T{};
+      }
+    }
+}
+
 }  // namespace
 
 // Every kernel is there for both kinds of numbers. Arguments are addresses and whole numbers of 64 bits.
@@ -648,6 +850,15 @@ KERNEL(decode,
         int64_t value_stride, void* keys, void* values, void* out),
        (*shape, *cache, n, slots, positions, (const T*)query, query_stride, (const T*)key, key_stride, (const T*)value,
         value_stride, (T*)keys, (T*)values, (T*)out))
+
+KERNEL(step,
+       (const void* model, const void* layers, const Shape* shape, const Cache* cache, int64_t n, const int64_t* slots,
+        const int64_t* positions, const void* cosines, const void* sines, float* x, float* room, float* logits),
+       (*(const Model<T>*)model, (const Layer<T>*)layers, *shape, *cache, n, slots, positions, (const T*)cosines,
+        (const T*)sines, x, room, logits))
+
+KERNEL(pack, (int64_t rows, int64_t inner, const void* weight, void* to, int64_t gated, int64_t threads),
+       (rows, inner, (const T*)weight, (T*)to, gated, threads))
 
 KERNEL(gelu, (int64_t count, const void* from, void* to, void* slopes, int64_t threads),
        (count, (const T*)from, (T*)to, (T*)slopes, threads))

@@ -209,7 +209,7 @@ class Decoder(LanguageModel):
         if self.position_embedding is not None:
             x = x + embed(context.positions, self.position_embedding.weight)
         else:
-            rotary = self._rotary(context.positions, x.dtype)
+            rotary = self.rotary(context.positions, x.dtype)
         reading = None if read is None else Reading(read, len(x))
         *lower, last = self.layers
         for layer in lower:
@@ -217,7 +217,8 @@ class Decoder(LanguageModel):
         x = last(x, context, rotary, reading)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def _rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotation at these positions, (tokens, 1, dim / 2)."""
         # Not part of a checkpoint, and kept in float32 whatever the model's precision: bf16 angles lose far positions.
         if self._frequencies is None or self._frequencies.device != positions.device:
             self._frequencies = rotary_frequencies(self.config).to(positions.device)

@@ -116,12 +116,13 @@ def _pack_children(owner: nn.Module) -> None:
 
 def _packed(module: nn.Module) -> nn.Module | None:
     """The packed form of a module that has one: of plain linear layers, and of an MLP of such."""
-    if _plain(module):
+    if plain(module):
         return PackedLinear(module.weight, module.bias)
-    return PackedMLP(module) if isinstance(module, MLP) and _plain(module.up) and _plain(module.down) else None
+    return PackedMLP(module) if isinstance(module, MLP) and plain(module.up) and plain(module.down) else None
 
 
-def _plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the module is a linear layer and no more."""
     return isinstance(module, nn.Linear) and not isinstance(module, LoraLinear)
 
 

@@ -24,8 +24,9 @@ from assent.models.cache import Cache, Decode, Joined, Prefill
 from assent.models.decoder import Decoder
 from assent.models.graphs import Record, RecordedSteps
 from assent.models.layout import fill, layout
-from assent.models.packed import can_pack, kernel_rows, packed, stamp
-from assent.models.pages import make_cache
+from assent.models.packed import kernel_rows, stamp
+from assent.models.pages import PageCache, make_cache
+from assent.models.steps import Steps, laid_out
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample
@@ -77,7 +78,7 @@ class NativeEngine:
         self._driver = Background(self._drive, self._fail)
         self._asleep = self._drained = False
         self._recorder = recorder
-        self._packs = recorder is None and can_pack(model)
+        self._lays_out = recorder is None and self.device.type == "cpu"
         self._forget()
 
     def _forget(self) -> None:
@@ -87,6 +88,7 @@ class NativeEngine:
         self._rows: Rows | None = None
         self._draw = Draw.of([])
         self._reader = self.model
+        self._steps: Steps | None = None
         self._parameters: tuple[Tensor, ...] = ()
         self._stamp: tuple[int, ...] = ()
 
@@ -164,19 +166,19 @@ class NativeEngine:
 
     def _read(self, running: int, fresh: Sequence[int]) -> Tensor:
         """Logits after the last token of each running row and after the prompt of each fresh one: in one pass over the
-        weights, or in two where the first repeats a recorded step."""
+        weights, or in two where the first is a step of its own kind, by one kernel or recorded."""
         model, prompts = self._current(running), self._prompts(fresh) if fresh else None
         longest = self._step + max((len(one.request.tokens) - one.born for one in self._active[:running]), default=0)
-        repeated = self._repeated(running, longest) if running and self._recorder is not None else None
-        if repeated is not None and prompts is None:
-            return repeated
-        if repeated is not None or not running:
+        stepped = self._stepped(running, longest) if running else None
+        if stepped is not None and prompts is None:
+            return stepped
+        if stepped is not None or not running:
             assert prompts is not None, "no step is taken without work"
             hidden = model(*prompts, prompts[1].ends)
         else:
             assert self._cache is not None
             # Idle rows fill the last kernel up, at once and not in every layer; what they write weighs nothing.
-            whole = min(filled_up(running, kernel_rows()), self.slots) if self._packs else running
+            whole = min(filled_up(running, kernel_rows()), self.slots) if self._reader is not self.model else running
             last, positions = self._newest(whole, longest)
             decode = Decode(self._cache, positions, longest)
             if prompts is None:
@@ -186,7 +188,7 @@ class NativeEngine:
                 read = torch.cat((torch.arange(running, device=self.device), whole + prefill.ends))
                 hidden = model(torch.cat((last, tokens)), Joined(decode, prefill), read)
         logits: Tensor = model.head(hidden).float()
-        return logits if repeated is None else torch.cat((repeated, logits))
+        return logits if stepped is None else torch.cat((stepped, logits))
 
     def _prompts(self, fresh: Sequence[int]) -> tuple[Tensor, Prefill]:
         """The prompts of these rows end to end, and where they are to be written."""
@@ -203,31 +205,35 @@ class NativeEngine:
         # and the next sequence there, for which that is masked, would read NaN.
         return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(0, longest - 1)
 
-    def _repeated(self, running: int, longest: int) -> Tensor | None:
-        """Logits of the running rows by a recorded step; None where none can be recorded."""
-        assert self._recorder is not None and self._cache is not None
+    def _stepped(self, running: int, longest: int) -> Tensor | None:
+        """Logits of the running rows by one kernel or a recorded step; None where there is neither."""
+        cache = self._cache
+        assert cache is not None
+        if self._steps is not None:
+            assert isinstance(cache, PageCache), type(cache)
+            return self._steps.logits(cache, *self._newest(running, longest))
+        if self._recorder is None:
+            return None
         try:
             if self._recorded is None:
-                self._recorded = RecordedSteps(self.model, self._cache, self._recorder())
+                self._recorded = RecordedSteps(self.model, cache, self._recorder())
             tokens, positions = self._newest(self._recorded.rows(running), longest)
             return self._recorded.logits(tokens, positions, running=running, longest=longest)
         except RuntimeError as error:
-            log.warning(
-                "decoding goes on without CUDA graphs (rollout.cuda_graphs): a step was recorded, but %s", error
-            )
+            log.warning("decoding goes on without CUDA graphs (rollout.cuda_graphs): one was recorded, but %s", error)
             self._recorder = self._recorded = None
             return None
 
     def _current(self, running: int) -> Decoder:
-        """The model as it is now, packed where that helps: whoever trains it may have written to its parameters, and
-        replaced them while nothing ran."""
+        """The model as it is now, laid out anew: whoever trains it may have written to its parameters, and replaced
+        them while nothing ran."""
         if not running and self._recorded is not None and self._recorded.stale():
             self._recorded = None
-        if self._packs:
+        if self._lays_out:
             if not running:
                 self._parameters = tuple(self.model.parameters())
             if (now := stamp(self._parameters)) != self._stamp:
-                self._reader, self._stamp = packed(self.model), now
+                (self._reader, self._steps), self._stamp = laid_out(self.model), now
         return self._reader
 
     def _start(self, running: int, admission: Admission, logits: Tensor) -> Tensor:
@@ -271,7 +277,9 @@ class NativeEngine:
             if code >= 4:
                 raise FloatingPointError("A sampled log-prob is not finite: the model's weights or logits overflowed.")
             sequence.tokens.append(token)
-            stopped = None if code >= 2 or not sequence.sampling.stop else self._stopped(sequence)
+            # The text in front of a stop string that the newest token completed (or, at min_tokens, any token so far).
+            asked = code < 2 and sequence.sampling.stop
+            stopped = text_before_stop(self._text, sequence.tokens, sequence.sampling) if asked else None
             if stopped is not None:
                 finished[row] = Finish.STOP, stopped
             elif code:
@@ -279,10 +287,6 @@ class NativeEngine:
         if finished:
             self._complete(finished)
             self._remove(finished)
-
-    def _stopped(self, sequence: Active) -> str | None:
-        """The text in front of a stop string that the newest token completed (or, at min_tokens, any token so far)."""
-        return text_before_stop(self._text, sequence.tokens, sequence.sampling)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

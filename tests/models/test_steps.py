@@ -1,0 +1,113 @@
+"""Decoding by one kernel gives what the decoder gives operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from assent.models.cache import Decode, Prefill
+from assent.models.decoder import Decoder
+from assent.models.load import fresh_model
+from assent.models.lora import add_lora
+from assent.models.pages import PageCache
+from assent.models.settings import LoraSettings
+from assent.models.steps import Steps, can_step
+
+Tiny = Callable[..., dict[str, Any]]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 36},
+    "llama": {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {},
+    "qwen3": {"intermediate_size": 50, "vocab_size": 43},
+}
+
+
+def decoder(keys: dict[str, Any], dtype: torch.dtype = torch.float32) -> Decoder:
+    """With biases and norms that are neither 0 nor 1."""
+    model = fresh_model(keys, seed=1)
+    assert isinstance(model, Decoder)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model.to(dtype)
+
+
+def started(model: Decoder, dtype: torch.dtype) -> PageCache:
+    """A cache of three slots that hold prompts of 7, 13 and 1 tokens."""
+    cache = PageCache(model.config, 3, 64, dtype=dtype)
+    with torch.no_grad():
+        model(torch.arange(21) % 40, Prefill(cache, [0, 1, 2], [7, 13, 1]))
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_are_the_decoders(kind: str, threads: int, dtype: torch.dtype, tiny: Tiny) -> None:
+    model = decoder(tiny(kind, **CONFIGS[kind]), dtype)
+    assert can_step(model)
+    ours, theirs, steps, before = started(model, dtype), started(model, dtype), Steps(model), torch.get_num_threads()
+    tokens, positions = torch.tensor([3, 4, 5]), torch.tensor([7, 13, 1])
+    # In bfloat16 an operation of torch's may round to the neighbour.
+    close = {"atol": 3e-5, "rtol": 0.0} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.0}
+    try:
+        torch.set_num_threads(threads)
+        for _ in range(30):  # over several pages
+            with torch.no_grad():
+                hidden = model(tokens, Decode(theirs, positions, int(positions.max()) + 1))
+                expected = model.head(hidden).float()
+            found = steps.logits(ours, tokens, positions)
+            assert found.shape == expected.shape
+            torch.testing.assert_close(found, expected, **close)
+            tokens, positions = expected.argmax(dim=-1), positions + 1
+    finally:
+        torch.set_num_threads(before)
+    for mine, other in zip(ours.keys + ours.values, theirs.keys + theirs.values, strict=True):
+        torch.testing.assert_close(mine, other, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, tiny: Tiny) -> None:
+    model = decoder(tiny("qwen3"), dtype)
+    steps, tokens, positions = Steps(model), torch.tensor([3, 4, 5]), torch.tensor([7, 13, 1])
+    whole = steps.logits(started(model, dtype), tokens, positions)
+    for count in (1, 2):
+        assert torch.equal(steps.logits(started(model, dtype), tokens[:count], positions[:count]), whole[:count])
+    cache = started(model, dtype)
+    cache.move([2], [0], 1)
+    assert torch.equal(steps.logits(cache, tokens[2:], positions[2:]), whole[2:])
+
+
+def test_many_rows(tiny: Tiny) -> None:
+    """More than one block of them, of which each is as if alone."""
+    model = decoder(tiny("llama"))
+    count = 211
+    cache, tokens = PageCache(model.config, count, 16, dtype=torch.float32), torch.arange(count) % 40
+    steps, nowhere = Steps(model), torch.zeros(count, dtype=torch.int64)
+    whole = steps.logits(cache, tokens, nowhere)
+    for row in (0, 95, 96, 100, 210):
+        alone = steps.logits(PageCache(model.config, 1, 16, dtype=torch.float32), tokens[row : row + 1], nowhere[:1])
+        assert torch.equal(alone[0], whole[row])
+
+
+def test_what_no_kernel_computes(tiny: Tiny, without_kernels: None) -> None:
+    assert not can_step(decoder(tiny("llama")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"), [({"activation_function": "gelu"}, torch.float32), ({}, torch.float64)], ids=["erf", "double"]
+)
+def test_what_this_kernel_does_not_compute(changes: dict[str, Any], dtype: torch.dtype, tiny: Tiny) -> None:
+    assert not can_step(decoder(tiny("gpt2", **changes), dtype))
+
+
+def test_adapters_decode_operation_by_operation(tiny: Tiny) -> None:
+    model = decoder(tiny("llama"))
+    add_lora(model, LoraSettings(rank=2), seed=0)
+    assert not can_step(model)
