@@ -76,4 +76,5 @@ $(STAMP): requirements.txt pyproject.toml
 	@echo "Setting up $(VENV): a few minutes, about 2 GB"
 	@$(BIN)/python -m pip install -qq --no-input -r requirements.txt
 	@$(BIN)/python -m pip install -qq --no-input --no-deps -e .
+	@$(BIN)/python -c 'from assent.kernels.library import library; library()'
 	@touch $@

@@ -21,6 +21,15 @@ PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k
 
 
 @pytest.fixture
+def kernels() -> None:
+    """For tests of the kernels themselves."""
+    from assent.kernels.library import library
+
+    if library() is None:
+        pytest.skip("there are no kernels without a C++ compiler: install g++")
+
+
+@pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without a compiler: torch's own operations take the place of the kernels."""
     from assent.kernels.library import library
@@ -34,8 +43,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
 def either_way(request: pytest.FixtureRequest) -> None:
     """With the kernels, and without."""
-    if not request.param:
-        request.getfixturevalue("without_kernels")
+    request.getfixturevalue("kernels" if request.param else "without_kernels")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from assent.models.config import DecoderConfig
 from assent.models.load import fresh_model
 from assent.models.pages import PageCache
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 LENGTHS = (5, 70, 1, 24, 33)
 SHAPES = {"plain": (3, 3, 32), "grouped": (6, 2, 16), "one key head": (4, 1, 64), "odd": (2, 2, 20), "1": (1, 1, 1)}
 
@@ -85,10 +87,36 @@ def test_prefixes_that_are_computed_once(window: int | None) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_share_their_first_token_alone_gradients_in_bfloat16() -> None:
+    """What many rows send to a token is added up in float32: 600 ones stay 600."""
+    rows = 600
+    value = torch.zeros(rows + 1, 1, 8, dtype=torch.bfloat16, requires_grad=True)
+    query = torch.zeros_like(value)
+    index = torch.tensor([place for row in range(rows) for place in (0, row + 1)])
+    out = attention(query, query, value, Sequences([2] * rows, index), None)
+    out.sum().backward()
+    assert value.grad is not None
+    # The first token: its own 1, and half of each row's second one.
+    assert value.grad[0, 0].tolist() == [300.0] * 8  # 301, rounded to bfloat16; added up in it, 256 at most
+    assert value.grad[1:, 0].unique().tolist() == [0.5]
+
+
 def test_large_scores_do_not_overflow() -> None:
     query, key = torch.full((2, 1, 8), 1e4), torch.tensor([-1e4, 1e4])[:, None, None].expand(2, 1, 8).contiguous()
     value = torch.tensor([1.0, 2.0])[:, None, None].expand(2, 1, 8).contiguous()
     assert attention(query, key, value, Sequences([2], None), None).tolist() == [[1.0] * 8, [2.0] * 8]
+
+
+def test_a_window_wider_than_any_sequence() -> None:
+    parts, sequences = states(40, 2, 2, 8), Sequences([40], None)
+    assert torch.equal(attention(*parts, sequences, 1 << 31), attention(*parts, sequences, None))
+
+
+def test_heads_that_lie_apart() -> None:
+    parts = states(12, 2, 2, 8)
+    apart = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in parts]
+    sequences = Sequences([12], None)
+    assert torch.equal(attention(*apart, sequences, None), attention(*parts, sequences, None))
 
 
 def test_what_is_not_a_number_stays_so_and_stays_in_its_row() -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.usefixtures("kernels")
 def test_this_machine_has_kernels() -> None:
-    """Else most tests would not see them."""
     assert library() is not None
     assert available(torch.float32)
     assert available(torch.bfloat16)
@@ -33,6 +34,7 @@ def test_this_machine_has_kernels() -> None:
     assert number("page_positions") == 2 * number("register_numbers")
 
 
+@pytest.mark.usefixtures("kernels")
 def test_what_the_kernels_take() -> None:
     x = torch.zeros(4, 6)
     assert usable(x, x[:2], torch.nn.Parameter(x))
@@ -43,6 +45,7 @@ def test_what_the_kernels_take() -> None:
     assert not usable(x.to("meta"))
 
 
+@pytest.mark.usefixtures("kernels")
 def test_processes_that_meet_compile_once_each_at_most_and_then_never(tmp_path: Path) -> None:
     environment = os.environ | {"ASSENT_CACHE": str(tmp_path)}
     together = [subprocess.Popen([sys.executable, "-c", ASK], env=environment) for _ in range(2)]
@@ -51,6 +54,18 @@ def test_processes_that_meet_compile_once_each_at_most_and_then_never(tmp_path: 
     before = made.stat().st_mtime_ns
     assert subprocess.run([sys.executable, "-c", ASK], env=environment, check=False, timeout=120).returncode == 0
     assert made.stat().st_mtime_ns == before
+
+
+@pytest.mark.usefixtures("kernels")
+def test_what_was_cut_off_is_compiled_again(fresh: Path) -> None:
+    assert library.__wrapped__() is not None
+    (kept,) = fresh.iterdir()
+    size = kept.stat().st_size
+    whole = kept.read_bytes()
+    kept.unlink()  # the loaded one stays as it is
+    kept.write_bytes(whole[:100])
+    assert library.__wrapped__() is not None
+    assert kept.stat().st_size == size
 
 
 def test_without_a_compiler_torch_takes_over(
@@ -75,13 +90,18 @@ def test_what_the_compiler_said_is_passed_on(
     assert list(fresh.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("kernels")
+def test_where_nothing_can_be_written_a_process_compiles_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("ASSENT_CACHE", str(tmp_path / "file"))
-    assert library.__wrapped__() is None
-    assert "torch's own operations" in caplog.text
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    found = library.__wrapped__()
+    assert found is not None
+    assert found.page_positions() == number("page_positions")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_they_can_be_turned_off(without_kernels: None) -> None:

@@ -39,6 +39,8 @@ CacheFor = Callable[[Decoder, int, int], Cache]
 @pytest.fixture(params=[ProductCache, PageCache])
 def cache_for(request: pytest.FixtureRequest) -> CacheFor:
     """A cache for a model, of so many slots and positions; every test here holds for both kinds."""
+    if request.param is PageCache:
+        request.getfixturevalue("kernels")
     return lambda model, slots, length: request.param(model.config, slots, length, dtype=torch.float32)
 
 
@@ -159,6 +161,7 @@ def test_a_cache_of_higher_precision_serves_a_lower_one(cache_for: CacheFor) -> 
         torch.testing.assert_close(states, expected[4:9], atol=0.05, rtol=0)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("kind", ["rotary", "grouped", "window"])
 def test_both_kinds_hold_the_same(kind: str) -> None:
     model, sequences = decoder(kind), texts(70, 45)  # over several pages
@@ -170,6 +173,7 @@ def test_both_kinds_hold_the_same(kind: str) -> None:
     torch.testing.assert_close(states[0], states[1], atol=2e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_page_by_hand() -> None:
     """One head of two numbers: scores 2 and 4 over sqrt(2), weights their softmax, out the values' mean by those."""
     config = replace(decoder("rotary").config, layers=1, width=2, heads=1, kv_heads=1, head_dim=2)

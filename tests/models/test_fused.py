@@ -85,6 +85,14 @@ def test_in_bfloat16_the_result_is_float32s_rounded(piece: object) -> None:
     torch.testing.assert_close(got.float(), expected, rtol=2**-7, atol=1e-30)
 
 
+@pytest.mark.usefixtures("either_way")
+def test_rms_norm_of_one_head_among_others() -> None:
+    """A key head cut out of what a projection leaves."""
+    whole, weight = spread(5, 24), spread(8)
+    head = whole[:, 8:16].view(5, 1, 8)
+    torch.testing.assert_close(rms_norm(head, weight, 1e-5), rms_norm(head.clone(), weight, 1e-5), rtol=0, atol=0)
+
+
 def test_a_frequent_tokens_gradient_is_whole_in_bfloat16() -> None:
     """600 ones: added up in bfloat16 they would stay at 256, where 1 is less than half of the last place."""
     weight = torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)

@@ -1,4 +1,5 @@
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -172,6 +173,17 @@ def test_loaded_weights_are_the_ones_that_answer(pairs: Any, letters: Letters) -
     assert [group[0].tokens for group in generate_all(engine, questions, [GREEDY])] == expected
     with pytest.raises(ValueError, match="missing"):
         engine.load({}, 2)
+
+
+def test_a_model_may_change_its_precision_between_requests(pairs: Any, letters: Letters) -> None:
+    model = copy.deepcopy(pairs("llama")[0])
+    engine = NativeEngine(model, letters, slots=2)
+    plan = [Sampling(max_tokens=5, temperature=0.0)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        model.to(dtype)
+        (found,) = asyncio.run(engine.generate([5, 6, 7], plan))
+        (fresh,) = asyncio.run(NativeEngine(model, letters, slots=2).generate([5, 6, 7], plan))
+        assert found == fresh
 
 
 def test_a_sample_admitted_after_new_weights_owes_nothing_to_the_old(pairs: Any, letters: Letters) -> None:

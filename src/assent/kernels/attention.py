@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from assent.kernels.library import run
 
@@ -21,52 +22,39 @@ class Sequences:
     """Sequences laid end to end, as the kernels read them.
 
     `index` (tokens,), for sequences that begin alike, says where each of their tokens stands among those that are
-    computed; those that share tokens must lie in one run of them, apart from all others (`models/prefixes.py`).
+    computed. What a sequence has in common with earlier ones must be its beginning (`models/prefixes.py`).
     """
 
     def __init__(self, lengths: Sequence[int], index: Tensor | None):
-        sizes = torch.tensor(lengths, dtype=torch.int64)
-        ends = sizes.cumsum(0)
-        begins = ends - sizes
-        if index is None:
-            order, place = torch.arange(len(sizes)), torch.arange(int(ends[-1]))
-            shared, heads = torch.zeros_like(sizes), begins
-        else:
-            heads = index[begins]  # sequences of a group begin with the same token
-            order = heads.argsort(stable=True)
-            place = torch.cat([index[begin:end] for begin, end in zip(begins[order], ends[order], strict=True)])
-            sizes, heads = sizes[order], heads[order]
-            begins = sizes.cumsum(0) - sizes
-            shared = _asked_before(place, begins, sizes)
-        groups, counts = torch.unique_consecutive(heads, return_counts=True)
-        edge = counts.cumsum(0)
-        total = int(place.max()) + 1
-        ranges = torch.cat((groups, torch.tensor([total])))
-        zero = torch.zeros(1, dtype=torch.int64)
-        self._kept = (place, torch.cat((zero, sizes.cumsum(0))), shared, torch.cat((zero, edge)), ranges)
-        widest = int((ranges[1:] - ranges[:-1]).max())
-        numbers = [x.data_ptr() for x in self._kept] + [len(groups), int(sizes.max()), widest]
-        self.numbers = torch.tensor(numbers, dtype=torch.int64)  # the kernels' `Rows`
+        sizes = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+        place = torch.arange(sum(lengths), device="cpu") if index is None else index
+        shared = torch.zeros_like(sizes) if index is None else _known_before(place, sizes)
+        starts, begins = (F.pad(x.cumsum(0), (1, 0)) for x in (sizes, shared))
+        self.shared = int(begins[-1])  # tokens that an earlier sequence has too
+        self._kept = (place, starts, begins)
+        numbers = (*(x.data_ptr() for x in self._kept), len(sizes), int(sizes.max()))
+        self.numbers = torch.tensor(numbers, dtype=torch.int64, device="cpu")  # the kernels' `Rows`
 
 
 def first_readers(place: Tensor) -> Tensor:
     """For each computed token, the first of the tokens that it stands for; `place` (tokens,) says which one each is."""
-    first = torch.full((int(place.max()) + 1,), len(place))
-    return first.scatter_reduce_(0, place, torch.arange(len(place)), "amin")
+    first = torch.full((int(place.max()) + 1,), len(place), device="cpu")
+    return first.scatter_reduce_(0, place, torch.arange(len(place), device="cpu"), "amin")
 
 
-def _asked_before(place: Tensor, begins: Tensor, sizes: Tensor) -> Tensor:
+def _known_before(place: Tensor, sizes: Tensor) -> Tensor:
     """How many tokens of each sequence an earlier one has."""
-    known = first_readers(place)[place] < torch.arange(len(place))
-    seen = torch.cat((torch.zeros(1, dtype=torch.int64), known.cumsum(0)))
-    return seen[begins + sizes] - seen[begins]
+    known = first_readers(place)[place] < torch.arange(len(place), device="cpu")
+    seen, ends = F.pad(known.cumsum(0), (1, 0)), sizes.cumsum(0)
+    return seen[ends] - seen[ends - sizes]
 
 
 def _strided(*tensors: Tensor) -> Iterator[Tensor | int]:
-    """Each tensor (tokens, heads, dim), whose heads lie side by side, and the numbers from a token to the next."""
+    """Each tensor (tokens, heads, dim), with its heads side by side, and the numbers from a token to the next."""
     for x in tensors:
-        yield x
-        yield x.stride(0)
+        whole = x if x.stride(1) == x.shape[2] else x.contiguous()
+        yield whole
+        yield whole.stride(0)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, window: int | None) -> Tensor:
@@ -83,10 +71,10 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, window: int | None
     ) -> Tensor:
         tokens, heads, dim = query.shape
-        numbers = (heads, key.shape[1], dim, window or tokens, torch.get_num_threads())
-        shape = torch.tensor(numbers, dtype=torch.int64)
+        numbers = (heads, key.shape[1], dim, min(window or tokens, tokens), torch.get_num_threads())
+        shape = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         out = query.new_empty(tokens, heads * dim)
-        logs = torch.empty(tokens, heads) if any(ctx.needs_input_grad) else None
+        logs = query.new_empty(tokens, heads, dtype=torch.float32) if any(ctx.needs_input_grad) else None
         run("attend", query.dtype, sequences.numbers, shape, *_strided(query, key, value), out, logs)
         ctx.save_for_backward(query, key, value, out, logs)
         ctx.sequences, ctx.shape = sequences, shape
@@ -97,7 +85,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, out, logs = ctx.saved_tensors
         grad = grad.contiguous()
-        gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (query, key, value)]
+        of_query = torch.empty_like(query, memory_format=torch.contiguous_format)
+        of_key, of_value = (x.new_empty(x.shape, dtype=torch.float32) for x in (key, value))
+        rest = logs.new_empty(2 * ctx.sequences.shared, *key.shape[1:])
         asked = (ctx.sequences.numbers, ctx.shape, *_strided(query, key, value))
-        run("attend_back", query.dtype, *asked, out, logs, grad, *gradients)
-        return gradients[0], gradients[1], gradients[2], None, None
+        run("attend_back", query.dtype, *asked, out, logs, grad, of_query, of_key, of_value, rest)
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None

@@ -3,7 +3,8 @@
 //
 // Numbers are float32 or bfloat16 in memory and float32 in registers. Nothing here depends on the number of threads or on
 // what lies beside a row: every sum has one order, which goes by the row alone, and keys that a query does not see add
-// exact zeros. Tensors' last dimension is contiguous; strides count numbers, not bytes. Matrices are row by row.
+// exact zeros (as long as values are finite: where one is not, the queries computed together with its own are not either).
+// Tensors' last dimension is contiguous; strides count numbers, not bytes. Matrices are row by row.
 
 #include <cmath>
 #include <cstdint>
@@ -230,11 +231,12 @@ void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, in
     panel(m, n - column >= WIDE ? 2 : 1, k, a, a_row, a_column, b + column / WIDE * b_panel, b_row, 0, column, end);
 }
 
-// Attention of whole sequences. Sequence s is the tokens index[starts[s]..starts[s + 1]), of which the first shared[s] were
-// other sequences' queries. Sequences of a group (groups[g]..groups[g + 1]) read tokens from ranges[g] up to ranges[g + 1].
+// Attention of whole sequences. Sequence s is the tokens index[starts[s]..starts[s + 1]), of which the first
+// begins[s + 1] - begins[s] are an earlier sequence's too: its queries, and it gets what this one's queries make of them.
 struct Rows {
-  const int64_t *index, *starts, *shared, *groups, *ranges;
-  int64_t count, longest, widest;  // groups, tokens of the longest sequence, tokens of the widest range
+  const int64_t *index, *starts, *begins;
+  int64_t count, longest;  // sequences, tokens of the longest
+  int64_t shared(int64_t s) const { return begins[s + 1] - begins[s]; }
 };
 
 struct Shape {
@@ -306,117 +308,115 @@ void attend(const Rows& rows, const Shape& shape, const T* query, int64_t query_
   int64_t dim = shape.dim, width = up(dim, W), keys = up(rows.longest, WIDE), share = shape.heads / shape.kv_heads;
   float scale = 1.f / sqrtf(float(dim));
 #pragma omp parallel for schedule(dynamic) collapse(2) num_threads(shape.threads)
-  for (int64_t g = 0; g < rows.count; g++)
+  for (int64_t s = 0; s < rows.count; s++)
     for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
       scratch.reserve(keys * (2 * width + dim) + QUERIES * (2 * width + keys) + 256);
       float *flat = scratch.take(keys * width), *pages = scratch.take(keys * dim), *values = scratch.take(keys * width);
       float *asked = scratch.take(QUERIES * width), *scores = scratch.take(QUERIES * keys);
       float* found = scratch.take(QUERIES * width);
-      for (int64_t s = rows.groups[g]; s < rows.groups[g + 1]; s++) {
-        const int64_t* index = rows.index + rows.starts[s];
-        int64_t length = rows.starts[s + 1] - rows.starts[s];
-        gather(key + kv * dim, key_stride, index, length, dim, flat, width, 1.f);
-        paged(flat, length, dim, width, pages);
-        gather(value + kv * dim, value_stride, index, length, dim, values, width, 1.f);
-        for (int64_t head = kv * share; head < (kv + 1) * share; head++)
-          for (int64_t first = rows.shared[s]; first < length; first += QUERIES) {
-            int64_t count = length - first < QUERIES ? length - first : QUERIES;
-            Seen seen(first, count, shape.window);
-            int64_t low = seen.low, high = seen.high;
-            gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
-            multiply(count, up(high - low, W), dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, scores, keys);
-            float totals[QUERIES];
-            for (int64_t i = 0; i < count; i++) {
-              float top = weigh(scores + i * keys, low, high, first + i, shape.window, totals + i);
-              if (logs) logs[index[first + i] * shape.heads + head] = top + logf(totals[i]);
-            }
-            multiply(count, width, high - low, scores, keys, 1, values + low * width, WIDE, width, found, width);
-            for (int64_t i = 0; i < count; i++)
-              for (int64_t d = 0; d < dim; d += W)
-                store_some(out + (index[first + i] * shape.heads + head) * dim + d,
-                           load(found + i * width + d) / totals[i], dim - d);
+      const int64_t* index = rows.index + rows.starts[s];
+      int64_t length = rows.starts[s + 1] - rows.starts[s];
+      gather(key + kv * dim, key_stride, index, length, dim, flat, width, 1.f);
+      paged(flat, length, dim, width, pages);
+      gather(value + kv * dim, value_stride, index, length, dim, values, width, 1.f);
+      for (int64_t head = kv * share; head < (kv + 1) * share; head++)
+        for (int64_t first = rows.shared(s); first < length; first += QUERIES) {
+          int64_t count = length - first < QUERIES ? length - first : QUERIES;
+          Seen seen(first, count, shape.window);
+          int64_t low = seen.low, high = seen.high;
+          gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
+          multiply(count, up(high - low, W), dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, scores, keys);
+          float totals[QUERIES];
+          for (int64_t i = 0; i < count; i++) {
+            float top = weigh(scores + i * keys, low, high, first + i, shape.window, totals + i);
+            if (logs) logs[index[first + i] * shape.heads + head] = top + logf(totals[i]);
           }
-      }
+          multiply(count, width, high - low, scores, keys, 1, values + low * width, WIDE, width, found, width);
+          for (int64_t i = 0; i < count; i++)
+            for (int64_t d = 0; d < dim; d += W)
+              store_some(out + (index[first + i] * shape.heads + head) * dim + d,
+                         load(found + i * width + d) / totals[i], dim - d);
+        }
     }
 }
 
+// Gradients of keys and values are float32, (tokens, kv_heads, dim). `rest`, twice as many numbers as there are shared tokens
+// of all sequences, kv_heads and dim, holds meanwhile what each sequence makes of those.
 template <class T>
 void attend_back(const Rows& rows, const Shape& shape, const T* query, int64_t query_stride, const T* key,
                  int64_t key_stride, const T* value, int64_t value_stride, const T* out, const float* logs, const T* grad,
-                 T* of_query, T* of_key, T* of_value) {
+                 T* of_query, float* of_key, float* of_value, float* rest) {
   int64_t dim = shape.dim, width = up(dim, W), keys = up(rows.longest, WIDE), share = shape.heads / shape.kv_heads;
+  int64_t row = shape.kv_heads * dim, others = rows.begins[rows.count] * row;
   float scale = 1.f / sqrtf(float(dim));
 #pragma omp parallel for schedule(dynamic) collapse(2) num_threads(shape.threads)
-  for (int64_t g = 0; g < rows.count; g++)
+  for (int64_t s = 0; s < rows.count; s++)
     for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
-      int64_t base = rows.ranges[g], range = rows.ranges[g + 1] - base;
-      scratch.reserve(keys * (4 * width + 2 * dim) + QUERIES * (3 * width + 2 * keys) + 2 * rows.widest * width + 256);
+      scratch.reserve(keys * (4 * width + 2 * dim) + QUERIES * (3 * width + 2 * keys) + 256);
       float *flat = scratch.take(keys * width), *pages = scratch.take(keys * dim);
       float *values = scratch.take(keys * width), *value_pages = scratch.take(keys * dim);
       float *key_sums = scratch.take(keys * width), *value_sums = scratch.take(keys * width);
       float *asked = scratch.take(QUERIES * width), *above = scratch.take(QUERIES * width);
       float *weights = scratch.take(QUERIES * keys), *slopes = scratch.take(QUERIES * keys);
       float* found = scratch.take(QUERIES * width);
-      float *key_total = scratch.take(rows.widest * width), *value_total = scratch.take(rows.widest * width);
-      bool alone = rows.groups[g + 1] - rows.groups[g] == 1;
-      if (!alone) {
-        memset(key_total, 0, sizeof(float) * range * width);
-        memset(value_total, 0, sizeof(float) * range * width);
-      }
-      for (int64_t s = rows.groups[g]; s < rows.groups[g + 1]; s++) {
-        const int64_t* index = rows.index + rows.starts[s];
-        int64_t length = rows.starts[s + 1] - rows.starts[s];
-        gather(key + kv * dim, key_stride, index, length, dim, flat, width, 1.f);
-        paged(flat, length, dim, width, pages);
-        gather(value + kv * dim, value_stride, index, length, dim, values, width, 1.f);
-        paged(values, length, dim, width, value_pages);
-        memset(key_sums, 0, sizeof(float) * length * width);
-        memset(value_sums, 0, sizeof(float) * length * width);
-        for (int64_t head = kv * share; head < (kv + 1) * share; head++)
-          for (int64_t first = rows.shared[s]; first < length; first += QUERIES) {
-            int64_t count = length - first < QUERIES ? length - first : QUERIES;
-            Seen seen(first, count, shape.window);
-            int64_t low = seen.low, high = seen.high, columns = up(high - low, W);
-            gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
-            gather(grad + head * dim, shape.heads * dim, index + first, count, dim, above, width, 1.f);
-            multiply(count, columns, dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, weights, keys);
-            multiply(count, columns, dim, above, width, 1, value_pages + low * dim, dim * WIDE, WIDE, slopes, keys);
-            for (int64_t i = 0; i < count; i++) {
-              int64_t place = index[first + i] * shape.heads + head;
-              vec products = {};
-              for (int64_t d = 0; d < dim; d += W)
-                products = fma(load(above + i * width + d), load_some(out + place * dim + d, dim - d), products);
-              float mean = sum(products), log = logs[place];
-              for (int64_t j = 0; j < columns; j += W) {
-                float *weight = weights + i * keys + j, *slope = slopes + i * keys + j;
-                vec p = hide(exponential(load(weight) - log), low + j, first + i, shape.window, 0);
-                store(weight, p);
-                store(slope, p * (load(slope) - mean));
-              }
+      const int64_t* index = rows.index + rows.starts[s];
+      int64_t length = rows.starts[s + 1] - rows.starts[s], shared = rows.shared(s);
+      gather(key + kv * dim, key_stride, index, length, dim, flat, width, 1.f);
+      paged(flat, length, dim, width, pages);
+      gather(value + kv * dim, value_stride, index, length, dim, values, width, 1.f);
+      paged(values, length, dim, width, value_pages);
+      memset(key_sums, 0, sizeof(float) * length * width);
+      memset(value_sums, 0, sizeof(float) * length * width);
+      for (int64_t head = kv * share; head < (kv + 1) * share; head++)
+        for (int64_t first = shared; first < length; first += QUERIES) {
+          int64_t count = length - first < QUERIES ? length - first : QUERIES;
+          Seen seen(first, count, shape.window);
+          int64_t low = seen.low, high = seen.high, columns = up(high - low, W);
+          gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
+          gather(grad + head * dim, shape.heads * dim, index + first, count, dim, above, width, 1.f);
+          multiply(count, columns, dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, weights, keys);
+          multiply(count, columns, dim, above, width, 1, value_pages + low * dim, dim * WIDE, WIDE, slopes, keys);
+          for (int64_t i = 0; i < count; i++) {
+            int64_t place = index[first + i] * shape.heads + head;
+            vec products = {};
+            for (int64_t d = 0; d < dim; d += W)
+              products = fma(load(above + i * width + d), load_some(out + place * dim + d, dim - d), products);
+            float mean = sum(products), log = logs[place];
+            for (int64_t j = 0; j < columns; j += W) {
+              float *weight = weights + i * keys + j, *slope = slopes + i * keys + j;
+              vec p = hide(exponential(load(weight) - log), low + j, first + i, shape.window, 0);
+              store(weight, p);
+              store(slope, p * (load(slope) - mean));
             }
-            multiply(count, width, high - low, slopes, keys, 1, flat + low * width, WIDE, width, found, width);
-            for (int64_t i = 0; i < count; i++)
-              for (int64_t d = 0; d < dim; d += W)
-                store_some(of_query + (index[first + i] * shape.heads + head) * dim + d,
-                           load(found + i * width + d) * scale, dim - d);
-            multiply(high - low, width, count, slopes, 1, keys, asked, WIDE, width, key_sums + low * width, width, true);
-            multiply(high - low, width, count, weights, 1, keys, above, WIDE, width, value_sums + low * width, width, true);
           }
-        for (int64_t i = 0; i < length; i++)
-          for (int64_t d = 0; d < width; d += W) {
-            int64_t from = i * width + d, to = (index[i] - base) * width + d;
-            vec k = load(key_sums + from), v = load(value_sums + from);
-            store(key_total + to, alone ? k : load(key_total + to) + k);
-            store(value_total + to, alone ? v : load(value_total + to) + v);
-          }
-      }
-      for (int64_t i = 0; i < range; i++)
-        for (int64_t d = 0; d < dim; d += W) {
-          int64_t to = ((base + i) * shape.kv_heads + kv) * dim + d;
-          store_some(of_key + to, load(key_total + i * width + d), dim - d);
-          store_some(of_value + to, load(value_total + i * width + d), dim - d);
+          multiply(count, width, high - low, slopes, keys, 1, flat + low * width, WIDE, width, found, width);
+          for (int64_t i = 0; i < count; i++)
+            for (int64_t d = 0; d < dim; d += W)
+              store_some(of_query + (index[first + i] * shape.heads + head) * dim + d,
+                         load(found + i * width + d) * scale, dim - d);
+          multiply(high - low, width, count, slopes, 1, keys, asked, WIDE, width, key_sums + low * width, width, true);
+          multiply(high - low, width, count, weights, 1, keys, above, WIDE, width, value_sums + low * width, width, true);
         }
+      for (int64_t i = 0; i < length; i++) {
+        int64_t place = (i < shared ? rows.begins[s] + i : index[i]) * row + kv * dim;
+        float *key_to = (i < shared ? rest : of_key) + place, *value_to = (i < shared ? rest + others : of_value) + place;
+        for (int64_t d = 0; d < dim; d += W) {
+          store_some(key_to + d, load(key_sums + i * width + d), dim - d);
+          store_some(value_to + d, load(value_sums + i * width + d), dim - d);
+        }
+      }
     }
+  // In the sequences' order, whatever thread had them.
+#pragma omp parallel for schedule(static) num_threads(shape.threads) if (others > BLOCK)
+  for (int64_t kv = 0; kv < shape.kv_heads; kv++)
+    for (int64_t s = 0; s < rows.count; s++)
+      for (int64_t i = 0; i < rows.shared(s); i++) {
+        int64_t to = rows.index[rows.starts[s] + i] * row + kv * dim, from = (rows.begins[s] + i) * row + kv * dim;
+        for (int64_t d = 0; d < dim; d++) {
+          of_key[to + d] += rest[from + d];
+          of_value[to + d] += rest[others + from + d];
+        }
+      }
 }
 
 // A row c (n) = a (k) B (k, n), as `multiply`, which would wait for one sum after another. Panels of P x W columns go
@@ -662,7 +662,7 @@ inline vec held<float>(vec x) {
 }
 
 inline vec activated(vec x, int64_t activation) {
-  if (activation == RELU) return larger(x, vec{});
+  if (activation == RELU) return x < vec{} ? vec{} : x;
   if (activation == SILU) return x * sigmoid(x);
   return x * sigmoid(x * fma(x * x, splat(0.044715f * 1.5957691216057308f), splat(1.5957691216057308f)));
 }
@@ -834,9 +834,9 @@ KERNEL(attend,
 KERNEL(attend_back,
        (const Rows* rows, const Shape* shape, const void* query, int64_t query_stride, const void* key,
         int64_t key_stride, const void* value, int64_t value_stride, const void* out, const float* logs, const void* grad,
-        void* of_query, void* of_key, void* of_value),
+        void* of_query, float* of_key, float* of_value, float* rest),
        (*rows, *shape, (const T*)query, query_stride, (const T*)key, key_stride, (const T*)value, value_stride,
-        (const T*)out, logs, (const T*)grad, (T*)of_query, (T*)of_key, (T*)of_value))
+        (const T*)out, logs, (const T*)grad, (T*)of_query, of_key, of_value, rest))
 
 KERNEL(write,
        (const Shape* shape, const Cache* cache, int64_t tokens, const int64_t* slots, const int64_t* positions,

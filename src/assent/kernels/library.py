@@ -2,11 +2,12 @@
 
 A C++ compiler with OpenMP (c++ or g++) is all it takes; without one, or with ASSENT_KERNELS=off, torch's own operations
 do the same work in more time. The library lies in ASSENT_CACHE, $XDG_CACHE_HOME/assent or ~/.cache/assent, under a name
-that goes by the source, the compiler and the processor.
+that goes by the source, the compiler and the processor; where nothing can be written, each process compiles its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,15 @@ def available(dtype: torch.dtype) -> bool:
 
 
 def run(name: str, dtype: torch.dtype, *arguments: Tensor | int | None) -> None:
-    """Run the kernel of this name on numbers of this kind. Tensors are passed by address, None as none."""
+    """Run the kernel of this name on numbers of this kind. Tensors are passed by address, None as none. A profile has
+    it as `assent::name`."""
     numbers = [x.data_ptr() if isinstance(x, Tensor) else x or 0 for x in arguments]
-    _kernel(f"{name}_{SUFFIXES[dtype]}", len(numbers))(*numbers)
+    function = _kernel(f"{name}_{SUFFIXES[dtype]}", len(numbers))
+    if profiler._is_profiler_enabled:
+        with profiler.record_function(f"assent::{name}"):
+            function(*numbers)
+    else:
+        function(*numbers)
 
 
 @functools.cache
@@ -85,25 +93,44 @@ def library() -> ctypes.CDLL | None:
         log.info("no C++ compiler (c++, g++): torch's own operations take the place of Assent's kernels")
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+        return _compiled(compiler)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
         said = getattr(error, "stderr", None) or str(error)
         log.warning("Assent's kernels could not be compiled, torch's own operations take their place: %s", said)
         return None
 
 
-def _compiled(compiler: str) -> Path:
-    """The library's path, after compiling it where it is not there yet."""
-    path = _folder() / f"kernels-{_name(compiler)}.so"
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # processes that meet here each make their own
-        made = Path(folder) / path.name
+def _compiled(compiler: str) -> ctypes.CDLL:
+    """The kernels, compiled where they are not there yet."""
+    kept = _folder() / f"kernels-{_name(compiler)}.so"
+    if _trusted(kept):
+        with contextlib.suppress(OSError):  # it was cut off, say: compiled again
+            return ctypes.CDLL(str(kept))
+    keeps = _writable(kept.parent)
+    with tempfile.TemporaryDirectory(dir=kept.parent if keeps else None) as folder:  # processes may meet here
+        made = Path(folder) / "kernels.so"
         command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+        log.info("compiling Assent's kernels for this processor, once: a few seconds")
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-        made.replace(path)
-    return path
+        found = ctypes.CDLL(str(made))
+        if keeps:
+            made.replace(kept)
+    return found
+
+
+def _trusted(library: Path) -> bool:
+    """Whether it is there, and nobody else could have put it there."""
+    if not library.exists():
+        return False
+    return not hasattr(os, "getuid") or library.stat().st_uid in (0, os.getuid())
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _folder() -> Path:

@@ -45,7 +45,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     https://arxiv.org/abs/1910.07467. Torch has one kernel for it on CUDA, and a dozen passes over memory on the CPU."""
     if not usable(x, weight):
         return F.rms_norm(x, weight.shape, weight, eps)
-    flat = _RmsNorm.apply(x.reshape(-1, x.shape[-1]), weight, eps)  # type: ignore[no-untyped-call]
+    flat = x.reshape(-1, x.shape[-1]).contiguous()  # heads of which there is one lie apart
+    flat = _RmsNorm.apply(flat, weight.contiguous(), eps)  # type: ignore[no-untyped-call]
     return flat.view(x.shape)  # type: ignore[no-any-return]
 
 
@@ -115,8 +116,9 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         y = torch.empty_like(x)
-        scales = torch.empty(x.shape[0]) if any(ctx.needs_input_grad) else None
-        run("rms_norm", x.dtype, *x.shape, x, weight, torch.tensor(eps), y, scales, torch.get_num_threads())
+        scales = x.new_empty(x.shape[0], dtype=torch.float32) if any(ctx.needs_input_grad) else None
+        small = torch.tensor(eps, dtype=torch.float32, device="cpu")
+        run("rms_norm", x.dtype, *x.shape, x, weight, small, y, scales, torch.get_num_threads())
         ctx.save_for_backward(x, weight, scales)
         return y
 
@@ -125,9 +127,9 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scales = ctx.saved_tensors
         grad = grad.contiguous()
-        of_x, parts = torch.empty_like(x), torch.empty(number("parts_of_sums"), x.shape[1])
+        of_x, parts = torch.empty_like(x), scales.new_empty(number("parts_of_sums"), x.shape[1])
         run("rms_norm_back", x.dtype, *x.shape, x, weight, scales, grad, of_x, parts, torch.get_num_threads())
-        return of_x, parts[0].to(weight.dtype), None
+        return of_x, parts[0].to(weight.dtype, copy=True), None
 
 
 class _Rotate(torch.autograd.Function):

@@ -45,13 +45,13 @@ class PageCache(Cache):
         pages, width = self.length // self.page, filled_up(self.dim, number("register_numbers"))
         self.keys = self._tables(config.layers, slots, self.kv_heads, pages, self.dim, self.page)
         self.values = self._tables(config.layers, slots, self.kv_heads, self.length, width)
-        self.where = torch.arange(slots)  # the place of each slot
-        self.form = torch.tensor((pages, width))  # the kernels' `Cache`
+        self.where = torch.arange(slots, device="cpu")  # the place of each slot
+        self.form = torch.tensor((pages, width), device="cpu")  # the kernels' `Cache`
 
     def shape(self) -> Tensor:
         """The kernels' `Shape`."""
-        heads, window = self.kv_heads * self.group, self.window or self.length
-        return torch.tensor((heads, self.kv_heads, self.dim, window, torch.get_num_threads()))
+        heads, window = self.kv_heads * self.group, min(self.window or self.length, self.length)
+        return torch.tensor((heads, self.kv_heads, self.dim, window, torch.get_num_threads()), device="cpu")
 
     def places(self, slots: Tensor, positions: Tensor) -> Places:
         return self.where[slots], positions, self.shape()

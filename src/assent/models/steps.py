@@ -35,6 +35,7 @@ def can_step(model: Decoder) -> bool:
         model.device.type == "cpu"
         and available(model.dtype)
         and not (model.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
+        and all(type(x) is nn.Parameter and x.dtype is model.dtype for x in model.parameters())
         and model.config.activation in ACTIVATIONS
         and all(plain(linear) for linear in linears)
     )
@@ -55,12 +56,13 @@ class Steps:
         self.model, config = model, model.config
         self._kept: list[Tensor] = []  # what the kernel reads by address
         self.layers = [self._addresses(layer) for layer in model.blocks]
-        eps = self._keep(torch.tensor(config.norm_eps))
+        eps = self._keep(torch.tensor(config.norm_eps, dtype=torch.float32, device="cpu"))
         centred, gated = config.norm == "layer", config.mlp == "gated"
         norm, head = self._norm(model.norm), self._linear(model.head)
         sizes = (config.layers, config.width, config.mlp_width)
         kinds = (int(centred), ACTIVATIONS[config.activation], int(gated))
-        self.form = torch.tensor((*sizes, *kinds, eps, *norm, *head, config.vocab_size))  # the kernel's `Model`
+        numbers = (*sizes, *kinds, eps, *norm, *head, config.vocab_size)
+        self.form = torch.tensor(numbers, device="cpu")  # the kernel's `Model`
         wide = number("page_positions")
         queries = config.heads * config.head_dim
         projected = queries + 2 * config.kv_heads * config.head_dim
@@ -72,7 +74,10 @@ class Steps:
     def logits(self, cache: PageCache, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits (n, vocab_size) after a new token of each of the first n slots; its keys and values are written."""
         model, n = self.model, len(tokens)
-        x = torch.zeros(n, self.width)
+        assert cache.dtype is model.dtype, (cache.dtype, model.dtype)
+        plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+        x, room = torch.zeros(n, self.width, **plain), torch.empty(n * self.room, **plain)
+        out = torch.empty(n, model.vocab_size, **plain)
         embedded = embed(tokens, model.embedding.weight)
         angles: tuple[Tensor | None, Tensor | None] = None, None
         if model.position_embedding is not None:
@@ -84,9 +89,9 @@ class Steps:
             [
                 [*addresses, keys.data_ptr(), values.data_ptr()]
                 for addresses, keys, values in zip(self.layers, cache.keys, cache.values, strict=True)
-            ]
+            ],
+            device="cpu",
         )  # the kernel's `Layer`s
-        room, out = torch.empty(n * self.room), torch.empty(n, model.vocab_size)
         slots, positions = cache.where[:n], positions.contiguous()
         where = (cache.shape(), cache.form, n, slots, positions)
         run("step", model.dtype, self.form, layers, *where, *angles, x, room, out)

@@ -87,7 +87,7 @@ class NativeEngine:
         self._recorded: RecordedSteps | None = None
         self._rows: Rows | None = None
         self._draw = Draw.of([])
-        self._reader = self.model
+        self._reader, self._precision = self.model, self.model.dtype
         self._steps: Steps | None = None
         self._parameters: tuple[Tensor, ...] = ()
         self._stamp: tuple[int, ...] = ()
@@ -345,8 +345,9 @@ class NativeEngine:
         total = max(len(sequence.request.tokens) + sequence.limit for sequence in admitted)
         total, answer = (-(-size // LENGTH_STEP) * LENGTH_STEP for size in (total, answer))
         config = self.model.config
-        if self._cache is None:
-            self._cache = make_cache(config, self.slots, total, dtype=self.model.dtype, device=self.device)
+        if self._cache is None or not (self._active or self._precision is self.model.dtype):
+            self._precision = self.model.dtype
+            self._cache = make_cache(config, self.slots, total, dtype=self._precision, device=self.device)
         elif self._cache.length < total:
             self._cache, self._recorded = self._cache.grown(config, total), None
         if self._rows is None:

@@ -135,6 +135,8 @@ class RayRuntime:
         # Threads that wait by spinning, as torch's do for a while, take the cores from the other processes of a node.
         wait = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": wait}
+        if (kernels := os.environ.get("ASSENT_KERNELS")) is not None:  # last bits go by it
+            variables["ASSENT_KERNELS"] = kernels
         options = {
             "num_cpus": part_of(bundle, "CPU", sharers),
             "num_gpus": part_of(bundle, "GPU", sharers),
