@@ -1,7 +1,7 @@
 """Where the time of a segment goes: operators' own time by kind of work, and the operators that take most of it.
 
-Matrix products, attention, norms and activations, sampling, the optimizer; what is left of the segment's time is
-Python and everything that no operator accounts for.
+Matrix products, decoding steps (products and attention in one kernel), attention, norms and activations, sampling, the
+optimizer; what is left of the segment's time is Python and everything that no operator accounts for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "onednn",
         "mkldnn",
     ),
-    "attention": ("scaled_dot_product", "flash_attention", "embedding_bag"),
+    "decoding steps": ("assent::step",),
+    "attention": ("scaled_dot_product", "flash_attention", "assent::attend", "assent::decode", "assent::write"),
     "optimizer": ("adam", "_foreach_", "_fused_", "Optimizer.step", "clip_grad", "linalg_vector_norm"),
     "sampling": ("cumsum", "multinomial", "exponential_", "topk", "sort", "searchsorted", "argmax", "isin"),
     "softmax and log-probs": ("softmax", "logsumexp", "nll_loss", "log_sigmoid", "gather", "scatter"),
@@ -29,6 +30,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         *(
             "gelu",
             "silu",
+            "swiglu",
+            "rotate",
             "tanh",
             "sigmoid",
             "aten::mul",
@@ -42,6 +45,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "copies and indexing": (
         *("copy_", "index", "aten::cat", "embedding", "aten::fill_", "aten::zero_", "contiguous", "aten::stack"),
+        "assent::pack",
         *("empty", "resize", "clone", "_to_copy", "item", "local_scalar", "narrow", "split", "select", "slice"),
     ),
 }

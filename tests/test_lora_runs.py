@@ -22,6 +22,11 @@ CASES: dict[str, dict[str, Any]] = {
     "dpo": {"reference": {"once": True}},
     "ppo": {"model": {"lora": {"targets": ["c_attn"]}}},
     "grpo": {"algorithm": {"samples": 3, "kl_in_loss": 0.1}},
+    "rloo": {"algorithm": {"samples": 3}},
+    "remax": {},
+    "reinforce": {},
+    "online-dpo": {"algorithm": {"samples": 3}},
+    "best-of-k": {"algorithm": {"samples": 3}},
 }
 STEPS = 3
 

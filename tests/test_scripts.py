@@ -205,7 +205,8 @@ def test_shipped_distributed_settings_hold_every_key_and_pass() -> None:
     }
     settings = load_tree(DistributedSettings, given)
     settings.check()
-    assert settings.run_settings() == {"learn": {"micro_tokens": 8192}, "save": {"steps": 50}}
+    expected = {"runtime": {"kind": "local"}, "learn": {"micro_tokens": 8192}, "save": {"steps": 50}}
+    assert settings.run_settings() == expected
 
 
 def test_null_settings_leave_the_recipe_alone() -> None:

@@ -144,6 +144,12 @@ def test_old_samples_are_told_from_new_ones(make_recipe: Any, tmp_path: Path) ->
     assert done.metrics[1]["kl/sampler"] > 1e-6
     fresh = run(settings_of(make_recipe, "grpo", tmp_path / "fresh", **more))
     assert all(record["lag/max"] == 0.0 and "correction/mean" not in record for record in fresh.metrics)
+    assert all(record["lag/0"] == 1.0 for record in fresh.metrics)
+    for record in done.metrics:  # the shares of tokens by age
+        ages = {int(key[4:]): value for key, value in record.items() if key.startswith("lag/") and key[4:].isdigit()}
+        assert sum(ages.values()) == pytest.approx(1.0)
+        assert max(ages) == record["lag/max"] <= 1.0
+        assert sum(age * share for age, share in ages.items()) == pytest.approx(record["lag/mean"])
 
 
 # --- what is not finite

@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -106,6 +108,33 @@ def test_one_failure_leaves_the_others_alone() -> None:
     for found in (scores(sync, "a", "", "ab"), scores(later, "a", "", "ab"), scores(sync, "a", "", "ab", thread=True)):
         assert [score.value for score in found] == [1.0, None, 0.5]
         assert found[1].reason == "ZeroDivisionError: division by zero"
+
+
+def test_deadline_of_functions_that_run_inline() -> None:
+    """Whatever the function catches; and the timer is gone when it has answered."""
+
+    def stubborn(completion: str) -> float:
+        until = time.monotonic() + float(completion)
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+        return 1.0
+
+    before = signal.getsignal(signal.SIGALRM)
+    fast, slow, last = scores(stubborn, "0", "5", "0", deadline=0.1)
+    assert (fast.value, last.value) == (1.0, 1.0)
+    assert (slow.value, slow.reason) == (None, "no answer within 0.1 s")
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_inline_functions_outside_the_main_thread_have_none() -> None:
+    found: list[Score] = []
+    call = lambda: found.extend(scores(lambda completion: 1.0, "a", deadline=0.1))  # noqa: E731
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert [score.value for score in found] == [1.0]
 
 
 def test_deadline_of_async_functions_and_threads() -> None:

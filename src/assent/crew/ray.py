@@ -114,7 +114,7 @@ class RayCrew:
         else:
             await asyncio.gather(self._form(), self.pool.open())
         self._opened = True
-        self.say(f"{what} are ready")
+        self.say(f"{what} are ready; a local run that is to give the same bits takes threads={self.threads}")
 
     async def form_again(self, plan: Plan) -> None:
         """All ranks anew, from the plan's checkpoint."""

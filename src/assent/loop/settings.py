@@ -32,6 +32,8 @@ class TrainSettings:
 class SaveSettings(EverySettings):
     """Checkpoints. One is always written at the end."""
 
+    seconds: float | None = 600.0
+    """What a run that ends before its time must do again, at most; null leaves it to `steps` and `epochs`."""
     keep: int = 2
     """The newest this many stay; 0 keeps all."""
 

@@ -16,8 +16,9 @@ import contextvars
 import difflib
 import inspect
 import math
+import signal
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from assent.types import Completion, Finish, Prompt, Score
@@ -43,10 +44,11 @@ THREADS = 32
 class FunctionReward:
     """Calls a function once per completion.
 
-    Sync functions run inline, one after the other: fastest and deterministic, but without a deadline, and nothing else
-    runs meanwhile. With `thread` they run in threads, async ones as tasks: completions at once, each with `deadline`
-    seconds from the start of its call. A thread that outlives its deadline cannot be stopped: its result is dropped, it
-    holds up neither other calls nor the end of the process.
+    Sync functions run inline, one after the other: fastest and deterministic, but nothing else runs meanwhile. In the
+    process's main thread, where a run's loop is, a call is interrupted after `deadline` seconds (by SIGALRM: Python
+    code at once, other code when it returns). With `thread` they run in threads, async ones as tasks: completions at
+    once, each with `deadline` seconds from the start of its call. A thread that outlives its deadline cannot be
+    stopped: its result is dropped, it holds up neither other calls nor the end of the process.
     """
 
     def __init__(
@@ -78,7 +80,10 @@ class FunctionReward:
 
     def _inline(self, prompt: Prompt, completion: Completion) -> Score:
         try:
-            return as_score(self._call(prompt, completion))
+            with _interrupted_after(self.deadline):
+                return as_score(self._call(prompt, completion))
+        except _Late:
+            return Score(value=None, reason=f"no answer within {self.deadline:g} s")
         except Exception as error:  # noqa: BLE001 - whatever a user function raises is a failed score
             return _failure(error)
 
@@ -105,6 +110,30 @@ class FunctionReward:
         positional = [get(prompt, completion) for name, get in self.arguments if not name]
         named = {name: get(prompt, completion) for name, get in self.arguments if name}
         return self.function(*positional, **named, **self.options)
+
+
+class _Late(BaseException):
+    """Not an Exception: functions that catch those are interrupted too."""
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """_Late is raised inside once so many seconds are over, in the main thread of a system that has such a timer. A
+    function that sets the timer itself has it."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise _Late
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

@@ -36,7 +36,7 @@ class RewardSettings:
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments passed to the rule or function at every call, or sent with every request."""
     deadline: float = 60.0
-    """Seconds that one call may take where it can be interrupted: async functions, and sync ones with thread=true."""
+    """Seconds that one call may take."""
     thread: bool = False
     """Call a sync function in a thread, for functions that wait (a network, a subprocess). It must be thread-safe."""
     urls: list[str] = field(default_factory=list)

@@ -147,8 +147,8 @@ class RuntimeSettings:
 class ClusterSettings:
     """Where processes run, and what each may use."""
 
-    runtime: str = "local"
-    """local: this process; ray: processes of their own."""
+    runtime: str | None = None
+    """local: this process; ray: processes of their own; null: as the recipe says."""
     address: str | None = None
     """ray: a running cluster; null starts one on this machine."""
     num_workers: int = 1
@@ -217,14 +217,14 @@ class DistributedSettings:
         """Values that need the other runtime, or that there are not."""
         problems = []
         for key, value, allowed in (
-            ("cluster.runtime", self.cluster.runtime, ("local", "ray")),
+            ("cluster.runtime", self.cluster.runtime, (None, "local", "ray")),
             ("strategy.name", self.strategy.name, STRATEGIES),
             ("communication.backend", self.communication.backend, BACKENDS),
             ("communication.weights", self.communication.weights, (None, *WEIGHTS)),
         ):
             if value not in allowed:
                 problems.append(f"{key}={value} is not one of {', '.join(filter(None, allowed))}")
-        if self.cluster.runtime == "local":
+        if self.cluster.runtime != "ray":
             of_ray = {
                 ("cluster.address", self.cluster.address): None,
                 ("cluster.num_workers", self.cluster.num_workers): 1,
@@ -269,6 +269,8 @@ class DistributedSettings:
         }
         if self.cluster.runtime == "ray":
             given |= {"rollout": {"workers": self.cluster.num_rollout_workers}, "runtime": self._runtime()}
+        elif self.cluster.runtime == "local":
+            given |= {"runtime": {"kind": "local"}}
         return {key: value for key, value in _without_none(given).items() if value != {}}
 
     def _runtime(self) -> dict[str, Any]:
