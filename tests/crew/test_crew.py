@@ -63,7 +63,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     crew.settings = SimpleNamespace(device="cpu", rollout=SimpleNamespace(engine=engine))
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None)
     crew.rank_bundles, crew.rollout_bundle, crew.judge_bundles, crew._rollouts = [{}], {}, [], 1
-    crew.shares, crew.say = shares, lambda text: None
+    crew.shares, crew.threads, crew.say = shares, 1, lambda text: None
     crew._form = lambda: starting("ranks start", "ranks rest")
     crew.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     asyncio.run(crew._open())
