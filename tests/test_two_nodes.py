@@ -76,10 +76,15 @@ def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path:
         assert run.returncode == 0, run.stdout + run.stderr
         log = (tmp_path / "runs" / "run" / "log.txt").read_text()
         assert "2 nodes: 2 CPU" in log, log  # each has room for one of the two processes
-        assert "1 training and 1 rollout workers are ready" in log
+        assert "1 training and 1 rollout workers are ready; a local run gives the same bits with threads=1" in log
         assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     finally:
         for node in reversed(nodes):
             node.send_signal(signal.SIGTERM)
-        ended = [node.wait(30) for node in nodes]
-    assert len(ended) == 2, "a node ends with its command"
+        ends = time.monotonic() + 30
+        for node in nodes:  # and with its command, as the page says
+            try:
+                node.wait(max(0.0, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                node.kill()
+                raise

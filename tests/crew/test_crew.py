@@ -60,7 +60,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
         seen.append(last)
 
     crew: Any = object.__new__(RayCrew)
-    crew.settings = SimpleNamespace(device="cpu", rollout=SimpleNamespace(engine=engine))
+    crew.settings = SimpleNamespace(device="cpu", rollout=SimpleNamespace(engine=engine, max_lag=0))
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None)
     crew.rank_bundles, crew.rollout_bundle, crew.judge_bundles, crew._rollouts = [{}], {}, [], 1
     crew.shares, crew.threads, crew.say = shares, 1, lambda text: None

@@ -114,7 +114,9 @@ class RayCrew:
         else:
             await asyncio.gather(self._form(), self.pool.open())
         self._opened = True
-        self.say(f"{what} are ready; a local run that is to give the same bits takes threads={self.threads}")
+        same = len(self.rank_bundles) == 1 and self.settings.rollout.max_lag == 0
+        local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
+        self.say(f"{what} are ready{local}")
 
     async def form_again(self, plan: Plan) -> None:
         """All ranks anew, from the plan's checkpoint."""

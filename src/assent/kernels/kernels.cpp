@@ -1,5 +1,6 @@
-// What torch has no fast kernel for on the CPU: attention of short sequences and of single new tokens, and the
-// elementwise parts of a decoder, each in one pass over memory.
+// What torch has no fast kernel for on the CPU. From here to the end: registers, small products, attention of whole sequences
+// and back, the cache and attention of new tokens, elementwise parts of a decoder (one pass over memory each, and back), whole
+// steps of decoding, and the names by which library.py finds them all.
 //
 // Numbers are float32 or bfloat16 in memory and float32 in registers. Nothing here depends on the number of threads or on
 // what lies beside a row: every sum has one order, which goes by the row alone, and keys that a query does not see add
@@ -266,9 +267,9 @@ void paged(const float* from, int64_t rows, int64_t dim, int64_t width, float* t
   }
 }
 
-// scores[i][j] for queries first + i and keys low + j -> weights e^(score - largest), 0 where a key is not seen.
+// The keys low..high that queries first..first + count see; low is a page's first.
 struct Seen {
-  int64_t low, high;  // the keys that queries first..first + count see
+  int64_t low, high;
   Seen(int64_t first, int64_t count, int64_t window) {
     int64_t oldest = first - window + 1;
     low = oldest > 0 ? oldest / WIDE * WIDE : 0;
@@ -283,7 +284,8 @@ inline vec hide(vec x, int64_t key, int64_t query, int64_t window, float with) {
   return (age >= 0) & (age < int32_t(window)) ? x : splat(with);
 }
 
-// A row of scores of keys low.. becomes weights; returns the largest score, and the weights' sum in `total`.
+// A query's scores of keys low..high become weights e^(score - largest), 0 where a key is not seen. Returns the largest
+// score, and the weights' sum in `total`.
 inline float weigh(float* scores, int64_t low, int64_t high, int64_t query, int64_t window, float* total) {
   vec most = splat(-INFINITY);
   for (int64_t j = low; j < high; j += W) {
@@ -447,7 +449,7 @@ struct Cache {
   int64_t pages, width;
 };
 
-// Token i, at `positions[i]` of slot `slots[i]`, is written.
+// One key head of a token is written.
 template <class Q, class T>
 void keep(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const Q* key,
           const Q* value, T* keys, T* values) {
@@ -458,6 +460,7 @@ void keep(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int6
   for (int64_t d = 0; d < dim; d += W) store_some(row + d, load_some(value + d, dim - d), dim - d);
 }
 
+// Token i is written at `positions[i]` of slot `slots[i]`.
 template <class T>
 void write(const Shape& shape, const Cache& cache, int64_t tokens, const int64_t* slots, const int64_t* positions,
            const T* key, int64_t key_stride, const T* value, int64_t value_stride, T* keys, T* values) {
@@ -515,17 +518,68 @@ void decode(const Shape& shape, const Cache& cache, int64_t n, const int64_t* sl
     }
 }
 
-// x sigmoid(z), z = 2 sqrt(2 / pi) (x + 0.044715 x^3), and its slope s + x s (1 - s) z'.
+// x as a tensor of T holds it.
+template <class T>
+inline vec held(vec x) {
+  T part[W];
+  store(part, x);
+  return load(part);
+}
+
+template <>
+inline vec held<float>(vec x) {
+  return x;
+}
+
+constexpr float GELU = 1.5957691216057308f, CUBE = 0.044715f * GELU;  // 2 sqrt(2 / pi)
+
+// GELU in its tanh form is x sigmoid(z), z = GELU x + CUBE x^3.
+inline vec gelu_gate(vec x) { return sigmoid(x * fma(x * x, splat(CUBE), splat(GELU))); }
+
+// x / sqrt(mean(x^2) + eps) * weight, or of x less its mean, + bias; returns by what the row was scaled.
+template <class X, class T, class Y>
+inline float norm_row(int64_t width, bool centred, float eps, const X* x, const T* weight, const T* bias, Y* to) {
+  float mean = 0;
+  if (centred) {
+    vec total = {};
+    for (int64_t i = 0; i < width; i += W) total += load_some(x + i, width - i);
+    mean = sum(total) / float(width);
+  }
+  vec squares = {};
+  for (int64_t i = 0; i < width; i += W) {
+    vec part = load_some(x + i, width - i) - mean;
+    for (int64_t j = width - i; j < W; j++) part[j] = 0;
+    squares = fma(part, part, squares);
+  }
+  float scale = 1.f / sqrtf(sum(squares) / float(width) + eps);
+  for (int64_t i = 0; i < width; i += W) {
+    vec y = (load_some(x + i, width - i) - mean) * scale * load_some(weight + i, width - i);
+    store_some(to + i, held<T>(bias ? y + load_some(bias + i, width - i) : y), width - i);
+  }
+  return scale;
+}
+
+// Channel pairs (i, i + half) of one head are turned by a token's angles, or back; in place too.
+template <class X, class T>
+inline void turn(const X* x, int64_t half, const T* cosines, const T* sines, bool back, X* to) {
+  for (int64_t i = 0; i < half; i += W) {
+    vec c = load_some(cosines + i, half - i), s = load_some(sines + i, half - i) * (back ? -1.f : 1.f);
+    vec a = load_some(x + i, half - i), b = load_some(x + half + i, half - i);
+    store_some(to + i, held<T>(a * c - b * s), half - i);
+    store_some(to + half + i, held<T>(b * c + a * s), half - i);
+  }
+}
+
+// GELU, and its slope: with s = sigmoid(z), s + x s (1 - s) z'.
 template <class T>
 void gelu(int64_t count, const T* from, T* to, T* slopes, int64_t threads) {
-  constexpr float A = 1.5957691216057308f, B = 0.044715f * A;
 #pragma omp parallel for schedule(static) num_threads(threads) if (count > BLOCK)
   for (int64_t block = 0; block < count; block += BLOCK) {
     int64_t end = block + BLOCK < count ? block + BLOCK : count;
     for (int64_t i = block; i < end; i += W) {
-      vec x = load_some(from + i, end - i), square = x * x, s = sigmoid(x * (square * B + A));
+      vec x = load_some(from + i, end - i), s = gelu_gate(x);
       store_some(to + i, x * s, end - i);
-      if (slopes) store_some(slopes + i, s + x * s * (1.f - s) * (square * (3.f * B) + A), end - i);
+      if (slopes) store_some(slopes + i, s + x * s * (1.f - s) * (x * x * (3.f * CUBE) + GELU), end - i);
     }
   }
 }
@@ -557,42 +611,24 @@ void swiglu_back(int64_t rows, int64_t width, const T* from, const T* grad, T* t
   }
 }
 
-// Channel pairs (i, i + dim / 2) of each head are turned by the token's angles, or back.
 template <class T>
 void rotate(int64_t tokens, int64_t heads, int64_t dim, const T* from, int64_t stride, const T* cosines, const T* sines,
             T* to, int64_t back, int64_t threads) {
   int64_t half = dim / 2;
-  float sign = back ? -1.f : 1.f;
 #pragma omp parallel for schedule(static) num_threads(threads) if (tokens * heads * dim > BLOCK)
   for (int64_t token = 0; token < tokens; token++)
-    for (int64_t head = 0; head < heads; head++) {
-      const T* x = from + token * stride + head * dim;
-      T* y = to + (token * heads + head) * dim;
-      for (int64_t i = 0; i < half; i += W) {
-        vec c = load_some(cosines + token * half + i, half - i), s = load_some(sines + token * half + i, half - i) * sign;
-        vec a = load_some(x + i, half - i), b = load_some(x + half + i, half - i);
-        store_some(y + i, a * c - b * s, half - i);
-        store_some(y + half + i, b * c + a * s, half - i);
-      }
-    }
+    for (int64_t head = 0; head < heads; head++)
+      turn(from + token * stride + head * dim, half, cosines + token * half, sines + token * half, back,
+           to + (token * heads + head) * dim);
 }
 
-// x / sqrt(mean(x^2) + eps) * weight of each row, and by what the row was scaled.
 template <class T>
 void rms_norm(int64_t rows, int64_t width, const T* from, const T* weight, const float* eps, T* to, float* scales,
               int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > BLOCK)
   for (int64_t row = 0; row < rows; row++) {
-    const T* x = from + row * width;
-    vec squares = {};
-    for (int64_t i = 0; i < width; i += W) {
-      vec part = load_some(x + i, width - i);
-      squares = fma(part, part, squares);
-    }
-    float scale = 1.f / sqrtf(sum(squares) / float(width) + *eps);
+    float scale = norm_row<T, T>(width, false, *eps, from + row * width, weight, nullptr, to + row * width);
     if (scales) scales[row] = scale;
-    for (int64_t i = 0; i < width; i += W)
-      store_some(to + row * width + i, load_some(x + i, width - i) * scale * load_some(weight + i, width - i), width - i);
   }
 }
 
@@ -648,44 +684,9 @@ struct Model {
   int64_t vocabulary;
 };
 
-// x as a tensor of T holds it.
-template <class T>
-inline vec held(vec x) {
-  T part[W];
-  store(part, x);
-  return load(part);
-}
-
-template <>
-inline vec held<float>(vec x) {
-  return x;
-}
-
 inline vec activated(vec x, int64_t activation) {
   if (activation == RELU) return x < vec{} ? vec{} : x;
-  if (activation == SILU) return x * sigmoid(x);
-  return x * sigmoid(x * fma(x * x, splat(0.044715f * 1.5957691216057308f), splat(1.5957691216057308f)));
-}
-
-template <class T>
-inline void norm_row(int64_t width, bool centred, float eps, const float* x, const T* weight, const T* bias, float* to) {
-  float mean = 0;
-  if (centred) {
-    vec total = {};
-    for (int64_t i = 0; i < width; i += W) total += load_some(x + i, width - i);
-    mean = sum(total) / float(width);
-  }
-  vec squares = {};
-  for (int64_t i = 0; i < width; i += W) {
-    vec part = load_some(x + i, width - i) - mean;
-    for (int64_t j = width - i; j < W; j++) part[j] = 0;
-    squares = fma(part, part, squares);
-  }
-  float scale = 1.f / sqrtf(sum(squares) / float(width) + eps);
-  for (int64_t i = 0; i < width; i += W) {
-    vec y = (load_some(x + i, width - i) - mean) * scale * load_some(weight + i, width - i);
-    store_some(to + i, held<T>(bias ? y + load_some(bias + i, width - i) : y), width - i);
-  }
+  return x * (activation == SILU ? sigmoid(x) : gelu_gate(x));
 }
 
 // Inside a parallel region: rows of x, `stride` apart, are normed.
@@ -712,16 +713,6 @@ inline void share_product(int64_t n, int64_t inner, int64_t columns, const float
 template <class T>
 inline vec shifted(vec x, const T* bias, int64_t column) {
   return held<T>(bias ? x + load(bias + column) : x);
-}
-
-template <class T>
-inline void turn(float* x, int64_t half, const T* cosines, const T* sines) {
-  for (int64_t i = 0; i < half; i += W) {
-    vec c = load_some(cosines + i, half - i), s = load_some(sines + i, half - i);
-    vec a = load_some(x + i, half - i), b = load_some(x + half + i, half - i);
-    store_some(x + i, held<T>(a * c - b * s), half - i);
-    store_some(x + half + i, held<T>(b * c + a * s), half - i);
-  }
 }
 
 template <class T>
@@ -763,12 +754,13 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
           float* attended = middle + i * wide + kv * share * dim;
           if (layer->query_norm) {
             for (int64_t h = 0; h < share; h++)
-              norm_row<T>(dim, false, *model.eps, query + h * dim, layer->query_norm, nullptr, query + h * dim);
-            norm_row<T>(dim, false, *model.eps, key, layer->key_norm, nullptr, key);
+              norm_row<float, T>(dim, false, *model.eps, query + h * dim, layer->query_norm, nullptr, query + h * dim);
+            norm_row<float, T>(dim, false, *model.eps, key, layer->key_norm, nullptr, key);
           }
           if (cosines) {
-            for (int64_t h = 0; h < share; h++) turn(query + h * dim, half, cosines + i * half, sines + i * half);
-            turn(key, half, cosines + i * half, sines + i * half);
+            for (int64_t h = 0; h < share; h++)
+              turn(query + h * dim, half, cosines + i * half, sines + i * half, false, query + h * dim);
+            turn(key, half, cosines + i * half, sines + i * half, false, key);
           }
           keep(shape, cache, slots[i], kv, positions[i], key, key + shape.kv_heads * dim, layer->keys, layer->values);
           look(shape, cache, slots[i], kv, positions[i], query, layer->keys, layer->values, attended);

@@ -1,4 +1,4 @@
-"""A decoder for generation on the CPU, with its weights stored as oneDNN multiplies them fastest.
+"""A decoder for generation on the CPU where `steps.py` has no kernel, with weights stored as oneDNN multiplies fastest.
 
     decoder -> PackedDecoder: the same code over copies of the linear layers' weights, made again when weights changed
 

@@ -32,7 +32,8 @@ def can_step(model: Decoder) -> bool:
     """Whether the kernel computes this model."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return (
-        model.device.type == "cpu"
+        type(model) is Decoder
+        and model.device.type == "cpu"
         and available(model.dtype)
         and not (model.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
         and all(type(x) is nn.Parameter and x.dtype is model.dtype for x in model.parameters())

@@ -5,8 +5,8 @@
 Continuous batching: rows of finished sequences are refilled at the next step, active sequences always fill the first n
 rows of the cache, and no work is done for empty ones. One asyncio task takes the steps while there is work. Where free
 rows admit only some of a request's samples, the later ones copy the prompt's cache from a sibling that still runs; if
-none does, or the weights changed since, the prompt is computed again. On a GPU decoding repeats recorded steps
-(`models/graphs.py`). Left out: paging, chunked prefill, speculation.
+none does, or the weights changed since, the prompt is computed again. A step of decoding is one kernel on the CPU
+(`models/steps.py`) and a recorded one on a GPU (`models/graphs.py`). Left out: paging, chunked prefill, speculation.
 """
 
 from __future__ import annotations
