@@ -808,7 +808,26 @@ void pack(int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, in
 
 }  // namespace
 
-// Every kernel is there for both kinds of numbers. Arguments are addresses and whole numbers of 64 bits.
+// See models/digest.py: each number times its factor, pieces' sums times powers of `base` so that the last has the 0th, all
+// modulo 2^64. Whole numbers: any order of additions gives the same.
+extern "C" void weighted_sum(int64_t count, const int32_t* bits, int64_t piece, const int32_t* factors, uint64_t base,
+                             uint64_t* sum, int64_t threads) {
+  int64_t pieces = (count + piece - 1) / piece;
+  uint64_t total = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total) if (count > BLOCK)
+  for (int64_t p = 0; p < pieces; p++) {
+    const int32_t* from = bits + p * piece;
+    int64_t here = p + 1 < pieces ? piece : count - p * piece;
+    uint64_t found = 0, power = base, weight = 1;
+    for (int64_t i = 0; i < here; i++) found += (uint64_t)((int64_t)from[i] * factors[i]);
+    for (int64_t left = pieces - 1 - p; left; left >>= 1, power *= power)
+      if (left & 1) weight *= power;
+    total += found * weight;
+  }
+  *sum = total;
+}
+
+// Every kernel of numbers is there for both kinds of numbers. Arguments are addresses and whole numbers of 64 bits.
 #define KERNEL(NAME, PARAMETERS, ARGUMENTS)                                      \
   extern "C" void NAME##_float PARAMETERS { typedef float T; NAME<T> ARGUMENTS; } \
   extern "C" void NAME##_bf16 PARAMETERS { typedef bf16 T; NAME<T> ARGUMENTS; }

@@ -52,11 +52,11 @@ def available(dtype: torch.dtype) -> bool:
     return dtype in SUFFIXES and library() is not None
 
 
-def run(name: str, dtype: torch.dtype, *arguments: Tensor | int | None) -> None:
-    """Run the kernel of this name on numbers of this kind. Tensors are passed by address, None as none. A profile has
-    it as `assent::name`."""
+def run(name: str, dtype: torch.dtype | None, *arguments: Tensor | int | None) -> None:
+    """Run the kernel of this name on numbers of this kind (None: there is one kind). Tensors are passed by address,
+    None as none. A profile has it as `assent::name`."""
     numbers = [x.data_ptr() if isinstance(x, Tensor) else x or 0 for x in arguments]
-    function = _kernel(f"{name}_{SUFFIXES[dtype]}", len(numbers))
+    function = _kernel(name if dtype is None else f"{name}_{SUFFIXES[dtype]}", len(numbers))
     if profiler._is_profiler_enabled:
         with profiler.record_function(f"assent::{name}"):
             function(*numbers)

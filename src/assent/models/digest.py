@@ -13,9 +13,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-PIECE = 1 << 18
-"""Elements at once: few enough for a processor's cache, many enough to keep a GPU busy."""
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from assent.kernels.library import library, run
+
+PIECE = 1 << 16
+"""Numbers at once: few enough for a processor's cache, many enough to keep a GPU busy."""
+BASE = 6364136223846793005
+"""Of the powers that pieces are told apart by; odd."""
+INTEGERS = {0: torch.int32, 2: torch.int16}
 
 
 @torch.no_grad()
@@ -30,17 +34,31 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """The tensor's bits, each element times an odd number of its own and each piece too, summed modulo 2^64."""
-    # Odd factors have inverses modulo 2^64, so a change of one element cannot vanish in the sum.
-    bits = tensor.detach().contiguous().flatten().view(INTEGERS[tensor.element_size()])
+    """The tensor's bits as whole numbers of 32 bits, each times an odd number of its own and each piece too, summed
+    modulo 2^64."""
+    # Odd factors have inverses modulo 2^64, so a change of one number cannot vanish in the sum.
+    bits = _bits(tensor)
     factors = _factors(tensor.device)
+    if type(bits) is Tensor and bits.device.type == "cpu" and bits.dtype is torch.int32 and library() is not None:
+        total = torch.empty((), dtype=torch.int64)
+        run("weighted_sum", None, len(bits), bits, PIECE, factors, BASE, total, torch.get_num_threads())
+        return total
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for piece in torch.split(bits, PIECE):
-        total = total * 6364136223846793005 + (piece.to(torch.int64) * factors[: len(piece)]).sum()
+        total = total * BASE + (piece.to(torch.int64) * factors[: len(piece)]).sum()
     return total
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As whole numbers of 32 bits, or where they are of another size together, of 16 or 8."""
+    flat = tensor.detach().contiguous().flatten()
+    if flat.storage_offset() * flat.element_size() % 4:  # a view as wider numbers begins at one of them
+        flat = flat.clone()
+    flat = flat.view(torch.uint8)
+    return flat.view(INTEGERS.get(len(flat) % 4, torch.uint8))
 
 
 @lru_cache(maxsize=8)
 def _factors(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(20261121)
-    return (torch.randint(-(2**62), 2**62, (PIECE,), generator=generator) * 2 + 1).to(device)
+    return (torch.randint(0, 2**30, (PIECE,), generator=generator, dtype=torch.int32) * 2 + 1).to(device)
