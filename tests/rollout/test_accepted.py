@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from assent.models.digest import digest
-from assent.rollout.accepted import Accepted, WeightsError
+from assent.rollout.accepted import Accepted, WeightsError, check_held, check_names
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -29,3 +29,18 @@ def test_weights_that_changed_on_their_way_are_refused_from_the_first_on() -> No
         arrived[name].view(-1)[1] = -arrived[name].view(-1)[1]
         with pytest.raises(WeightsError, match=f"but were sent with {sent}"):
             Accepted().check(arrived, 0, sent=sent)
+
+
+def test_what_an_engine_holds_is_compared_with_what_it_was_given_in_its_own_precision() -> None:
+    held = {"a": torch.arange(6.0).view(2, 3).bfloat16(), "b": torch.ones(4)}
+    check_held(held, weights())
+    check_held(held, weights() | {"a": weights()["a"] * 1.0001})  # rounds to the same
+    held["b"][2] += 1e-6
+    with pytest.raises(WeightsError, match=r"were copied into them \(b and 0 other tensors differ\)"):
+        check_held(held, weights())
+
+
+def test_names_that_are_not_the_models() -> None:
+    check_names(weights(), ["b", "a"])
+    with pytest.raises(ValueError, match=r"unknown \['b'\], missing \['c'\]"):
+        check_names(weights(), ["a", "c"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import Letters, greedy_reference, prompts
+from tiny_models import Letters, greedy_reference, prompts, refuses_shaky_weights
 
 from assent.models.decoder import Decoder
 from assent.rollout.engine import generate_all
@@ -173,6 +173,10 @@ def test_loaded_weights_are_the_ones_that_answer(pairs: Any, letters: Letters) -
     assert [group[0].tokens for group in generate_all(engine, questions, [GREEDY])] == expected
     with pytest.raises(ValueError, match="missing"):
         engine.load({}, 2)
+
+
+def test_an_engine_that_does_not_hold_what_it_was_given_says_so(pairs: Any, letters: Letters) -> None:
+    refuses_shaky_weights(NativeEngine(copy.deepcopy(pairs("llama")[0]), letters))
 
 
 def test_a_model_may_change_its_precision_between_requests(pairs: Any, letters: Letters) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import OPT, Letters, greedy_reference, prompts, transformers_model
+from tiny_models import OPT, Letters, greedy_reference, prompts, refuses_shaky_weights, transformers_model
 
 from assent.models.decoder import Decoder
 from assent.models.fallback import Fallback
@@ -73,6 +73,10 @@ def test_end_tokens_stop_strings_versions_and_weights(letters: Letters) -> None:
     engine.load({name: torch.zeros_like(tensor) for name, tensor in model.hf_tensors()}, 4)
     [[uniform]] = generate_all(engine, [question], [Sampling(max_tokens=2)])
     assert uniform.logprobs == pytest.approx([-torch.tensor(300.0).log().item()] * 2)
+
+
+def test_an_engine_that_does_not_hold_what_it_was_given_says_so(letters: Letters) -> None:
+    refuses_shaky_weights(StaticEngine(fallback("opt"), letters))
 
 
 def test_an_error_reaches_everyone_and_a_cancelled_request_is_dropped(letters: Letters) -> None:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
 import torch
+
+from assent.rollout.accepted import WeightsError
 
 VOCAB = 300
 
@@ -60,3 +63,20 @@ def greedy_reference(model: Any, prompt: list[int], count: int) -> tuple[int, ..
 def prompts(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(11)
     return [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+class Shaky(dict[str, torch.Tensor]):
+    """Weights that change while they are copied: every tensor once it was read."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        weights = super().__getitem__(name)
+        self[name] = weights + 0.001
+        return weights
+
+
+def refuses_shaky_weights(engine: Any) -> None:
+    with pytest.raises(WeightsError, match="tensors differ"):
+        engine.load(Shaky(engine.model.hf_tensors()), 1)
+    assert engine.version == 0
+    engine.load({name: tensor.clone() for name, tensor in engine.model.hf_tensors()}, 1)
+    assert engine.version == 1

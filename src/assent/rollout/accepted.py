@@ -1,11 +1,12 @@
-"""Which weights an engine with a copy of its own takes: newer ones, of its own model, as they were sent.
+"""Which weights an engine with a copy of its own takes: newer ones, of its own model, as they were sent; and whether it
+has them afterwards.
 
 Knows no engine and no way that weights travel: both hand over what arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -53,6 +54,24 @@ class Accepted:
     def go_back(self) -> None:
         """Take the next weights of the same model, whatever their version."""
         self.version = None
+
+
+def check_names(weights: Mapping[str, Tensor], own: Collection[str]) -> None:
+    """Raise ValueError if these are not tensors of the model, whose own names are given."""
+    if set(weights) != set(own):
+        unknown, missing = sorted(set(weights) - set(own)), sorted(set(own) - set(weights))
+        raise ValueError(f"These are not the model's weights: unknown {unknown[:5]}, missing {missing[:5]}.")
+
+
+def check_held(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Raise WeightsError if what the model holds now is not what it was given, in its own precision."""
+    wanted = {name: weights[name].to(tensor.dtype) for name, tensor in held.items()}
+    if (found := digest(held)) != (given := digest(wanted)):
+        odd = [name for name, tensor in held.items() if digest({"": tensor}) != digest({"": wanted[name]})]
+        raise WeightsError(
+            f"The engine's weights have digest {found} after those with {given} were copied into them ({odd[0]} and "
+            f"{len(odd) - 1} other tensors differ): its memory, or that of what was sent, changed meanwhile."
+        )
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

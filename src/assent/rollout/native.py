@@ -27,6 +27,7 @@ from assent.models.layout import fill, layout
 from assent.models.packed import kernel_rows, stamp
 from assent.models.pages import PageCache, make_cache
 from assent.models.steps import Steps, laid_out
+from assent.rollout.accepted import check_held, check_names
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.rows import Active, Admission, Counts, Request, Rows
 from assent.rollout.sampler import Draw, sample
@@ -393,8 +394,7 @@ class NativeEngine:
             raise ValueError("Published weights have adapters merged in, this model has some too: merge_lora(model).")
         own = dict(self.model.named_parameters())
         parts = layout(self.model.config, self.model.head_kind, own)
-        if set(weights) != set(parts):
-            unknown, missing = sorted(set(weights) - set(parts)), sorted(set(parts) - set(weights))
-            raise ValueError(f"These are not the decoder's weights: unknown {unknown[:5]}, missing {missing[:5]}.")
+        check_names(weights, parts)
         for name, part in parts.items():
             fill(own[part.ours], part, weights[name], name=name)
+        check_held(dict(self.model.hf_tensors()), weights)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from assent.models.base import LanguageModel
 from assent.models.fallback import Fallback
+from assent.rollout.accepted import check_held, check_names
 from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
 from assent.rollout.sampler import Draw, sample, uniforms
 from assent.runtime.coroutines import Background
@@ -165,12 +166,11 @@ class StaticEngine:
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         if weights is not None:
             own = dict(self.model.hf_tensors())
-            if set(own) != set(weights):
-                unknown, missing = sorted(set(weights) - set(own)), sorted(set(own) - set(weights))
-                raise ValueError(f"These are not the model's weights: unknown {unknown[:5]}, missing {missing[:5]}.")
+            check_names(weights, own)
             with torch.no_grad():
                 for name, parameter in own.items():
                     parameter.copy_(weights[name])
+            check_held(own, weights)
         self.version, self._drained = version, False
         if self._waiting:
             self._driver.wake()
