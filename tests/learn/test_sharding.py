@@ -43,15 +43,19 @@ CASES: dict[str, dict[str, Any]] = {
     "half": {"learn": {"precision": "bfloat16"}},
 }
 METHOD = {"lora": "grpo", "half": "sft"}
+GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
+"""Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
 ON_TWO = [("dpo", "replicate"), ("reward", "replicate"), ("ppo", "replicate"), *((case, "fsdp") for case in CASES)]
 ON_ONE = [("grpo", "fsdp"), ("ppo", "replicate"), ("lora", "fsdp"), ("half", "fsdp")]
+FROM_ONE = [("sft", "fsdp"), ("ppo", "replicate")]
 ON_THREE = [("grpo", "fsdp"), ("ppo", "fsdp"), ("ppo", "replicate")]
+GRADIENTS = [("sft", "replicate"), ("sft", "fsdp"), ("grpo", "fsdp"), ("ppo", "replicate"), ("ppo", "fsdp")]
 SAVED = "epoch1epochstep1globalstep1"
 
 
 @pytest.fixture(scope="module")
 def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """Folders of finished jobs, <case>/<how>: on one rank, on two, and resumed on one and on three."""
+    """Folders of finished jobs, <case>/<how>: on one rank, on two, and resumed on one, two and three."""
     root = tmp_path_factory.mktemp("ranks")
 
     def job(case: str, how: str, strategy: str | None = None, **more: Any) -> Job:
@@ -77,10 +81,22 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         found = job(case, f"{how} on {on}", strategy, steps=(1, 3), resume=SAVED)
         return {**found, "folder": folder}
 
-    at_work([job(case, how, how, save=1) for case, how in ON_TWO], 2, root / "two", environment)
-    at_work([resumed(case, how, "three", how) for case, how in ON_THREE], 3, root / "three", environment)
+    def one_step(case: str, how: str, strategy: str | None = None) -> Job:
+        found = job(case, f"gradient {how}", strategy, steps=(0, 1))
+        found["recipe"]["optimizer"] = GRADIENT
+        if case == "ppo":
+            found["recipe"]["critic"] = {"optimizer": GRADIENT}
+        return found
+
     for case in CASES:
-        do(job(case, "alone"), 0, 1, "")
+        do(job(case, "alone", save=1), 0, 1, "")
+    for case in {case for case, _ in GRADIENTS}:
+        do(one_step(case, "alone"), 0, 1, "")
+    jobs = [job(case, how, how, save=1) for case, how in ON_TWO]
+    jobs += [one_step(case, how, how) for case, how in GRADIENTS]
+    jobs += [resumed(case, "alone", "two", how) for case, how in FROM_ONE]
+    at_work(jobs, 2, root / "two", environment)
+    at_work([resumed(case, how, "three", how) for case, how in ON_THREE], 3, root / "three", environment)
     for case, how in ON_ONE:
         do(resumed(case, how, "one"), 0, 1, "")
     return root
@@ -120,11 +136,25 @@ def test_two_ranks_learn_what_one_learns(case: str, how: str, done: Path) -> Non
     assert share == 1.0 if how == "replicate" else 0.5 <= share < 0.51
 
 
+@pytest.mark.parametrize(("case", "how"), GRADIENTS)
+def test_two_ranks_have_the_gradient_of_one(case: str, how: str, done: Path) -> None:
+    """No moments between the gradient and the weights, and no clipping."""
+    alone, two = done / case / "gradient alone", done / case / f"gradient {how}"
+    (step,) = (step for step in figures(alone)["steps"] if "gradient_norm/policy" in step)
+    assert step["gradient_norm/policy"] > 0.1
+    assert furthest(alone, two) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("case", "how", "world"), [*((*pair, "one") for pair in ON_ONE), *((*pair, "three") for pair in ON_THREE)]
 )
 def test_a_checkpoint_of_two_ranks_goes_on_on_any_number(case: str, how: str, world: str, done: Path) -> None:
     assert furthest(done / case / how, done / case / f"{how} on {world}") < tolerance(case)
+
+
+@pytest.mark.parametrize(("case", "how"), FROM_ONE)
+def test_a_checkpoint_of_one_rank_goes_on_on_two(case: str, how: str, done: Path) -> None:
+    assert furthest(done / case / "alone", done / case / "alone on two") < tolerance(case)
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA])
