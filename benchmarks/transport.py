@@ -30,6 +30,7 @@ from assent.weights.parcel import Parcel, pack, unpack
 from assent.weights.transport import transport_of
 
 WIDTH = 1024
+STEPS = ("first update", "pack", "deliver and take", "whole update")
 
 
 def weights_of(megabytes: int) -> dict[str, Tensor]:
@@ -118,21 +119,34 @@ async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[
     return found
 
 
+def rows_of(found: dict[str, list[float]], megabytes: int, workers: int) -> list[list[str]]:
+    """Of the table, one for each way."""
+    gigabytes = megabytes * 2**20 / 1e9
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    rows = []
+    for way in WEIGHTS:
+        seconds = [medians[f"{way}: {step}"] for step in STEPS]
+        whole = medians[f"{way}: whole update"]
+        speed, plain = gigabytes / whole, gigabytes / medians["plain copy"]
+        rows.append([str(megabytes), str(workers), way, *(f"{s:.3f}" for s in seconds), f"{speed:.2f}", f"{plain:.1f}"])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, default=200, help="size of the weights")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1, help="rollout workers that take them")
+    parser.add_argument("--mb", type=int, nargs="+", default=[20, 200, 800], help="sizes of the weights")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4], help="rollout workers that take them")
+    parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = asyncio.run(measure(options.mb, options.repeats, options.workers))
-    table = Table(title=f"weights of {options.mb} MB to {options.workers} workers, one thread each")
-    for title in ("stage", "s", "GB/s"):
-        table.add_column(title, justify="left" if title == "stage" else "right")
-    for name, times in found.items():
-        seconds = statistics.median(times)
-        table.add_row(name, f"{seconds:.3f}", f"{options.mb * 2**20 / 1e9 / seconds:.2f}")
-    Console().print(table)
+    table = Table(title="an update of rollout workers, seconds; one thread each", title_justify="left")
+    for title in ("MB", "workers", "way", *STEPS, "GB/s", "plain copy"):
+        table.add_column(title, justify="left" if title == "way" else "right")
+    for megabytes in options.mb:
+        for workers in options.workers:
+            for row in rows_of(asyncio.run(measure(megabytes, options.repeats, workers)), megabytes, workers):
+                table.add_row(*row)
+    Console(width=110).print(table)
 
 
 if __name__ == "__main__":
