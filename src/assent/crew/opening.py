@@ -44,7 +44,7 @@ class Crews:
             prepare(self.settings.runtime)
             from assent.runtime.ray import RayRuntime
 
-            self._runtime = RayRuntime(self.settings.runtime)
+            self._runtime = RayRuntime(self.settings.runtime, self.say)
             self.say(self._runtime.start())
         return self._runtime
 

@@ -23,6 +23,7 @@ from ray import exceptions
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from assent.runtime.head import PATIENCE, HeadWatch
 from assent.runtime.ray_worker import Host, RayWorker
 from assent.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from assent.runtime.settings import RuntimeSettings
@@ -32,8 +33,9 @@ from assent.runtime.worker import NodeLost, WorkerLost
 class RayRuntime:
     """A cluster for the length of a run."""
 
-    def __init__(self, settings: RuntimeSettings):
-        self.settings = settings
+    def __init__(self, settings: RuntimeSettings, say: Callable[[str], None] = lambda text: None):
+        self.settings, self._say = settings, say
+        self._watch: HeadWatch | None = None
         self._groups: list[Any] = []
         self._workers: list[RayWorker] = []
 
@@ -65,6 +67,12 @@ class RayRuntime:
                 page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
         with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run unsaved
+        self._watch = HeadWatch(
+            self.nodes,  # none where the head did not answer in time
+            timeout=settings.heartbeat_timeout,
+            patience=float(os.environ.get(PATIENCE, "60")),
+            say=self._say,
+        )
         nodes = len(self.nodes())
         return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}{page}"
 
@@ -184,6 +192,8 @@ class RayRuntime:
     def close(self) -> None:
         """End every worker, and the cluster if it is ours."""
         self.end_workers()
+        if self._watch is not None:
+            self._watch.close()
         ray.shutdown()
 
 

@@ -1,0 +1,82 @@
+"""People are told when a head is silent and when it answers again; a head that stays silent is the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from assent.runtime.head import HeadWatch
+
+Made = Callable[..., HeadWatch]
+
+
+@pytest.fixture
+def watch() -> Iterator[Made]:
+    made: list[HeadWatch] = []
+
+    def make(ask: Callable[[], object], **more: object) -> HeadWatch:
+        made.append(HeadWatch(ask, **{"timeout": 0.2, "patience": 60.0, **more}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_nothing_is_said_of_a_head_that_answers(watch: Made) -> None:
+    said: list[str] = []
+    asked: list[int] = []
+    watch(lambda: asked.append(1) or True, say=said.append)  # type: ignore[func-returns-value]
+    until(lambda: len(asked) > 12)
+    assert said == []
+
+
+@pytest.mark.parametrize("how", ["waits", "raises", "knows nobody"])
+def test_a_head_that_is_silent_for_a_while(watch: Made, how: str) -> None:
+    said: list[str] = []
+    silent, answers = threading.Event(), threading.Event()
+
+    def ask() -> bool:
+        if silent.is_set() and not answers.is_set():
+            if how == "waits":
+                answers.wait()
+            if how == "raises":
+                raise RuntimeError("unavailable")
+            return False
+        return True
+
+    ended: list[int] = []
+    watch(ask, say=said.append, end=lambda: ended.append(1))
+    silent.set()
+    until(lambda: said)
+    assert "no sign for 0.2 s (runtime.heartbeat_timeout). Unless it does within 60 s more" in said[0]
+    answers.set()
+    until(lambda: len(said) == 2)
+    assert said[1] == "the cluster's head answers again"
+    assert not ended
+
+
+def test_a_head_that_stays_silent_is_the_end_once(watch: Made) -> None:
+    said: list[str] = []
+    ended: list[int] = []
+    watch(lambda: False, say=said.append, patience=0.4, end=lambda: ended.append(1))
+    until(lambda: ended)
+    time.sleep(0.3)
+    assert (len(said), len(ended)) == (2, 1)
+    assert "is lost: start a cluster again, and resume=latest" in said[1]
+
+
+def test_closing_ends_both_threads() -> None:
+    before = threading.active_count()
+    HeadWatch(lambda: True, timeout=0.2, patience=1.0, say=print).close()
+    assert threading.active_count() == before
