@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -13,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import Killer, alive
+from faults import Killer, alive, descendants, running
 from kills import alike
 
 from assent import Run, load_settings, run
@@ -167,3 +172,93 @@ def test_a_rollout_worker_gives_its_room_to_a_rank_whose_node_is_lost(
     assert watch.answers["rollout worker 1", nodes[-1].node_id] > 0
     assert alike(whole, done)
     cluster.remove_node(nodes[-1])
+
+
+def autoscaling(folder: Path, port: int) -> dict[str, Any]:
+    """Of Ray's autoscaler: nodes are raylets on this machine, of one CPU, at most one, and idle for a few seconds."""
+    node = {"resources": {"CPU": 1, "object_store_memory": 100 << 20}, "node_config": {}, "max_workers": 1}
+    provider = {
+        "type": "fake_multinode",
+        "use_node_id_as_ip": True,
+        "gcs_address": f"127.0.0.1:{port}",
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
+    lists = ("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands")
+    more = ("head_setup_commands", "worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands")
+    return {
+        "cluster_name": folder.name,
+        "max_workers": 1,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 0.05,
+        "provider": provider,
+        "auth": {},
+        "docker": {},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+            "worker": node | {"min_workers": 0},
+        },
+        **{name: [] for name in (*lists, *more)},
+    }
+
+
+@contextmanager
+def autoscaled(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A head with room for two processes and Ray's own autoscaler: its address, and what was started."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = int(server.getsockname()[1])
+    config = folder / "autoscaler.yaml"
+    config.write_text(yaml.safe_dump(autoscaling(folder, port)))
+    environment = os.environ | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_TMPDIR": "/tmp"}
+    environment.pop("RAY_ADDRESS", None)
+    start = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--include-dashboard", "false"]
+    start += ["--port", str(port), "--node-ip-address", "127.0.0.1", f"--autoscaling-config={config}"]
+    start += ["--num-cpus", "2", "--object-store-memory", str(NODE["object_store_memory"])]
+    log = folder / "head.log"
+    with log.open("wb") as out:
+        head = subprocess.Popen(start, env=environment, stdout=out, stderr=out)
+    try:
+        end = time.monotonic() + 60
+        while "Ray runtime started" not in log.read_text():
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.1)
+        yield f"127.0.0.1:{port}", head
+    finally:
+        left = descendants(head.pid)
+        head.terminate()
+        head.wait(30)
+        for pid in running(left):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back(
+    make_recipe: Recipe, tmp_path: Path
+) -> None:
+    """The real one, with real raylets: nobody but it adds the node."""
+    more: dict[str, Any] = {"train": {"steps": 6}}
+    whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
+    with autoscaled(tmp_path) as (address, head):
+        watch = Watch(None)
+
+        def nodes() -> int:
+            return sum(Path(f"/proc/{pid}/comm").read_text() == "raylet\n" for pid in running(descendants(head.pid)))
+
+        async def joins(moment: Moment) -> Stats:
+            if moment.progress.step == 1:
+                await until(lambda: len({worker.node for worker in watch.workers if alive(worker)}) == 2, "a node")
+                assert nodes() == 2
+            return {}
+
+        assert nodes() == 1
+        runtime = {"kind": "ray", "max_failures": 0, "address": address} | ONE
+        rollout = {"workers": 1, "workers_max": 2}
+        recipe = make_recipe("grpo", tmp_path / "run", runtime=runtime, rollout=rollout, **more)
+        with watch.at_work():
+            done = run(load_settings(recipe), hooks=[joins])
+        assert any(name == "rollout worker 1" for name, _ in watch.answers)
+        assert alike(whole, done)
+        asyncio.run(until(lambda: nodes() == 1, "the end of the node that is idle now"))
