@@ -144,6 +144,13 @@ class Trainer:
             self._beneath = digest(place.parameters(name for name in names if name not in adapters))
         return pack(weights, version, beneath=self._beneath or "", device=device) if weights else None
 
+    def parcel_bytes(self) -> int:
+        """The size of what `parcel` packs."""
+        model = self.models[Role.POLICY]
+        adapters = adapter_names(model)
+        numbers = sum(p.numel() for name, p in model.named_parameters() if not adapters or name in adapters)
+        return numbers * dtype_of(self.settings).itemsize
+
     # --- models
 
     def _trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
@@ -277,6 +284,10 @@ class RankProcess:
         assert self.trainer is not None
         parcel = self.trainer.parcel(version)
         return parcel, "" if parcel is None else parcel.digest
+
+    def parcel_bytes(self) -> int:
+        assert self.trainer is not None
+        return self.trainer.parcel_bytes()
 
     def hold(self, version: int, device: str) -> str:
         """Likewise, to be sent from here. Returns their digest."""

@@ -60,11 +60,16 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
         seen.append(last)
 
     crew: Any = object.__new__(RayCrew)
-    crew.settings = SimpleNamespace(device="cpu", rollout=SimpleNamespace(engine=engine, max_lag=0))
-    crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None)
+    runtime = SimpleNamespace(weights="store")
+    crew.settings = SimpleNamespace(device="cpu", runtime=runtime, rollout=SimpleNamespace(engine=engine, max_lag=0))
+    nodes = [{"object_store_memory": float(100 << 20)}]
+    crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes)
+    crew.gang = LocalGang(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
     crew.rank_bundles, crew.rollout_bundle, crew.judge_bundles, crew._rollouts = [{}], {}, [], 1
-    crew.shares, crew.threads, crew.say = shares, 1, lambda text: None
+    said: list[str] = []
+    crew.shares, crew.threads, crew.say = shares, 1, said.append
     crew._form = lambda: starting("ranks start", "ranks rest")
     crew.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     asyncio.run(crew._open())
     assert seen == expected
+    assert [text[:32] for text in said] == ["1 training and 1 rollout workers", "an object store of 100 MiB has n"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assent.runtime.resources import Resources, ResourcesError, check_gpus, check_room, equal_share, packed
+from assent.runtime.resources import Resources, ResourcesError, check_gpus, check_room, equal_share, packed, small_store
 
 
 def of(*cpus: float) -> list[Resources]:
@@ -91,3 +91,11 @@ def test_what_exceeds_the_sum_is_refused_with_it() -> None:
 )
 def test_bundles_are_packed_on_nodes(bundles: list[Resources], fits: bool) -> None:
     assert packed([{"CPU": 4.0, "home": 1.0}, {"CPU": 4.0}], bundles) == fits
+
+
+def test_a_store_without_room_for_two_versions_is_told_of() -> None:
+    nodes = [{"object_store_memory": float(mb << 20)} for mb in (512, 100)]
+    assert small_store(nodes, 50 << 20) == ""
+    said = small_store(nodes, 200 << 20)
+    assert "store of 100 MiB has no room for two versions of weights of 200 MiB" in said
+    assert "runtime.object_store_mb=500" in said, "two and a half times as much"

@@ -22,7 +22,7 @@ from assent.rewards.workers import JudgeWorkers
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
 from assent.runtime.gang import Gang
-from assent.runtime.resources import check_gpus, equal_share, reserved
+from assent.runtime.resources import check_gpus, equal_share, reserved, small_store
 from assent.runtime.worker import Failures, NodeLost
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess
@@ -117,6 +117,12 @@ class RayCrew:
         same = len(self.rank_bundles) == 1 and self.settings.rollout.max_lag == 0
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
+        if self.pool is not None and self.settings.runtime.weights == "store":
+            self._tell_of_store(await self.gang.any("parcel_bytes"))
+
+    def _tell_of_store(self, size: int) -> None:
+        if advice := small_store(self.runtime.nodes(), size):
+            self.say(advice)
 
     async def form_again(self, plan: Plan) -> None:
         """All ranks anew, from the plan's checkpoint."""

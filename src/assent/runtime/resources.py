@@ -82,6 +82,18 @@ def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
         )
 
 
+def small_store(nodes: Sequence[Resources], size: int) -> str:
+    """What to say where a node's object store has no room for two versions of so many bytes, old and new."""
+    least = min(node.get("object_store_memory", 0.0) for node in nodes)
+    if 2 * size <= least:
+        return ""
+    return (
+        f"an object store of {least / 2**20:.0f} MiB has no room for two versions of weights of {size / 2**20:.0f} "
+        f"MiB: Ray puts them on disk, and updates take longer. Set runtime.object_store_mb={-(-5 * size // 2**21)} (of "
+        "a cluster that runs: ray start --object-store-memory), or runtime.weights=collective"
+    )
+
+
 def packed(nodes: Sequence[Resources], bundles: Sequence[Resources]) -> bool:
     """Whether each bundle finds a node: those that few nodes can hold first, then the largest, on the first that has
     room (first-fit decreasing). Of very unequal bundles it may miss a way that there is."""
