@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,6 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
     assert again.exit_code == 2
     assert "holds a run already: set resume=latest, overwrite=true or another name" in again.output
     for words, told in (
-        (["resume=latest", "name=null"], "resume=latest needs the run's name"),
         (["resume=latest", "overwrite=true"], "resume and overwrite contradict each other"),
         (["resume=epoch1epochstep9globalstep9"], "there is latest, or one of ['epoch1epochstep2globalstep2']"),
         (["name=../run", "overwrite=true"], "must be a plain folder name"),
@@ -119,6 +119,39 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     assert assent("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_without_a_name_is_gone_on_with_without_one(recipe: Path, tmp_path: Path) -> None:
+    """The newest of the same settings; what may differ is what a resumed run may be told anew."""
+
+    def folders() -> dict[str, int]:
+        return {path.parent.name: len(path.read_text().splitlines()) for path in tmp_path.glob("runs/*/metrics.jsonl")}
+
+    rate = "optimizer.learning_rate=0.002"
+    for words in ([], [rate]):
+        assert assent("sft", recipe, "name=null", *words).exit_code == 0
+        assert len(folders()) == 1 + len(words)
+        time.sleep(1.0)  # names go by seconds
+    first, second = sorted(folders())
+    assert yaml.safe_load((tmp_path / "runs" / first / "settings.yaml").read_text())["name"] == first
+    more = ["name=null", "resume=latest", "train.steps=3"]
+    assert assent("sft", recipe, *more, "save.steps=1").exit_code == 0
+    assert folders() == {first: 3, second: 2}
+    assert assent("sft", recipe, *more, rate, "threads=1").exit_code == 0
+    assert folders() == {first: 3, second: 3}
+    assert assent("sft", tmp_path / "runs" / first / "settings.yaml", "resume=latest", "train.steps=4").exit_code == 0
+    assert folders() == {first: 4, second: 3}
+
+    refused = assent("sft", recipe, *more, "seed=5")
+    assert refused.exit_code == 2
+    assert f"To go on with the newest of sft all the same, set name={second}" in refused.output
+    assert "- seed: 0 there, 5 here" in refused.output
+    assert "- optimizer.learning_rate: 0.002 there, 0.003 here" in refused.output
+    assert folders() == {first: 4, second: 3}
+    (tmp_path / "runs" / second / "settings.yaml").write_text("cut: [o")
+    assert "its settings cannot be read" in assent("sft", recipe, *more, "seed=5").output
+    assert assent("sft", recipe, f"output={tmp_path}/elsewhere", *more).exit_code == 0  # none is there: it begins
+    assert len(list(tmp_path.glob("elsewhere/sft-*/metrics.jsonl"))) == 1
 
 
 def test_resume_latest_begins_where_there_is_nothing_yet(recipe: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ from assent.monitor.trackers import open_trackers
 from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
-from assent.records import Run, find_resume, open_folder, open_record
+from assent.records import Run, find_resume, named, open_folder, open_record
 from assent.rewards.base import Reward
 from assent.rewards.protocol import vocabulary_digest
 from assent.rewards.remote import HttpReward, check_servers
@@ -75,6 +75,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [problem for server in servers for problem in finished(check_servers(server))]
+    settings = named(settings)
     folder = open_folder(settings)
     store = Store(folder / records.CHECKPOINTS)
     store.sweep()

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from assent.loop.checkpoint import Store, make_folder
 from assent.loop.recorded import Record
@@ -67,15 +69,41 @@ class Run:
         return self.checkpoint(role)
 
 
+def named(settings: Settings) -> Settings:
+    """With the name of the run's folder, which one without a name gets from its method and the time. Without a name
+    `resume` means the newest of those with the same settings."""
+    if settings.name is not None:
+        return settings
+    before = _before(settings) if settings.resume else None
+    return replace(settings, name=before or f"{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _before(settings: Settings) -> str | None:
+    """The newest run that got its name from its method and the time, and had these settings; None if there is no other
+    such run either."""
+    here, free = resolved(settings), (*OF_NO_CONSEQUENCE, "train")
+    pattern = f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}/{SETTINGS}"
+    told = sorted(Path(settings.output).glob(pattern), reverse=True)
+    differences = {path.parent.name: _differences(path.read_text(), here, free) for path in told}
+    for name, different in differences.items():
+        if not different:
+            return name
+    for newest, different in differences.items():
+        listed = "\n".join(f"  - {line}" for line in different)
+        raise SettingsError(
+            f"resume={settings.resume}: no run without a name in {settings.output} had these settings. To go on with "
+            f"the newest of {settings.method} all the same, set name={newest}; it differs in:\n{listed}"
+        )
+    return None
+
+
 def open_folder(settings: Settings) -> Path:
-    """The run's folder, made or, for a resume, found. Refuses to mix two runs."""
-    name = settings.name or f"{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The run's folder, made or, for a resume, found. Refuses to mix two runs. The run must have a name."""
+    name = str(settings.name)
     if Path(name).name != name or name.startswith("."):
         raise SettingsError(f"name={name!r} must be a plain folder name; its place is set by `output`")
     folder = Path(settings.output) / name
     if settings.resume:
-        if settings.name is None:
-            raise SettingsError(f"resume={settings.resume} needs the run's name: set name=...")
         if settings.overwrite:
             raise SettingsError("resume and overwrite contradict each other: keep one")
     elif folder.exists() and any(folder.iterdir()):
@@ -120,7 +148,8 @@ def open_record(settings: Settings) -> Record | None:
     record = Record(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
-    different = _differences((folder / SETTINGS).read_text(), resolved(settings))
+    here, there = resolved(settings), (folder / SETTINGS).read_text()
+    different = _differences(there, here, OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
     if settings.threads not in (None, record.threads):
         different.append(f"threads: {record.threads} there, {settings.threads} here")
     if different:
@@ -129,10 +158,13 @@ def open_record(settings: Settings) -> Record | None:
     return record
 
 
-def _differences(theirs: str, ours: str) -> list[str]:
-    """Where two trees in YAML say other things that the weights of a replay depend on."""
-    there, here = _leaves(theirs), _leaves(ours)
-    keys = [key for key in {**there, **here} if key in OF_CONSEQUENCE or not _within(key, OF_NO_CONSEQUENCE)]
+def _differences(theirs: str, ours: str, free: tuple[str, ...], *, never: tuple[str, ...] = ()) -> list[str]:
+    """Where two trees in YAML say other things, but for what is `free` to differ, of which some is `never`."""
+    try:
+        there, here = _leaves(theirs), _leaves(ours)
+    except yaml.YAMLError:
+        return ["its settings cannot be read"]  # the file was cut off by what ended the run
+    keys = [key for key in {**there, **here} if key in never or not _within(key, free)]
     return [f"{key}: {there.get(key)} there, {here.get(key)} here" for key in keys if there.get(key) != here.get(key)]
 
 
