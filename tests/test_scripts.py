@@ -183,6 +183,12 @@ def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() ->
     settings.check()
     found = settings.run_settings()
     assert found["rollout"] == {"workers": 3}
+    settings.cluster.max_rollout_workers = 5
+    settings.check()
+    assert settings.run_settings()["rollout"] == {"workers": 3, "workers_max": 5}
+    settings.cluster.max_rollout_workers = 2
+    with pytest.raises(ValueError, match=r"max_rollout_workers=2 is below cluster\.num_rollout_workers=3"):
+        settings.check()
     assert found["runtime"] == {
         "kind": "ray",
         "strategy": "replicate",

@@ -155,6 +155,8 @@ class ClusterSettings:
     """Training processes."""
     num_rollout_workers: int = 1
     """Processes that sample, in the stages that do."""
+    max_rollout_workers: int | None = None
+    """ray: as many of them at most, while nodes have room; null leaves the recipe's."""
     cpus_per_worker: int | None = None
     """CPU threads of a process; null leaves the recipe's."""
     gpus_per_worker: int | None = None
@@ -229,6 +231,7 @@ class DistributedSettings:
                 ("cluster.address", self.cluster.address): None,
                 ("cluster.num_workers", self.cluster.num_workers): 1,
                 ("cluster.num_rollout_workers", self.cluster.num_rollout_workers): 1,
+                ("cluster.max_rollout_workers", self.cluster.max_rollout_workers): None,
                 ("strategy.name", self.strategy.name): "replicate",
                 ("fault_tolerance.max_failures", self.fault_tolerance.max_failures): None,
                 ("fault_tolerance.timeout", self.fault_tolerance.timeout): None,
@@ -253,6 +256,9 @@ class DistributedSettings:
             "fault_tolerance.checkpoint_interval": self.fault_tolerance.checkpoint_interval,
         }
         problems = [f"{key}={n} must be at least 1, or null" for key, n in least_one.items() if n is not None and n < 1]
+        if (most := self.cluster.max_rollout_workers) is not None and most < self.cluster.num_rollout_workers:
+            least = self.cluster.num_rollout_workers
+            problems.append(f"cluster.max_rollout_workers={most} is below cluster.num_rollout_workers={least}")
         if self.cluster.gpus_per_worker not in (None, 0, 1):
             problems.append(f"cluster.gpus_per_worker={self.cluster.gpus_per_worker} must be 0, 1 or null")
         return problems
@@ -268,7 +274,8 @@ class DistributedSettings:
             "resume": "latest" if self.fault_tolerance.resume else None,
         }
         if self.cluster.runtime == "ray":
-            given |= {"rollout": {"workers": self.cluster.num_rollout_workers}, "runtime": self._runtime()}
+            count, most = self.cluster.num_rollout_workers, self.cluster.max_rollout_workers
+            given |= {"rollout": _without_none({"workers": count, "workers_max": most}), "runtime": self._runtime()}
         elif self.cluster.runtime == "local":
             given |= {"runtime": {"kind": "local"}}
         return {key: value for key, value in _without_none(given).items() if value != {}}
