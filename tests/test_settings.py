@@ -11,7 +11,7 @@ import pytest
 from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
 from assent.recipes import completed, defaults, load_settings
 from assent.rollout.settings import RolloutSettings
-from assent.settings import Settings, SettingsError, check, resolved
+from assent.settings import Settings, SettingsError, _installed, check, resolved
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 VALID: dict[str, Any] = {
@@ -153,6 +153,12 @@ def test_packages_of_rays_page_are_named_where_they_are_absent(monkeypatch: pyte
     assert told in problems_of("sft", overrides)
     absent.clear()
     load_settings({k: v for k, v in VALID.items() if k != "rewards"}, overrides, method="sft")
+
+
+def test_a_package_within_one_that_is_absent_is_absent() -> None:
+    assert _installed("importlib.util")
+    assert not _installed("no_such_package")
+    assert not _installed("no_such_package.exporter.prometheus")
 
 
 def test_vllm_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Each part of the tree stands beside what it sets (`data/settings.py`, `learn/set
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -323,8 +324,10 @@ def _about_runtime(s: Settings) -> list[str]:
 
 
 def _installed(library: str) -> bool:
-    """Found, not imported."""
-    return importlib.util.find_spec(library) is not None
+    """Found, not imported, but for the packages that it lies in."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(library) is not None
+    return False
 
 
 FINDERS = (_about_model, _about_data, _about_method, _about_rewards, _about_numbers, _about_runtime)

@@ -36,8 +36,11 @@ OF_RAY = (
     "max_failures",
 )
 """What only ray follows."""
-DASHBOARD = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry", "prometheus_client")
-"""What Ray's page needs, and Ray itself does without."""
+DASHBOARD = (
+    *("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter.prometheus", "opentelemetry.proto"),
+    *("prometheus_client", "pydantic"),
+)
+"""What Ray's page needs (its ray/dashboard/optional_deps.py), and Ray itself does without."""
 
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
