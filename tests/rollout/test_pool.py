@@ -285,3 +285,36 @@ def test_a_worker_that_becomes_ready_while_others_fall_asleep_or_wake(do: Callab
         assert asleep == [first == "rise"] * 2
 
     do(steps, 2)
+
+
+def test_nobody_rises_beside_a_worker_that_takes_memory(do: Callable[..., Any]) -> None:
+    """Its start has begun when the others are to rest: the rest is complete once it sleeps too, or takes too long."""
+
+    async def steps(case: Case) -> None:
+        go, start = asyncio.Event(), case.pool._start
+
+        async def slowly(number: int) -> Worker:
+            with case.pool.joining():
+                await go.wait()
+                return await start(number)
+
+        case.pool._start = slowly
+        await case.publish(1)
+        lose(case, case.pool.places.all[0])
+        await asyncio.sleep(0.01)
+        resting = asyncio.ensure_future(case.pool.rest())
+        await asyncio.sleep(0.1)
+        assert not resting.done()
+        go.set()
+        await resting
+        assert case.started[2].calls == ["load", "sleep"]
+        await case.pool.rise()
+        assert len(await case.answers()) == len(QUESTIONS)
+
+        go.clear()
+        lose(case, case.pool.places.all[0])
+        await asyncio.sleep(0.01)
+        await case.pool.rest()  # no longer than `patience`
+        assert len(case.started) == 3
+
+    do(steps, 2)

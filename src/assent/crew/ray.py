@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Container, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,24 +199,28 @@ class RayCrew:
     async def _rollout_worker(self, number: int) -> RayWorker:
         """The worker of a place in the pool. Those that the run begins with must find room in time, others wait."""
         bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
+        alone: AbstractContextManager[None] = nullcontext()
         if self.shares:
             place = number % len(self.rank_bundles)
             bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
             await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
             await self._ranks_rest.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
+            assert self.pool is not None
+            alone = self.pool.joining()  # ranks wait for it
         else:
             counted = not self._opened and number < self._rollouts
             group = await self._room(name, ("rollout", number), bundle, in_time=counted)
-        return await self.runtime.spawn(
-            make_rollout_worker,
-            self.recipe,
-            name=name,
-            group=group,
-            place=place,
-            threads=self._threads(bundle),
-            sharers=sharers,
-            say=self.say,
-        )
+        with alone:
+            return await self.runtime.spawn(
+                make_rollout_worker,
+                self.recipe,
+                name=name,
+                group=group,
+                place=place,
+                threads=self._threads(bundle),
+                sharers=sharers,
+                say=self.say,
+            )
 
     # --- judges
 

@@ -13,7 +13,8 @@ from before the run went back to a checkpoint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from assent.rollout.accepted import WeightsError
@@ -47,6 +48,7 @@ class Pool:
         self._open = 0
         self._shipment: Shipment | None = None
         self._resting = False
+        self._joining = 0
         self.attempt = 0
         self.version = 0
 
@@ -113,9 +115,13 @@ class Pool:
         self.places.check()
 
     async def rest(self) -> None:
-        """Have workers sleep, and those that become ready meanwhile. Nobody may ask before `rise`."""
+        """Have workers sleep, and those that become ready meanwhile; those that are `joining` are waited for, as long
+        as anybody waits for a worker. Nobody may ask before `rise`."""
         self._resting = True
         await self._each("sleep", self.attempt)
+        until = asyncio.get_running_loop().time() + self._patience
+        while self._joining and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.02)
 
     async def rise(self) -> None:
         self._resting = False
@@ -144,11 +150,22 @@ class Pool:
 
     # --- those that join
 
+    @contextmanager
+    def joining(self) -> Iterator[None]:
+        """Within it a worker takes memory of its devices: from its start, for whoever starts it to say, until it has
+        the newest weights."""
+        self._joining += 1
+        try:
+            yield
+        finally:
+            self._joining -= 1
+
     async def _ready(self, number: int) -> Worker:
         """A new worker, with the newest weights."""
         worker = await self._start(number)
         try:
-            await self._brought_up(worker)
+            with self.joining():  # nothing runs between its start and here
+                await self._brought_up(worker)
         except Exception:
             worker.kill()
             raise
