@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assent.kernels.library import available, library, number, usable
+from assent.kernels.library import FLAGS, SOURCE, available, library, number, usable
 
 ASK = "from assent.kernels.library import library; import sys; sys.exit(library() is None)"
 
@@ -108,3 +110,21 @@ def test_they_can_be_turned_off(without_kernels: None) -> None:
     assert library() is None
     assert not available(torch.float32)
     assert not usable(torch.zeros(2))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the names of processors are x86's")
+@pytest.mark.parametrize(
+    ("processor", "instructions"),
+    [("cooperlake", ("vdpbf16ps", "zmm")), ("skylake-avx512", ("vfmadd", "zmm")), ("x86-64", ())],
+)
+def test_the_kernels_compile_for_other_processors(
+    processor: str, instructions: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Down to the instructions that they are for."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    flags = [flag for flag in FLAGS if flag not in ("-march=native", "-shared")]
+    made = tmp_path / "kernels.s"
+    subprocess.run([str(compiler), *flags, f"-march={processor}", "-S", "-o", made, SOURCE], check=True, timeout=120)
+    found = made.read_text()
+    assert all(instruction in found for instruction in instructions)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from assent.kernels import library as kernels_library
 from assent.models.cache import Decode, Prefill
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
@@ -27,6 +29,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 50, "vocab_size": 43},
     "qwen3 with one key head": {"num_key_value_heads": 1},
 }
+
+
+@pytest.fixture(scope="session")
+def folder_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pairs")
+
+
+@pytest.fixture
+def pairs(folder_of_pairs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a processor with products of pairs of bfloat16: the same code, but for that one instruction."""
+    monkeypatch.setenv("ASSENT_CACHE", str(folder_of_pairs))
+    monkeypatch.setattr(kernels_library, "FLAGS", (*kernels_library.FLAGS, "-DASSENT_PAIRS"))
+    caches = (kernels_library.library, kernels_library.number, kernels_library._kernel)
+    for cached in caches:
+        cached.cache_clear()
+    assert kernels_library.number("pairs_of_halves") == 1
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16 by pairs"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    name, _, by_pairs = request.param.partition(" ")
+    if by_pairs:
+        request.getfixturevalue("pairs")
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def decoder(keys: dict[str, Any], dtype: torch.dtype = torch.float32) -> Decoder:
@@ -49,7 +79,6 @@ def started(model: Decoder, dtype: torch.dtype) -> PageCache:
     return cache
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_the_decoders(kind: str, threads: int, dtype: torch.dtype, tiny: Tiny) -> None:
@@ -75,7 +104,6 @@ def test_logits_are_the_decoders(kind: str, threads: int, dtype: torch.dtype, ti
         torch.testing.assert_close(mine, other, **close)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, tiny: Tiny) -> None:
     model = decoder(tiny("qwen3"), dtype)
     steps, tokens, positions = Steps(model), torch.tensor([3, 4, 5]), torch.tensor([7, 13, 1])
@@ -108,6 +136,13 @@ def test_what_no_kernel_computes(tiny: Tiny, without_kernels: None) -> None:
 )
 def test_what_this_kernel_does_not_compute(changes: dict[str, Any], dtype: torch.dtype, tiny: Tiny) -> None:
     assert not can_step(decoder(tiny("gpt2", **changes), dtype))
+
+
+@pytest.mark.usefixtures("pairs")
+def test_pairs_need_even_widths(tiny: Tiny) -> None:
+    odd = tiny("llama", intermediate_size=51)
+    assert not can_step(decoder(odd, torch.bfloat16))
+    assert can_step(decoder(odd))
 
 
 def test_one_precision_for_all(tiny: Tiny) -> None:

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #if defined(__FMA__)
 #include <immintrin.h>
@@ -41,6 +42,17 @@ struct bf16 {
   uint16_t bits;
 };
 
+// Whether sums of products of bfloat16 take two entries at once (AVX512_BF16). ASSENT_PAIRS plays such a processor.
+#if defined(__AVX512BF16__) || defined(ASSENT_PAIRS)
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
+
+// What the left side of a product with weights of T is kept as.
+template <class T>
+using Left = std::conditional_t<PAIRS && std::is_same_v<T, bf16>, bf16, float>;
+
 // x y + z, rounded once. Nothing else is contracted (see the compiler's flags): a compiler chooses differently from place
 // to place, and sums would differ by where they are computed.
 inline vec fma(vec x, vec y, vec z) {
@@ -55,6 +67,16 @@ inline vec fma(vec x, vec y, vec z) {
 }
 
 inline vec splat(float x) { return x - vec{}; }
+
+// z and the products of both bfloat16 in each entry of x and y, the odd one first.
+inline vec fma_pairs(ints x, ints y, vec z) {
+#if defined(__AVX512BF16__)
+  return (vec)_mm512_dpbf16_ps((__m512)z, (__m512bh)(__m512i)x, (__m512bh)(__m512i)y);
+#else
+  words a = (words)x, b = (words)y;
+  return fma((vec)(a << 16), (vec)(b << 16), fma((vec)(a & 0xffff0000u), (vec)(b & 0xffff0000u), z));
+#endif
+}
 
 inline vec load(const float* from) {
   vec x;
@@ -180,24 +202,37 @@ thread_local Scratch scratch;
 
 // A (m, k) times B (k, n), n a multiple of W. Entry (i, j) of A is at a[i * a_row + j * a_column]. B lies in panels of WIDE
 // columns, `b_panel` apart, whose rows are `b_row` apart. `end(row, column, sums, registers)` gets each row's sums from a
-// column on. A sum goes through k in order.
-template <int M, int V, class T, class End>
-inline __attribute__((always_inline)) void tile(int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b,
+// column on. A sum goes through k in order. Where A is bfloat16, k is even, A's columns lie side by side, and so do the two
+// entries of a column in rows 2j and 2j + 1 of B.
+template <int M, int V, class A, class T, class End>
+inline __attribute__((always_inline)) void tile(int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b,
                                                 int64_t b_row, int64_t row, int64_t column, const End& end) {
   vec sums[M][V] = {};
-  for (int64_t j = 0; j < k; j++) {
-    vec entries[V];
-    for (int v = 0; v < V; v++) entries[v] = load(b + j * b_row + v * W);
-    for (int i = 0; i < M; i++) {
-      vec factor = splat(a[i * a_row + j * a_column]);
-      for (int v = 0; v < V; v++) sums[i][v] = fma(factor, entries[v], sums[i][v]);
+  if constexpr (std::is_same_v<A, bf16>) {
+    for (int64_t j = 0; j < k; j += 2) {
+      ints entries[V];
+      for (int v = 0; v < V; v++) memcpy(&entries[v], b + j * b_row + v * 2 * W, sizeof(ints));
+      for (int i = 0; i < M; i++) {
+        int32_t pair;
+        memcpy(&pair, a + i * a_row + j, sizeof pair);
+        for (int v = 0; v < V; v++) sums[i][v] = fma_pairs(pair - ints{}, entries[v], sums[i][v]);
+      }
+    }
+  } else {
+    for (int64_t j = 0; j < k; j++) {
+      vec entries[V];
+      for (int v = 0; v < V; v++) entries[v] = load(b + j * b_row + v * W);
+      for (int i = 0; i < M; i++) {
+        vec factor = splat(a[i * a_row + j * a_column]);
+        for (int v = 0; v < V; v++) sums[i][v] = fma(factor, entries[v], sums[i][v]);
+      }
     }
   }
   for (int i = 0; i < M; i++) end(row + i, column, sums[i], V);
 }
 
-template <int M, class T, class End>
-inline void band(int64_t m, int v, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
+template <int M, class A, class T, class End>
+inline void band(int64_t m, int v, int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
                  int64_t row, int64_t column, const End& end) {
   if (m == M) {
     if (v == 2)
@@ -209,8 +244,8 @@ inline void band(int64_t m, int v, int64_t k, const float* a, int64_t a_row, int
   }
 }
 
-template <class T, class End>
-inline void panel(int64_t m, int v, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
+template <class A, class T, class End>
+inline void panel(int64_t m, int v, int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
                   int64_t first, int64_t column, const End& end) {
   for (int64_t row = 0; row < m; row += TALL) {
     int64_t rows = m - row < TALL ? m - row : TALL;
@@ -472,9 +507,9 @@ void write(const Shape& shape, const Cache& cache, int64_t tokens, const int64_t
 }
 
 // A new token's queries of one key head, `share` of them, look at their slot up to the token itself.
-template <class Q, class T>
+template <class Q, class T, class O>
 void look(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const Q* query,
-          const T* keys, const T* values, Q* out) {
+          const T* keys, const T* values, O* out) {
   int64_t dim = shape.dim, width = cache.width, share = shape.heads / shape.kv_heads;
   int64_t table = slot * shape.kv_heads + kv;
   float scale = 1.f / sqrtf(float(dim));
@@ -692,7 +727,7 @@ inline vec activated(vec x, int64_t activation) {
 // Inside a parallel region: rows of x, `stride` apart, are normed.
 template <class T>
 inline void norm_rows(const Model<T>& model, int64_t n, const float* x, int64_t stride, const T* weight, const T* bias,
-                      float* to) {
+                      Left<T>* to) {
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < n; row++)
     norm_row(model.width, model.layer_norm, *model.eps, x + row * stride, weight, bias, to + row * stride);
@@ -700,7 +735,7 @@ inline void norm_rows(const Model<T>& model, int64_t n, const float* x, int64_t 
 
 // Inside a parallel region: `end` gets the sums of A (n, inner) times panels.
 template <class T, class End>
-inline void share_product(int64_t n, int64_t inner, int64_t columns, const float* a, int64_t stride, const T* weight,
+inline void share_product(int64_t n, int64_t inner, int64_t columns, const Left<T>* a, int64_t stride, const T* weight,
                           const End& end) {
   constexpr int64_t ROWS = 8 * TALL;
 #pragma omp for schedule(static) collapse(2)
@@ -720,6 +755,12 @@ inline void hold(float* x, int64_t count) {
   for (int64_t i = 0; i < count; i += W) store_some(x + i, held<T>(load_some(x + i, count - i)), count - i);
 }
 
+// A row of a product's left side from a column on.
+template <class T>
+inline void feed(Left<T>* to, vec x) {
+  store(to, held<T>(x));
+}
+
 // x (n, width) are the embedded tokens, and what the layers make of them; logits (n, vocabulary). `room` holds three tensors
 // of n rows: normed, projected, attended or activated.
 template <class T>
@@ -729,7 +770,8 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
   int64_t dim = shape.dim, share = shape.heads / shape.kv_heads, queries = shape.heads * dim, half = dim / 2;
   int64_t width = up(model.width, WIDE), projected = up(queries + 2 * shape.kv_heads * dim, WIDE);
   int64_t inner = up(model.inner, WIDE), wide = inner > up(queries, WIDE) ? inner : up(queries, WIDE);
-  float *normed = room, *qkv = normed + n * width, *middle = qkv + n * projected;
+  float* qkv = room + n * width;
+  Left<T> *normed = reinterpret_cast<Left<T>*>(room), *middle = reinterpret_cast<Left<T>*>(qkv + n * projected);
 #pragma omp parallel num_threads(shape.threads)
   {
     for (const Layer<T>* layer = layers; layer < layers + model.layers; layer++) {
@@ -751,7 +793,7 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
       for (int64_t i = 0; i < n; i++)
         for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
           float *query = qkv + i * projected + kv * share * dim, *key = qkv + i * projected + queries + kv * dim;
-          float* attended = middle + i * wide + kv * share * dim;
+          Left<T>* attended = middle + i * wide + kv * share * dim;
           if (layer->query_norm) {
             for (int64_t h = 0; h < share; h++)
               norm_row<float, T>(dim, false, *model.eps, query + h * dim, layer->query_norm, nullptr, query + h * dim);
@@ -764,7 +806,7 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
           }
           keep(shape, cache, slots[i], kv, positions[i], key, key + shape.kv_heads * dim, layer->keys, layer->values);
           look(shape, cache, slots[i], kv, positions[i], query, layer->keys, layer->values, attended);
-          hold<T>(attended, share * dim);
+          if constexpr (std::is_same_v<Left<T>, float>) hold<T>(attended, share * dim);
         }
       share_product(n, queries, width, middle, wide, layer->out, add(layer->out_bias));
       norm_rows(model, n, x, width, layer->mlp_norm, layer->mlp_norm_bias, normed);
@@ -773,9 +815,9 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
                       vec first = shifted(sums[0], layer->up_bias, column);
                       vec second = shifted(sums[1], layer->up_bias, column + W);
                       first = activated(first, model.activation);
-                      if (model.gated) return store(middle + row * wide + column / 2, held<T>(first * second));
-                      store(middle + row * wide + column, held<T>(first));
-                      store(middle + row * wide + column + W, held<T>(activated(second, model.activation)));
+                      if (model.gated) return feed<T>(middle + row * wide + column / 2, first * second);
+                      feed<T>(middle + row * wide + column, first);
+                      feed<T>(middle + row * wide + column + W, activated(second, model.activation));
                     });
       share_product(n, model.inner, width, middle, wide, layer->down, add(layer->down_bias));
     }
@@ -790,9 +832,9 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
 }
 
 // weight (rows, inner) into panels (panels, inner, WIDE), the last one filled up with zeros; `gated`: W of the first half of
-// the rows beside W of the second.
+// the rows beside W of the second; `pairs`: (panels, inner / 2, WIDE, 2).
 template <class T>
-void pack(int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, int64_t threads) {
+void pack(int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, int64_t pairs, int64_t threads) {
   int64_t half = rows / 2, panels = gated ? up(half, WIDE) / W : up(rows, WIDE) / WIDE;
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t p = 0; p < panels; p++)
@@ -801,7 +843,10 @@ void pack(int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, in
       for (int64_t c = 0; c < WIDE; c++) {
         int64_t place = gated ? p * W + c % W : p * WIDE + c, row = gated && c >= W ? half + place : place;
         bool real = place < (gated ? half : rows);
-        for (int64_t j = first; j < end; j++) to[(p * inner + j) * WIDE + c] = real ? weight[row * inner + j] : T{};
+        for (int64_t j = first; j < end; j++) {
+          int64_t entry = pairs ? (p * inner + j / 2 * 2) * WIDE + 2 * c + j % 2 : (p * inner + j) * WIDE + c;
+          to[entry] = real ? weight[row * inner + j] : T{};
+        }
       }
     }
 }
@@ -835,6 +880,7 @@ extern "C" void weighted_sum(int64_t count, const int32_t* bits, int64_t piece, 
 extern "C" int64_t page_positions() { return WIDE; }
 extern "C" int64_t register_numbers() { return W; }
 extern "C" int64_t parts_of_sums() { return PARTS; }
+extern "C" int64_t pairs_of_halves() { return PAIRS; }
 
 KERNEL(attend,
        (const Rows* rows, const Shape* shape, const void* query, int64_t query_stride, const void* key,
@@ -868,8 +914,9 @@ KERNEL(step,
        (*(const Model<T>*)model, (const Layer<T>*)layers, *shape, *cache, n, slots, positions, (const T*)cosines,
         (const T*)sines, x, room, logits))
 
-KERNEL(pack, (int64_t rows, int64_t inner, const void* weight, void* to, int64_t gated, int64_t threads),
-       (rows, inner, (const T*)weight, (T*)to, gated, threads))
+KERNEL(pack,
+       (int64_t rows, int64_t inner, const void* weight, void* to, int64_t gated, int64_t pairs, int64_t threads),
+       (rows, inner, (const T*)weight, (T*)to, gated, pairs, threads))
 
 KERNEL(gelu, (int64_t count, const void* from, void* to, void* slopes, int64_t threads),
        (count, (const T*)from, (T*)to, (T*)slopes, threads))

@@ -66,7 +66,8 @@ def run(name: str, dtype: torch.dtype | None, *arguments: Tensor | int | None) -
 
 @functools.cache
 def number(name: str) -> int:
-    """What the kernels were compiled for on this processor: `page_positions`, `register_numbers` or `parts_of_sums`."""
+    """What the kernels were compiled for on this processor: `page_positions`, `register_numbers`, `parts_of_sums`, or 1
+    for `pairs_of_halves`."""
     found = library()
     assert found is not None
     function = getattr(found, name)

@@ -4,9 +4,10 @@
 
 The arithmetic is the decoder's (`decoder.py`); what is saved is the calls between operations, which take longer than a
 small model's products, and the filling up of rows: each row is as if alone. Weights are laid out once more, as the
-kernel reads them. In bfloat16 sums are float32, and what lies between operations is rounded as tensors would be. Left
-out: layers that are not plain (adapters), GELU by the error function, processors with matrix registers for bfloat16
-(AMX), where oneDNN's products gain more; those decode operation by operation (`packed.py`).
+kernel reads them. In bfloat16 sums are float32, two entries at once where the processor has products of pairs
+(AVX512_BF16), and what lies between operations is rounded as tensors would be. Left out: layers that are not plain
+(adapters), GELU by the error function, odd widths in pairs, processors with matrix registers for bfloat16 (AMX), where
+oneDNN's products gain more; those decode operation by operation (`packed.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ def can_step(model: Decoder) -> bool:
         and all(type(x) is nn.Parameter and x.dtype is model.dtype for x in model.parameters())
         and model.config.activation in ACTIVATIONS
         and all(plain(linear) for linear in linears)
+        and not (by_pairs(model.dtype) and any(linear.in_features % 2 for linear in linears))
     )
+
+
+def by_pairs(dtype: torch.dtype) -> bool:
+    """Whether the kernel's sums of products take two entries at once."""
+    return dtype is torch.bfloat16 and bool(number("pairs_of_halves"))
 
 
 def laid_out(model: Decoder) -> tuple[Decoder, Steps | None]:
@@ -118,15 +125,15 @@ class Steps:
 
     def _linear(self, linear: nn.Linear, *, gated: bool = False) -> Iterator[int]:
         bias: Tensor | None = linear.bias
-        yield self._pack(linear.weight, gated)
+        yield self._pack(linear.weight, gated, pairs=by_pairs(linear.weight.dtype))
         yield 0 if bias is None else self._pack(bias[:, None], gated)
 
-    def _pack(self, weight: Tensor, gated: bool) -> int:
+    def _pack(self, weight: Tensor, gated: bool, *, pairs: bool = False) -> int:
         weight, wide = weight.detach().contiguous(), number("page_positions")
         rows, inner = weight.shape
         room = 2 * filled_up(rows // 2, wide) if gated else filled_up(rows, wide)
         packed = weight.new_empty(room * inner)
-        run("pack", weight.dtype, rows, inner, weight, packed, int(gated), torch.get_num_threads())
+        run("pack", weight.dtype, rows, inner, weight, packed, int(gated), int(pairs), torch.get_num_threads())
         return self._keep(packed)
 
     def _keep(self, x: Tensor) -> int:
