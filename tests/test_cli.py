@@ -152,6 +152,73 @@ def test_a_run_without_a_name_is_gone_on_with_without_one(recipe: Path, tmp_path
     assert "its settings cannot be read" in assent("sft", recipe, *more, "seed=5").output
     assert assent("sft", recipe, f"output={tmp_path}/elsewhere", *more).exit_code == 0  # none is there: it begins
     assert len(list(tmp_path.glob("elsewhere/sft-*/metrics.jsonl"))) == 1
+    lost = assent("sft", recipe, f"output={tmp_path}/nowhere", "name=null", "resume=epoch1epochstep1globalstep1")
+    assert "has no run of sft to go on with" in lost.output
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_goes_on_without_a_name_saved_something_and_has_the_same_batches(recipe: Path, tmp_path: Path) -> None:
+    """One that failed before its first checkpoint is newer, and another has other batches."""
+    runs = tmp_path / "runs"
+    assert assent("sft", recipe, "name=null").exit_code == 0
+    (first,) = runs.iterdir()
+    (runs / "sft-29991231-235959").mkdir()
+    (runs / "sft-29991231-235959" / "settings.yaml").write_text((first / "settings.yaml").read_text())
+    assert assent("sft", recipe, "name=null", "resume=latest", "train.steps=3").exit_code == 0
+    assert len((first / "metrics.jsonl").read_text().splitlines()) == 3
+    other = assent("sft", recipe, "name=null", "resume=latest", "train.batch_size=3")
+    assert other.exit_code == 2
+    assert "- train.batch_size: 4 there, 3 here" in other.output
+
+
+def test_a_replay_is_no_run_to_go_on_with_nor_the_run_that_it_replays(make_recipe: Any, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    made = make_recipe("grpo", runs, rollout={"record": True}, save={"steps": 1})
+    del made["name"]
+    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(made))
+
+    def steps(folder: Path) -> int:
+        return len((folder / "metrics.jsonl").read_text().splitlines())
+
+    assert assent("grpo", tmp_path / "grpo.yaml").exit_code == 0
+    (first,) = runs.iterdir()
+    before = (first / "groups.jsonl").read_bytes(), (first / "settings.yaml").read_bytes()
+    replays = ["rollout.record=false", f"rollout.replay={first}"]
+    refused = assent("grpo", tmp_path / "grpo.yaml", *replays, "resume=epoch1epochstep2globalstep2")
+    assert refused.exit_code == 2, refused.output
+    assert "no run without a name" in refused.output
+    time.sleep(1.0)  # names go by seconds
+    again = assent("grpo", tmp_path / "grpo.yaml", *replays)
+    assert again.exit_code == 0, again.output
+    (second,) = set(runs.iterdir()) - {first}
+    assert before == ((first / "groups.jsonl").read_bytes(), (first / "settings.yaml").read_bytes())
+    assert assent("grpo", tmp_path / "grpo.yaml", "resume=latest", "train.steps=6").exit_code == 0
+    assert (steps(first), steps(second)) == (6, 4)
+
+
+def test_a_run_that_is_still_going_on_is_left_alone(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    assert assent("sft", recipe).exit_code == 0
+    before = (tmp_path / "runs/run/settings.yaml").read_bytes()
+    hold = "import sys; from pathlib import Path; from assent.records import alone\n"
+    hold += "with alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, str(tmp_path / "runs/run")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        for words in (["resume=latest"], ["overwrite=true"]):
+            refused = assent("sft", recipe, *words)
+            assert refused.exit_code == 2
+            assert f"is still going on (process {other.pid} on " in refused.output
+        other.kill()  # and with the process its hold ends
+    assert (tmp_path / "runs/run/settings.yaml").read_bytes() == before
+    assert assent("sft", recipe, "resume=latest", "train.steps=3").exit_code == 0
+
+
+def test_the_settings_of_a_run_do_not_ask_to_remove_it(recipe: Path, tmp_path: Path) -> None:
+    assert assent("sft", recipe, "overwrite=true").exit_code == 0
+    told = assent("sft", tmp_path / "runs/run/settings.yaml")
+    assert "holds a run already" in told.output
+    assert assent("sft", tmp_path / "runs/run/settings.yaml", "resume=latest", "train.steps=3").exit_code == 0
 
 
 def test_resume_latest_begins_where_there_is_nothing_yet(recipe: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_run_inside_a_running_event_loop(make_recipe: Any, tmp_path: Path) -> 
 def test_the_folder_of_a_run(method: str, make_recipe: Any, tmp_path: Path) -> None:
     done = run(load_settings(make_recipe(method, tmp_path, train={"steps": 2})))
     online = ALGORITHMS[method]().data == "prompts"
-    names = {path.name for path in done.folder.iterdir()}
+    names = {path.name for path in done.folder.iterdir() if not path.name.startswith(".")}
     assert names == {"settings.yaml", "data.json", "metrics.jsonl", "log.txt", "page.html", "checkpoints"} | (
         {"samples.jsonl"} if online else set()
     )

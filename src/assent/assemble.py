@@ -47,7 +47,7 @@ from assent.monitor.trackers import open_trackers
 from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
-from assent.records import Run, find_resume, named, open_folder, open_record
+from assent.records import Run, alone, find_resume, named, open_folder, open_record
 from assent.rewards.base import Reward
 from assent.rewards.protocol import vocabulary_digest
 from assent.rewards.remote import HttpReward, check_servers
@@ -67,7 +67,7 @@ from assent.types import Role, Sampling, Stats
 def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable[Hook] = ()) -> Run:
     """Do a run and return its records; `hooks` see every step, and figures that they return are recorded with it.
     Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C."""
-    settings = completed(settings)
+    settings = named(completed(settings))
     check(settings)
     record = open_record(settings)
     if record is not None:
@@ -75,19 +75,31 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [problem for server in servers for problem in finished(check_servers(server))]
-    settings = named(settings)
     folder = open_folder(settings)
+    with alone(folder):
+        return _run(settings, folder, record, reporter, absent, hooks)
+
+
+def _run(
+    settings: Settings,
+    folder: Path,
+    record: Record | None,
+    reporter: Reporter,
+    warnings: Iterable[str],
+    hooks: Iterable[Hook],
+) -> Run:
     store = Store(folder / records.CHECKPOINTS)
     store.sweep()
     resume, problems = find_resume(settings, store)
     reporter.log_to(folder / records.LOG)
-    for problem in absent:
+    for problem in warnings:
         reporter.say(f"warning: {problem}; the other reward servers are used")
     for problem in problems:
         reporter.say(f"warning: {problem}; an older checkpoint is used")
     if resume is not None and settings.threads is None:
         settings = replace(settings, threads=records.threads_before(folder))  # the last bits of sums depend on them
-    (folder / records.SETTINGS).write_text(resolved(settings))
+    # Whoever runs these settings again does not mean to remove what they have made.
+    (folder / records.SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")

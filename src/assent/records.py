@@ -5,15 +5,21 @@ run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, groups.jsonl
 
 from __future__ import annotations
 
+import errno
+import os
+import platform
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf.errors import OmegaConfBaseException
 
 from assent.loop.checkpoint import Store, make_folder
 from assent.loop.recorded import Record
@@ -39,6 +45,9 @@ OF_NO_CONSEQUENCE = (
 )
 OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.strategy")
 """Settings in which a replay may differ from the recorded run, and those among them in which it may not."""
+LENGTHS = ("train.steps", "train.epochs", "train.log_every")
+"""Settings in which a run that is resumed without a name may differ besides."""
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Run:
 
 def named(settings: Settings) -> Settings:
     """With the name of the run's folder, which one without a name gets from its method and the time. Without a name
-    `resume` means the newest of those with the same settings."""
+    `resume` means the newest of those that saved something with the same settings."""
     if settings.name is not None:
         return settings
     before = _before(settings) if settings.resume else None
@@ -79,22 +88,51 @@ def named(settings: Settings) -> Settings:
 
 
 def _before(settings: Settings) -> str | None:
-    """The newest run that got its name from its method and the time, and had these settings; None if there is no other
-    such run either."""
-    here, free = resolved(settings), (*OF_NO_CONSEQUENCE, "train")
-    pattern = f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}/{SETTINGS}"
-    told = sorted(Path(settings.output).glob(pattern), reverse=True)
-    differences = {path.parent.name: _differences(path.read_text(), here, free) for path in told}
-    for name, different in differences.items():
-        if not different:
-            return name
-    for newest, different in differences.items():
-        listed = "\n".join(f"  - {line}" for line in different)
+    """The newest run that got its name from its method and the time, saved something, and had these settings. None if
+    there is no other such run either, and `resume` asks for none."""
+    folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
+    here, newest = _leaves(resolved(settings)), ""
+    for folder in sorted(folders, reverse=True):
+        if (folder / SETTINGS).exists() and Store(folder / CHECKPOINTS).names():
+            different = _differences(folder / SETTINGS, here, (*OF_NO_CONSEQUENCE, *LENGTHS), never=("rollout.replay",))
+            if not different:
+                return folder.name
+            newest = newest or f"{folder.name}; it differs in:\n" + "\n".join(f"  - {line}" for line in different)
+    if newest:
         raise SettingsError(
             f"resume={settings.resume}: no run without a name in {settings.output} had these settings. To go on with "
-            f"the newest of {settings.method} all the same, set name={newest}; it differs in:\n{listed}"
+            f"the newest of {settings.method} all the same, set name={newest}"
         )
+    if settings.resume != "latest":
+        where = settings.output
+        raise SettingsError(f"resume={settings.resume}: {where} has no run of {settings.method} to go on with")
     return None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Within it no other process may be at work in the folder of a run. However this process ends, the system lets go
+    of it. Raises SettingsError where another one is at work."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                file.seek(0)
+                who = file.read() or "another process"
+                raise SettingsError(
+                    f"the run in {folder} is still going on ({who}): wait for its end, or set another name"
+                ) from None
+            # storage that knows no locks: nobody can tell
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
 
 
 def open_folder(settings: Settings) -> Path:
@@ -109,7 +147,8 @@ def open_folder(settings: Settings) -> Path:
     elif folder.exists() and any(folder.iterdir()):
         if not settings.overwrite:
             raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
-        shutil.rmtree(folder)
+        with alone(folder):
+            shutil.rmtree(folder)
     try:
         make_folder(folder)
     except OSError as error:
@@ -148,8 +187,8 @@ def open_record(settings: Settings) -> Record | None:
     record = Record(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
-    here, there = resolved(settings), (folder / SETTINGS).read_text()
-    different = _differences(there, here, OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
+    here = _leaves(resolved(settings))
+    different = _differences(folder / SETTINGS, here, OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
     if settings.threads not in (None, record.threads):
         different.append(f"threads: {record.threads} there, {settings.threads} here")
     if different:
@@ -158,11 +197,13 @@ def open_record(settings: Settings) -> Record | None:
     return record
 
 
-def _differences(theirs: str, ours: str, free: tuple[str, ...], *, never: tuple[str, ...] = ()) -> list[str]:
-    """Where two trees in YAML say other things, but for what is `free` to differ, of which some is `never`."""
+def _differences(
+    theirs: Path, here: dict[str, Any], free: tuple[str, ...], *, never: tuple[str, ...] = ()
+) -> list[str]:
+    """Where a run's file says other things, but for what is `free` to differ, of which some is `never`."""
     try:
-        there, here = _leaves(theirs), _leaves(ours)
-    except yaml.YAMLError:
+        there = _leaves(theirs.read_text(encoding="utf-8", errors="replace"))
+    except (yaml.YAMLError, OmegaConfBaseException):
         return ["its settings cannot be read"]  # the file was cut off by what ended the run
     keys = [key for key in {**there, **here} if key in never or not _within(key, free)]
     return [f"{key}: {there.get(key)} there, {here.get(key)} here" for key in keys if there.get(key) != here.get(key)]
