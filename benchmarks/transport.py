@@ -1,6 +1,6 @@
 """How fast new weights reach rollout workers by each way, beside a plain copy: `python benchmarks/transport.py`.
 
-    a rank: pack (flat buckets and their digest) -> deliver -> a worker: digest compared, copied into its tensors
+    a rank: pack (flat buckets and their digest) -> deliver -> a worker: digest compared, copied, compared again
 
 Medians over updates through the transports themselves (`assent.weights.transport`), between processes of Ray on this
 machine; the first update, which makes the group of a broadcast, is shown apart. GB/s is the weights' size by the time,
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from assent.rollout.accepted import Accepted
+from assent.rollout.accepted import Accepted, check_held
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.settings import WEIGHTS, RuntimeSettings
 from assent.runtime.token import prepare
@@ -70,6 +70,7 @@ class Taker:
         Accepted().check(arrived, parcel.version, sent=parcel.digest)
         for name, tensor in self.tensors.items():
             tensor.copy_(arrived[name])
+        check_held(self.tensors, arrived)
         return parcel.version, parcel.digest
 
 

@@ -99,3 +99,14 @@ def test_where_numbers_lie_does_not_count() -> None:
     """A view may begin in the middle of four bytes."""
     row = torch.randn(9, generator=torch.Generator().manual_seed(0)).bfloat16()
     assert digest({"a": row[1:]}) == digest({"a": row[1:].clone()})
+    assert digest({"a": row[::2][:1]}) == digest({"a": row[:1].clone()})
+    assert digest({"a": row[::2][:0]}) == digest({"a": torch.empty(0, dtype=torch.bfloat16)})
+    with torch.device("meta"):
+        assert digest({"a": row}) == digest({"a": row})
+
+
+def test_no_two_numbers_of_a_piece_have_one_factor() -> None:
+    factors = _factors(torch.device("cpu"))
+    assert len(factors.unique()) == len(factors) == PIECE
+    assert (factors % 2 == 1).all()
+    assert (factors > 0).all()

@@ -115,15 +115,15 @@ def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, tiny: Tiny)
     assert torch.equal(steps.logits(cache, tokens[2:], positions[2:]), whole[2:])
 
 
-def test_many_rows(tiny: Tiny) -> None:
+def test_many_rows(dtype: torch.dtype, tiny: Tiny) -> None:
     """More than one block of them, of which each is as if alone."""
-    model = decoder(tiny("llama"))
+    model = decoder(tiny("llama"), dtype)
     count = 211
-    cache, tokens = PageCache(model.config, count, 16, dtype=torch.float32), torch.arange(count) % 40
+    cache, tokens = PageCache(model.config, count, 16, dtype=dtype), torch.arange(count) % 40
     steps, nowhere = Steps(model), torch.zeros(count, dtype=torch.int64)
     whole = steps.logits(cache, tokens, nowhere)
     for row in (0, 95, 96, 100, 210):
-        alone = steps.logits(PageCache(model.config, 1, 16, dtype=torch.float32), tokens[row : row + 1], nowhere[:1])
+        alone = steps.logits(PageCache(model.config, 1, 16, dtype=dtype), tokens[row : row + 1], nowhere[:1])
         assert torch.equal(alone[0], whole[row])
 
 

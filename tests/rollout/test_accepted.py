@@ -35,9 +35,14 @@ def test_what_an_engine_holds_is_compared_with_what_it_was_given_in_its_own_prec
     held = {"a": torch.arange(6.0).view(2, 3).bfloat16(), "b": torch.ones(4)}
     check_held(held, weights())
     check_held(held, weights() | {"a": weights()["a"] * 1.0001})  # rounds to the same
-    held["b"][2] += 1e-6
-    with pytest.raises(WeightsError, match=r"were copied into them \(b and 0 other tensors differ\)"):
-        check_held(held, weights())
+    odd = weights() | {"a": torch.tensor([[float("nan"), -0.0, 2.0], [3.0, 4.0, 5.0]])}
+    check_held({name: tensor.bfloat16() for name, tensor in odd.items()}, odd)
+    check_held(odd, {name: tensor.t().contiguous().t() for name, tensor in odd.items()})
+    for name, place, value in (("b", 2, 1 + 1e-6), ("a", (0, 0), -0.0)):
+        held = {"a": weights()["a"], "b": weights()["b"]}
+        held[name][place] = value
+        with pytest.raises(WeightsError, match=rf"The engine's {name} \(1 of 2 tensors\) are not what was copied"):
+            check_held(held, weights())
 
 
 def test_names_that_are_not_the_models() -> None:

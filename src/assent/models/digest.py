@@ -40,7 +40,7 @@ def _sum(tensor: Tensor) -> Tensor:
     bits = _bits(tensor)
     factors = _factors(tensor.device)
     if type(bits) is Tensor and bits.device.type == "cpu" and bits.dtype is torch.int32 and library() is not None:
-        total = torch.empty((), dtype=torch.int64)
+        total = torch.empty((), dtype=torch.int64, device="cpu")
         run("weighted_sum", None, len(bits), bits, PIECE, factors, BASE, total, torch.get_num_threads())
         return total
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -52,13 +52,16 @@ def _sum(tensor: Tensor) -> Tensor:
 def _bits(tensor: Tensor) -> Tensor:
     """As whole numbers of 32 bits, or where they are of another size together, of 16 or 8."""
     flat = tensor.detach().contiguous().flatten()
-    if flat.storage_offset() * flat.element_size() % 4:  # a view as wider numbers begins at one of them
-        flat = flat.clone()
+    # A view as wider numbers begins at one of them, and has no gaps, not even where it has one number.
+    if flat.storage_offset() * flat.element_size() % 4 or flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
     flat = flat.view(torch.uint8)
     return flat.view(INTEGERS.get(len(flat) % 4, torch.uint8))
 
 
 @lru_cache(maxsize=8)
 def _factors(device: torch.device) -> Tensor:
+    """Odd, and no two alike: then no two numbers of a piece can change places unseen."""
     generator = torch.Generator().manual_seed(20261121)
-    return (torch.randint(0, 2**30, (PIECE,), generator=generator, dtype=torch.int32) * 2 + 1).to(device)
+    low = torch.randint(0, 2**14, (PIECE,), generator=generator, dtype=torch.int32)
+    return (torch.randperm(PIECE, generator=generator).to(torch.int32) * 2**15 + low * 2 + 1).to(device)

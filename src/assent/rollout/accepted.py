@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from assent.models.digest import digest
@@ -65,13 +66,20 @@ def check_names(weights: Mapping[str, Tensor], own: Collection[str]) -> None:
 
 def check_held(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
     """Raise WeightsError if what the model holds now is not what it was given, in its own precision."""
-    wanted = {name: weights[name].to(tensor.dtype) for name, tensor in held.items()}
-    if (found := digest(held)) != (given := digest(wanted)):
-        odd = [name for name, tensor in held.items() if digest({"": tensor}) != digest({"": wanted[name]})]
+    odd = [name for name, tensor in held.items() if not _same(tensor.detach(), weights[name])]
+    if odd:
         raise WeightsError(
-            f"The engine's weights have digest {found} after those with {given} were copied into them ({odd[0]} and "
-            f"{len(odd) - 1} other tensors differ): its memory, or that of what was sent, changed meanwhile."
+            f"The engine's {', '.join(odd[:3])} ({len(odd)} of {len(held)} tensors) are not what was copied into them: "
+            "its memory, or that of what was sent, changed meanwhile."
         )
+
+
+def _same(tensor: Tensor, given: Tensor) -> bool:
+    """To the bit; where a precision was given up, by value."""
+    if tensor.dtype == given.dtype:
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        return torch.equal(tensor.view(bits), given.detach().to(tensor.device).view(bits))
+    return bool(torch.isclose(tensor, given.detach().to(tensor), rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

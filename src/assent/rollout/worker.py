@@ -64,7 +64,8 @@ class RolloutWorker:
     async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
         """Sample with these weights from now on. Returns their version and digest.
 
-        Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way.
+        Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way;
+        and where the engine does not hold them afterwards.
         """
         self._enter(attempt)
         parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
