@@ -12,6 +12,7 @@ import pytest
 from assent.crew.ray import RayCrew
 from assent.loop.checkpoint import Store
 from assent.runtime.local import LocalGang
+from assent.runtime.worker import WorkerLost
 
 
 class Rank:
@@ -73,3 +74,21 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     asyncio.run(crew._open())
     assert seen == expected
     assert [text[:32] for text in said] == ["1 training and 1 rollout workers", "an object store of 100 MiB has n"]
+
+
+def test_a_rank_that_is_lost_while_rollout_workers_fall_asleep_is_found() -> None:
+    """They may wait for it themselves, and nobody asks it anything until they sleep."""
+    crew: Any = object.__new__(RayCrew)
+    lost = WorkerLost("training rank 0", "its process ended")
+
+    async def steps() -> None:
+        gone, never = asyncio.get_running_loop().create_future(), asyncio.Event()
+        crew.shares, crew._ranks_rest = True, asyncio.Event()
+        crew.ranks = [SimpleNamespace(gone=lambda: asyncio.shield(gone))]
+        crew.pool = SimpleNamespace(rest=never.wait, rise=never.wait)
+        asyncio.get_running_loop().call_later(0.05, gone.set_result, lost)
+        with pytest.raises(WorkerLost, match="training rank 0"):
+            async with asyncio.timeout(20), crew.training():
+                raise AssertionError("nobody trains")
+
+    asyncio.run(steps())

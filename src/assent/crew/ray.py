@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -185,11 +185,25 @@ class RayCrew:
             yield
             return
         self._ranks_rest.clear()
-        await self.pool.rest()
+        await self._unless_lost(self.pool.rest())
         await self.gang.each("rise")
         yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
         await self.gang.each("rest")
         await self._sampling(self.pool)
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, None]) -> None:
+        """Nobody asks the ranks meanwhile, so nobody else would find that one is lost, which `work` may be waiting for.
+        Raises WorkerLost then."""
+        working = asyncio.ensure_future(work)
+        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
+        try:
+            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise next(one.result() for one in gone if one.done())
+            working.result()
+        finally:
+            for one in (working, *gone):
+                one.cancel()
 
     async def _sampling(self, pool: Pool) -> None:
         """Ranks rest: rollout workers wake, and others may start."""
