@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -228,11 +228,13 @@ def autoscaled(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             time.sleep(0.1)
         yield f"127.0.0.1:{port}", head
     finally:
-        left = descendants(head.pid)
+        left = descendants(head.pid) | {head.pid}
         head.terminate()
-        head.wait(30)
+        with suppress(subprocess.TimeoutExpired):
+            head.wait(30)
         for pid in running(left):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back(
@@ -245,7 +247,10 @@ def test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back(
         watch = Watch(None)
 
         def nodes() -> int:
-            return sum(Path(f"/proc/{pid}/comm").read_text() == "raylet\n" for pid in running(descendants(head.pid)))
+            found = [Path(f"/proc/{pid}/comm") for pid in running(descendants(head.pid))]
+            with suppress(FileNotFoundError):  # it ended just now
+                return sum(path.read_text() == "raylet\n" for path in found)
+            return nodes()
 
         async def joins(moment: Moment) -> Stats:
             if moment.progress.step == 1:

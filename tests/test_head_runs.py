@@ -70,10 +70,10 @@ def test_without_its_head_a_run_ends_by_itself_and_can_be_gone_on_with(
     """Ray ends what has no head any more, but waits for ever where it is frozen: there Assent makes the end."""
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **STEPS)))
     recipe = make_recipe("grpo", tmp_path / "hurt", **STEPS)
-    done = hurt(recipe, how, environment, seconds=0.0, ray=4)
+    done = hurt(recipe, how, environment, seconds=0.0, ray=8)
     assert done.returncode == 1, done.stdout + done.stderr
     log = (tmp_path / "hurt" / "run" / "log.txt").read_text()
-    assert "the cluster's head has given no sign for 2 s (runtime.heartbeat_timeout). Unless it does within 4 s" in log
+    assert "the cluster's head has given no sign for 2 s (runtime.heartbeat_timeout). Unless it does within 8 s" in log
     steps = len((tmp_path / "hurt" / "run" / "metrics.jsonl").read_text().splitlines())
     assert 3 <= steps < 8
     assert alike(whole, run(load_settings({**recipe, "resume": "latest"})))

@@ -76,7 +76,28 @@ def test_a_head_that_stays_silent_is_the_end_once(watch: Made) -> None:
     assert "is lost: start a cluster again, and resume=latest" in said[1]
 
 
+@pytest.mark.parametrize("how", ["raises", "never returns"])
+def test_the_end_does_not_wait_for_who_is_told(watch: Made, how: str) -> None:
+    ended = threading.Event()
+
+    def say(text: str) -> None:
+        if how == "raises":
+            raise OSError("nobody reads it")
+        threading.Event().wait()
+
+    watch(lambda: False, say=say, patience=0.4, end=ended.set)
+    assert ended.wait(20)
+
+
+def test_there_is_time_between_both_messages_however_long_the_pauses(watch: Made) -> None:
+    said: list[float] = []
+    ended = threading.Event()
+    watch(lambda: False, say=lambda text: said.append(time.monotonic()), timeout=2.0, patience=0.1, end=ended.set)
+    assert ended.wait(20)
+    assert said[1] - said[0] > 0.2
+
+
 def test_closing_ends_both_threads() -> None:
-    before = threading.active_count()
-    HeadWatch(lambda: True, timeout=0.2, patience=1.0, say=print).close()
-    assert threading.active_count() == before
+    watch = HeadWatch(lambda: True, timeout=0.2, patience=1.0, say=print)
+    watch.close()
+    assert not any(thread.is_alive() for thread in watch._threads)

@@ -8,6 +8,7 @@ process after a minute of that, which works where the head is gone, and not wher
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -52,18 +53,29 @@ class HeadWatch:
                 if self._ask():
                     told, self._missed = self._missed > SIGNS, 0
                     if told and not self._closed.is_set():
-                        self._say("the cluster's head answers again")
+                        self._tell("the cluster's head answers again")
             self._closed.wait(self._timeout / SIGNS)
 
     def _count(self) -> None:
-        last = SIGNS + 1 + round(self._patience / self._timeout * SIGNS)
+        last = SIGNS + 1 + max(1, math.ceil(self._patience / self._timeout * SIGNS))
         while not self._closed.wait(self._timeout / SIGNS):
             self._missed += 1
             if self._missed == SIGNS + 1:
-                self._say(
+                self._tell(
                     f"the cluster's head has given no sign for {self._timeout:g} s (runtime.heartbeat_timeout). Unless "
                     f"it does within {self._patience:g} s more ({PATIENCE}), this run ends: {AGAIN}"
                 )
             if self._missed == last:
-                self._say(f"the cluster's head is lost: {AGAIN}")
+                self._tell(f"the cluster's head is lost: {AGAIN}").join(1.0)
                 self._end()
+
+    def _tell(self, text: str) -> threading.Thread:
+        """Whoever listens may be gone, or never come back from it: this goes on."""
+
+        def say() -> None:
+            with contextlib.suppress(Exception):
+                self._say(text)
+
+        telling = threading.Thread(target=say, daemon=True)
+        telling.start()
+        return telling

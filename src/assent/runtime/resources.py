@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -84,7 +85,7 @@ def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
 
 def small_store(nodes: Sequence[Resources], size: int) -> str:
     """What to say where a node's object store has no room for two versions of so many bytes, old and new."""
-    least = min(node.get("object_store_memory", 0.0) for node in nodes)
+    least = min((node.get("object_store_memory", 0.0) for node in nodes), default=math.inf)
     if 2 * size <= least:
         return ""
     return (
