@@ -48,6 +48,38 @@ def kernels() -> None:
         pytest.skip("there are no kernels without a C++ compiler: install g++")
 
 
+PLAYED = {"pairs": ("pairs_of_halves", "-DASSENT_PAIRS"), "matrices": ("matrices_of_halves", "-DASSENT_MATRICES")}
+"""What processors may have for bfloat16: how the kernels tell of it, and how they are compiled to play it."""
+
+
+@pytest.fixture(scope="session")
+def played_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: tmp_path_factory.mktemp(name) for name in PLAYED}
+
+
+@pytest.fixture
+def played(
+    kernels: None, played_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], None]]:
+    """Called with "pairs" or "matrices": from then on the kernels are as on such a processor, the same code but for
+    these instructions."""
+    from assent.kernels import library
+
+    caches = (library.library, library.number, library._kernel)
+
+    def play(name: str) -> None:
+        told, flag = PLAYED[name]
+        monkeypatch.setenv("ASSENT_CACHE", str(played_folders[name]))
+        monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, flag))
+        for cached in caches:
+            cached.cache_clear()
+        assert library.number(told) == 1
+
+    yield play
+    for cached in caches:
+        cached.cache_clear()
+
+
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without a compiler: torch's own operations take the place of the kernels."""

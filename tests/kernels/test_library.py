@@ -116,7 +116,12 @@ def test_they_can_be_turned_off(without_kernels: None) -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the names of processors are x86's")
 @pytest.mark.parametrize(
     ("processor", "instructions"),
-    [("cooperlake", ("vdpbf16ps", "zmm")), ("skylake-avx512", ("vfmadd", "zmm")), ("x86-64", ())],
+    [
+        ("sapphirerapids", ("tdpbf16ps",)),
+        ("cooperlake", ("vdpbf16ps", "zmm")),
+        ("skylake-avx512", ("vfmadd", "zmm")),
+        ("x86-64", ()),
+    ],
 )
 def test_the_kernels_compile_for_other_processors(
     processor: str, instructions: tuple[str, ...], tmp_path: Path

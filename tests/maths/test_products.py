@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,16 @@ from torch.nn import functional as F
 
 from assent.maths import logprobs, products
 from assent.maths.logprobs import chosen_logprobs
-from assent.maths.products import by_onednn, onednn_present, product, summed_outer_products, widened
+from assent.maths.products import (
+    by_matrices,
+    by_onednn,
+    onednn_present,
+    packed_for_matrices,
+    product,
+    product_by_matrices,
+    summed_outer_products,
+    widened,
+)
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
@@ -55,6 +66,57 @@ def test_it_is_torchs_linear_in_value_and_gradient(
     rows, width, out = shape
     x, weight, bias, above = random((rows, width), (out, width), (out,), (rows, out), dtype=dtype)
     compare(x, weight, bias if biased else None, above)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 32, 64), (7, 6, 3), (130, 64, 33), (61, 34, 130), (1100, 96, 40), (5, 10, 1), (0, 4, 4)], ids=str
+)
+def test_bfloat16_by_matrix_registers(
+    shape: tuple[int, int, int], packed: bool, played: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sums of exact products, rounded once, and each row as if it were alone."""
+    played("matrices")
+    monkeypatch.setattr(products, "slow_halves", lambda: False)
+    rows, width, out = shape
+    x, weight, bias = random((rows, width), (out, width), (out,), dtype=torch.bfloat16)
+    given, columns = (packed_for_matrices(weight), out) if packed else (weight, None)
+    with torch.no_grad():
+        assert by_matrices(x, weight)
+        found = product_by_matrices(x, given, bias, packed_columns=columns)
+        assert torch.equal(found, product(x, weight, bias))
+        assert_close(product(x, weight), F.linear(x, weight))
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8 + 1e-5, atol=1e-5)
+    for first, count in ((0, 1), (3, 2), (2, 33), (rows // 2, rows)):
+        part = x[first : first + count]
+        assert torch.equal(product_by_matrices(part, given, bias, packed_columns=columns), found[first : first + count])
+
+
+def test_gradients_and_odd_widths_are_not_multiplied_so(
+    played: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played("matrices")
+    monkeypatch.setattr(products, "slow_halves", lambda: False)
+    x, weight = random((4, 6), (3, 6), dtype=torch.bfloat16)
+    assert product(x, weight.requires_grad_()).grad_fn is not None
+    assert by_matrices(x, weight)
+    assert not by_matrices(*random((4, 5), (3, 5), dtype=torch.bfloat16))
+    assert not by_matrices(*random((4, 6), (3, 6)))
+
+
+def test_intels_processors_leave_float32_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MKL orders additions there by the number of rows."""
+    if not onednn_present():
+        pytest.skip("oneDNN is not built into this torch")
+    monkeypatch.setattr(products, "SMALLEST", 1 << 15)
+    monkeypatch.setattr(products, "_wide_registers", lambda: False)
+    x, weight = random((4, 6), (3, 6))
+    for intel in (True, False):
+        monkeypatch.setattr(products, "_intel", lambda intel=intel: intel)
+        with torch.no_grad():
+            assert by_onednn(x, weight) == intel
+        assert not by_onednn(x, weight)  # small, and with gradients
 
 
 def test_bfloat16_is_multiplied_in_float32_where_the_processor_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +189,7 @@ def test_onednn_gets_plain_large_float32_matrices_on_the_cpu(monkeypatch: pytest
     assert not by_onednn(x, weight)
     monkeypatch.setattr(products, "SMALLEST", 1)
     monkeypatch.setattr(products, "_wide_registers", lambda: False)
+    monkeypatch.setattr(products, "_intel", lambda: False)
     assert not by_onednn(x, weight)
 
 

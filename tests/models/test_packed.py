@@ -10,7 +10,7 @@ from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
 from assent.models.lora import add_lora
 from assent.models.lowrank import LoraLinear
-from assent.models.packed import PackedLinear, packed, stamp
+from assent.models.packed import PackedLinear, PanelLinear, packed, stamp
 from assent.models.settings import LoraSettings
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 90, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -52,12 +52,15 @@ def logits(model: Decoder, like: Decoder, count: int = 11) -> torch.Tensor:
     return model.head(model(tokens, like.packed([count - 4, 4]))).float()
 
 
-@pytest.fixture(params=["as it is", "no bfloat16"])
+@pytest.fixture(params=["as it is", "no bfloat16", "matrices of bfloat16"])
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one, and one that cannot multiply bfloat16."""
-    if request.param == "no bfloat16":
-        for module in (products, models.packed):
-            monkeypatch.setattr(module, "slow_halves", lambda: True)
+    """This one, one that cannot multiply bfloat16, and one with registers for it."""
+    if request.param == "as it is":
+        return
+    for module in (products, models.packed):
+        monkeypatch.setattr(module, "slow_halves", lambda: request.param == "no bfloat16")
+    if request.param == "matrices of bfloat16":
+        request.getfixturevalue("played")("matrices")
 
 
 @pytest.mark.usefixtures("processor")
@@ -66,7 +69,7 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_a_packed_decoder_computes_the_same(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     model = decoder(kind, dtype)
     twin = packed(model)
-    assert any(isinstance(module, PackedLinear) for module in twin.modules())
+    assert any(isinstance(module, PackedLinear | PanelLinear) for module in twin.modules())
     expected = logits(model, model)
     torch.testing.assert_close(logits(twin, model), expected, atol=tolerance * float(expected.abs().max()), rtol=0)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from assent.kernels import library as kernels_library
 from assent.models.cache import Decode, Prefill
 from assent.models.decoder import Decoder
 from assent.models.load import fresh_model
@@ -31,30 +29,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def folder_of_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pairs")
-
-
-@pytest.fixture
-def pairs(folder_of_pairs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a processor with products of pairs of bfloat16: the same code, but for that one instruction."""
-    monkeypatch.setenv("ASSENT_CACHE", str(folder_of_pairs))
-    monkeypatch.setattr(kernels_library, "FLAGS", (*kernels_library.FLAGS, "-DASSENT_PAIRS"))
-    caches = (kernels_library.library, kernels_library.number, kernels_library._kernel)
-    for cached in caches:
-        cached.cache_clear()
-    assert kernels_library.number("pairs_of_halves") == 1
-    yield
-    for cached in caches:
-        cached.cache_clear()
-
-
-@pytest.fixture(params=["float32", "bfloat16", "bfloat16 by pairs"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    name, _, by_pairs = request.param.partition(" ")
-    if by_pairs:
-        request.getfixturevalue("pairs")
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16 by pairs", "bfloat16 by matrices"])
+def dtype(request: pytest.FixtureRequest, played: Callable[[str], None]) -> torch.dtype:
+    """Also as on processors that have products of pairs, or of matrices, of bfloat16."""
+    name, _, by = request.param.partition(" by ")
+    if by:
+        played(by)
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -138,10 +118,10 @@ def test_what_this_kernel_does_not_compute(changes: dict[str, Any], dtype: torch
     assert not can_step(decoder(tiny("gpt2", **changes), dtype))
 
 
-@pytest.mark.usefixtures("pairs")
-def test_pairs_need_even_widths(tiny: Tiny) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16 by pairs", "bfloat16 by matrices"], indirect=True)
+def test_pairs_need_even_widths(dtype: torch.dtype, tiny: Tiny) -> None:
     odd = tiny("llama", intermediate_size=51)
-    assert not can_step(decoder(odd, torch.bfloat16))
+    assert not can_step(decoder(odd, dtype))
     assert can_step(decoder(odd))
 
 

@@ -18,6 +18,19 @@
 #include <immintrin.h>
 #endif
 
+// Whether there are matrix registers: eight of 16 rows of 64 bytes, whose products of bfloat16 are summed in float32 (AMX, on
+// processors that have products of pairs as well). ASSENT_MATRICES plays such a processor.
+#if defined(ASSENT_MATRICES)
+#define MATRICES 1
+#define ASSENT_PAIRS
+#elif defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define MATRICES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define MATRICES 0
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -85,22 +98,31 @@ inline vec load(const float* from) {
 }
 
 inline vec load(const bf16* from) {
+#if defined(__AVX512F__)
+  return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))), 16);
+#else
   halves half;
   memcpy(&half, from, sizeof half);
   words wide = __builtin_convertvector(half, words) << 16;
   vec x;
   memcpy(&x, &wide, sizeof x);
   return x;
+#endif
 }
 
 inline void store(float* to, vec x) { memcpy(to, &x, sizeof x); }
 
+// To even. Numbers too small for a normal one become 0 where the processor rounds.
 inline halves rounded(vec x) {
+#if defined(__AVX512BF16__)
+  return (halves)_mm512_cvtneps_pbh((__m512)x);
+#else
   words bits;
   memcpy(&bits, &x, sizeof bits);
-  words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to even
+  words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   words quiet = (bits >> 16) | 0x40;
   return __builtin_convertvector(x == x ? nearest : quiet, halves);
+#endif
 }
 
 inline void store(bf16* to, vec x) {
@@ -251,6 +273,151 @@ inline void panel(int64_t m, int v, int64_t k, const A* a, int64_t a_row, int64_
     int64_t rows = m - row < TALL ? m - row : TALL;
     band<TALL>(rows, v, k, a + row * a_row, a_row, a_column, b, b_row, first + row, column, end);
   }
+}
+
+#if MATRICES
+// How many rows of how many bytes each matrix register has: palette 1 of the processor's manual.
+struct Forms {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+#if !defined(ASSENT_MATRICES)
+#define matrices_formed _tile_loadconfig
+#define matrices_left _tile_release
+#define matrix_zero _tile_zero
+#define matrix_load _tile_loadd
+#define matrix_store _tile_stored
+#define matrix_add_product _tile_dpbf16ps
+// Linux gives them to a process that asks (ARCH_REQ_XCOMP_PERM, XTILEDATA).
+inline bool matrices_lent() {
+  static const bool lent = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return lent;
+}
+#else
+thread_local Forms forms;
+thread_local char matrices[8][16][64];
+inline bool matrices_lent() { return true; }
+inline void matrices_left() {}
+inline void matrices_formed(const void* from) { memcpy(&forms, from, sizeof forms); }
+inline void matrix_zero(int to) { memset(matrices[to], 0, sizeof matrices[to]); }
+inline void matrix_load(int to, const void* from, int64_t stride) {
+  for (int i = 0; i < forms.rows[to]; i++)
+    memcpy(matrices[to][i], static_cast<const char*>(from) + i * stride, forms.bytes[to]);
+}
+inline void matrix_store(int from, void* to, int64_t stride) {
+  for (int i = 0; i < forms.rows[from]; i++)
+    memcpy(static_cast<char*>(to) + i * stride, matrices[from][i], forms.bytes[from]);
+}
+inline void matrix_add_product(int to, int a, int b) {
+  for (int i = 0; i < forms.rows[to]; i++)
+    for (int64_t part = 0; part < 64; part += sizeof(vec)) {
+      vec sums;
+      memcpy(&sums, matrices[to][i] + part, sizeof sums);
+      for (int j = 0; j < forms.rows[b]; j++) {
+        int32_t pair;
+        ints entries;
+        memcpy(&pair, matrices[a][i] + 4 * j, sizeof pair);
+        memcpy(&entries, matrices[b][j] + part, sizeof entries);
+        sums = fma_pairs(pair - ints{}, entries, sums);
+      }
+      memcpy(matrices[to][i] + part, &sums, sizeof sums);
+    }
+}
+#endif
+
+constexpr int64_t SIDE = 16;        // rows of a matrix register, and columns of one with sums
+constexpr int64_t DEEP = 2 * SIDE;  // columns of one with bfloat16
+
+// As `panel` of WIDE columns, by matrix registers: sums in 0 to 3 (two rows of two), A in 4 and 5, B in 6 and 7. It goes
+// through k by parts that stay in the cache, between which `kept` (m, WIDE) has the sums. What is left of k is added by pairs.
+template <class End>
+inline void matrix_panel(int64_t m, int64_t k, const bf16* a, int64_t a_row, const bf16* b, float* kept, int64_t first,
+                         int64_t column, const End& end) {
+  constexpr bool BESIDE = WIDE > SIDE;
+  constexpr int64_t ACROSS = WIDE * sizeof(float), PART = 8 * DEEP;
+  int64_t whole = k / DEEP * DEEP, along = a_row * int64_t(sizeof(bf16)), before = 0;
+  for (int64_t part = 0; part == 0 || part < whole; part += PART)
+    for (int64_t row = 0; row < m; row += 2 * SIDE) {
+      int64_t rows = m - row < 2 * SIDE ? m - row : 2 * SIDE, above = rows < SIDE ? rows : SIDE, below = rows - above;
+      int64_t until = part + PART < whole ? part + PART : whole;
+      if (rows != before) {
+        Forms form;
+        for (int r = 0; r < 8; r++) {
+          form.bytes[r] = 64;
+          form.rows[r] = uint8_t(r >= 6 ? SIDE : r < 2 || r == 4 || !below ? above : below);
+        }
+        matrices_formed(&form);
+        before = rows;
+      }
+      const bf16* left = a + row * a_row;
+      float *upper = kept + row * WIDE, *lower = upper + SIDE * WIDE;
+      if (part == 0) {
+        matrix_zero(0);
+        matrix_zero(1);
+        matrix_zero(2);
+        matrix_zero(3);
+      } else {
+        matrix_load(0, upper, ACROSS);
+        if (BESIDE) matrix_load(1, upper + SIDE, ACROSS);
+        if (below) {
+          matrix_load(2, lower, ACROSS);
+          if (BESIDE) matrix_load(3, lower + SIDE, ACROSS);
+        }
+      }
+      for (int64_t j = part; j < until; j += DEEP) {
+        const bf16* right = b + j * WIDE;
+        matrix_load(6, right, ACROSS);
+        matrix_load(4, left + j, along);
+        matrix_add_product(0, 4, 6);
+        if (BESIDE) {
+          matrix_load(7, right + DEEP, ACROSS);
+          matrix_add_product(1, 4, 7);
+        }
+        if (below) {
+          matrix_load(5, left + SIDE * a_row + j, along);
+          matrix_add_product(2, 5, 6);
+          if (BESIDE) matrix_add_product(3, 5, 7);
+        }
+      }
+      matrix_store(0, upper, ACROSS);
+      if (BESIDE) matrix_store(1, upper + SIDE, ACROSS);
+      if (below) {
+        matrix_store(2, lower, ACROSS);
+        if (BESIDE) matrix_store(3, lower + SIDE, ACROSS);
+      }
+      if (until < whole) continue;
+      for (int64_t i = 0; i < rows; i++) {
+        vec found[2] = {load(upper + i * WIDE), load(upper + i * WIDE + W)};
+        for (int64_t j = whole; j < k; j += 2) {
+          int32_t pair;
+          memcpy(&pair, left + i * a_row + j, sizeof pair);
+          for (int v = 0; v < 2; v++) {
+            ints entries;
+            memcpy(&entries, b + j * WIDE + v * 2 * W, sizeof entries);
+            found[v] = fma_pairs(pair - ints{}, entries, found[v]);
+          }
+        }
+        end(first + row + i, column, found, 2);
+      }
+    }
+}
+#else
+inline bool matrices_lent() { return false; }
+inline void matrices_left() {}
+#endif
+
+// As `panel` of WIDE columns, by what multiplies T fastest, with room for (m, WIDE) sums. A thread that is done says so by
+// `matrices_left`.
+template <class T, class End>
+inline void whole_panel(int64_t m, int64_t k, const Left<T>* a, int64_t a_row, const T* b, float* kept, int64_t first,
+                        int64_t column, const End& end) {
+#if MATRICES
+  if constexpr (std::is_same_v<T, bf16>)
+    if (matrices_lent()) return matrix_panel(m, k, a, a_row, b, kept, first, column, end);
+#endif
+  panel(m, 2, k, a, a_row, 1, b, WIDE, first, column, end);
 }
 
 // C (m, n) = A B, or added to C.
@@ -737,12 +904,13 @@ inline void norm_rows(const Model<T>& model, int64_t n, const float* x, int64_t 
 template <class T, class End>
 inline void share_product(int64_t n, int64_t inner, int64_t columns, const Left<T>* a, int64_t stride, const T* weight,
                           const End& end) {
-  constexpr int64_t ROWS = 8 * TALL;
+  constexpr int64_t ROWS = 96;
+  alignas(64) float kept[MATRICES ? ROWS * WIDE : 1];
 #pragma omp for schedule(static) collapse(2)
   for (int64_t column = 0; column < columns; column += WIDE)
     for (int64_t row = 0; row < n; row += ROWS)
-      panel(n - row < ROWS ? n - row : ROWS, 2, inner, a + row * stride, stride, 1, weight + column * inner, WIDE, row,
-            column, end);
+      whole_panel(n - row < ROWS ? n - row : ROWS, inner, a + row * stride, stride, weight + column * inner, kept, row,
+                  column, end);
 }
 
 template <class T>
@@ -828,27 +996,79 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
                       store_some(logits + row * model.vocabulary + place, shifted(sums[v], model.head_bias, place),
                                  model.vocabulary - place);
                   });
+    if (std::is_same_v<T, bf16> && matrices_lent()) matrices_left();
   }
 }
 
+// Panel p of weight (rows, inner): see `pack`.
+template <class T>
+inline void pack_panel(int64_t p, int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, int64_t pairs) {
+  int64_t half = rows / 2, wide = pairs ? 2 : 1;
+  const T* from[WIDE];
+  for (int64_t c = 0; c < WIDE; c++) {
+    int64_t place = gated ? p * W + c % W : p * WIDE + c, row = gated && c >= W ? half + place : place;
+    from[c] = place < (gated ? half : rows) ? weight + row * inner : nullptr;
+  }
+  for (int64_t j = 0; j < inner; j += wide)
+    for (int64_t c = 0; c < WIDE; c++, to += wide) {
+      if (!from[c])
+        memset(to, 0, sizeof(T) * wide);
+      else if (pairs)
+        memcpy(to, from[c] + j, sizeof(T) * 2);
+      else
+        *to = from[c][j];
+    }
+}
+
 // weight (rows, inner) into panels (panels, inner, WIDE), the last one filled up with zeros; `gated`: W of the first half of
-// the rows beside W of the second; `pairs`: (panels, inner / 2, WIDE, 2).
+// the rows beside W of the second; `pairs`: (panels, inner / 2, WIDE, 2), inner even.
 template <class T>
 void pack(int64_t rows, int64_t inner, const T* weight, T* to, int64_t gated, int64_t pairs, int64_t threads) {
-  int64_t half = rows / 2, panels = gated ? up(half, WIDE) / W : up(rows, WIDE) / WIDE;
+  int64_t panels = gated ? up(rows / 2, WIDE) / W : up(rows, WIDE) / WIDE;
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t p = 0; p < panels; p++)
-    for (int64_t first = 0; first < inner; first += W) {
-      int64_t end = first + W < inner ? first + W : inner;
-      for (int64_t c = 0; c < WIDE; c++) {
-        int64_t place = gated ? p * W + c % W : p * WIDE + c, row = gated && c >= W ? half + place : place;
-        bool real = place < (gated ? half : rows);
-        for (int64_t j = first; j < end; j++) {
-          int64_t entry = pairs ? (p * inner + j / 2 * 2) * WIDE + 2 * c + j % 2 : (p * inner + j) * WIDE + c;
-          to[entry] = real ? weight[row * inner + j] : T{};
+  for (int64_t p = 0; p < panels; p++) pack_panel(p, rows, inner, weight, to + p * inner * WIDE, gated, pairs);
+}
+
+// to (n, columns) gets A (n, inner) times weight (columns, inner) transposed, plus bias, each row as if it were alone. The
+// weight may be `packed` already, as this type's steps read it. Not for bfloat16 without products of pairs.
+template <class T>
+void product(int64_t n, int64_t inner, int64_t columns, const T* a, int64_t stride, const T* weight, int64_t packed,
+             const T* bias, T* to, int64_t threads) {
+  constexpr int64_t ROWS = 1024;
+  if constexpr (std::is_same_v<Left<T>, T>) {
+#pragma omp parallel num_threads(threads) if (n * columns > BLOCK)
+    {
+#pragma omp for schedule(dynamic) collapse(2)
+      for (int64_t column = 0; column < columns; column += WIDE)
+        for (int64_t row = 0; row < n; row += ROWS) {
+          const T* entries = weight + column * inner;
+          scratch.reserve((inner + ROWS) * WIDE);
+          float* kept = scratch.take(ROWS * WIDE);
+          if (!packed) {
+            T* own = reinterpret_cast<T*>(scratch.take(inner * WIDE));
+            pack_panel(column / WIDE, columns, inner, weight, own, 0, sizeof(T) == 2);
+            entries = own;
+          }
+          vec shifts[2] = {};
+          int64_t beside = columns - column;
+          for (int v = 0; bias && v < 2 && v * W < beside; v++) shifts[v] = load_some(bias + column + v * W, beside - v * W);
+          whole_panel(n - row < ROWS ? n - row : ROWS, inner, a + row * stride, stride, entries, kept, row, column,
+                      [=](int64_t i, int64_t first, const vec* sums, int) {
+                        T* place = to + i * columns + first;
+                        if (beside >= WIDE) {
+                          store(place, sums[0] + shifts[0]);
+                          store(place + W, sums[1] + shifts[1]);
+                        } else {
+                          store_some(place, sums[0] + shifts[0], beside);
+                          if (beside > W) store_some(place + W, sums[1] + shifts[1], beside - W);
+                        }
+                      });
         }
-      }
+      if (std::is_same_v<T, bf16> && matrices_lent()) matrices_left();
     }
+  } else {
+    abort();
+  }
 }
 
 }  // namespace
@@ -881,6 +1101,7 @@ extern "C" int64_t page_positions() { return WIDE; }
 extern "C" int64_t register_numbers() { return W; }
 extern "C" int64_t parts_of_sums() { return PARTS; }
 extern "C" int64_t pairs_of_halves() { return PAIRS; }
+extern "C" int64_t matrices_of_halves() { return MATRICES; }
 
 KERNEL(attend,
        (const Rows* rows, const Shape* shape, const void* query, int64_t query_stride, const void* key,
@@ -917,6 +1138,11 @@ KERNEL(step,
 KERNEL(pack,
        (int64_t rows, int64_t inner, const void* weight, void* to, int64_t gated, int64_t pairs, int64_t threads),
        (rows, inner, (const T*)weight, (T*)to, gated, pairs, threads))
+
+KERNEL(product,
+       (int64_t n, int64_t inner, int64_t columns, const void* a, int64_t stride, const void* weight, int64_t packed,
+        const void* bias, void* to, int64_t threads),
+       (n, inner, columns, (const T*)a, stride, (const T*)weight, packed, (const T*)bias, (T*)to, threads))
 
 KERNEL(gelu, (int64_t count, const void* from, void* to, void* slopes, int64_t threads),
        (count, (const T*)from, (T*)to, (T*)slopes, threads))

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 PATIENCE = 120.0
-"""Seconds that the compiler may take; it needs 3."""
+"""Seconds that the compiler may take; it needs 3 to 8."""
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
 """What the kernels compute on, and how their names end."""
 
@@ -67,7 +67,7 @@ def run(name: str, dtype: torch.dtype | None, *arguments: Tensor | int | None) -
 @functools.cache
 def number(name: str) -> int:
     """What the kernels were compiled for on this processor: `page_positions`, `register_numbers`, `parts_of_sums`, or 1
-    for `pairs_of_halves`."""
+    for `pairs_of_halves` and `matrices_of_halves`."""
     found = library()
     assert found is not None
     function = getattr(found, name)

@@ -4,8 +4,9 @@ Matrix products choose another kernel, with another order of additions, for a fe
 left-over keys. Without gradients, rows and keys are therefore filled up to multiples at which every kernel is a whole
 one, and threads are given whole rows, so that a sequence's log-probs, its cache and its next token are the same
 whatever the engine, the scorer or the worker has beside it: rollouts may move between workers, and lost ones be asked
-again, without a trace. This holds for torch's CPU kernels (tests/rollout/test_invariant.py); GPU libraries choose
-kernels by size in ways of their own, so nothing is filled up there.
+again, without a trace. This holds on the CPU for the libraries that `products.py` chooses among
+(tests/rollout/test_invariant.py), but not in bfloat16 on processors with matrix registers (AMX) without a C++ compiler.
+GPU libraries choose kernels by size in ways of their own, so nothing is filled up there.
 
 With gradients nothing is filled up here: the whole batch is the same then however workers are arranged. (That the
 number of rows in a pass is one of `few` is for speed alone.)

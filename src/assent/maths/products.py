@@ -1,17 +1,22 @@
-"""Matrix products by the fastest library that torch carries, with gradients.
+"""Matrix products by the fastest library that keeps what inference promises, with gradients.
 
-On the CPU torch sends float32 products to MKL, which uses half of the registers' width on AMD processors with AVX-512.
-oneDNN, which torch asks for bfloat16 alone, uses all of it and takes weights as they lie in memory, transposed ones
-too; the products stay float32. `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again, which is the
-faster one without AVX-512. x86 processors without it have no products of bfloat16 either, and torch multiplies one
-number after another: there the factors are made float32, multiplied, and the result is rounded. Left out: batches of
-small products (attention), which torch gives to oneDNN only with leave to round them to bfloat16.
+On the CPU torch sends float32 products to MKL, which uses half of the registers' width on AMD processors with AVX-512,
+and on Intel's orders its additions by the number of rows, of which a row's result must not depend (`invariant.py`).
+oneDNN, which torch asks for bfloat16 alone, uses all of it, has one order, and takes weights as they lie in memory,
+transposed ones too; the products stay float32. `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again,
+which is the faster one on AMD processors without AVX-512.
+
+In bfloat16 it is oneDNN that goes by the number of rows, where the processor has matrix registers (AMX): without
+gradients Assent's own kernel multiplies there. x86 processors without AVX-512 have no products of bfloat16, and torch
+multiplies one number after another: there the factors are made float32, multiplied, and the result is rounded. Left
+out: batches of small products (attention), which torch gives to oneDNN only with leave to round them to bfloat16.
 """
 
 from __future__ import annotations
 
 import functools
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +24,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from assent.kernels.library import available, number, run
+
 SMALLEST = 1 << 15
-"""Entries of a second factor below which calling oneDNN costs more than it saves. The first factor's rows do not count:
-a row's result must not depend on how many there are."""
+"""Entries of a second factor below which, with gradients, calling oneDNN costs more than it saves. The first factor's
+rows do not count: a row's result must not depend on how many there are."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (rows, inner) times weight (columns, inner) transposed, plus bias (columns,). Differentiable once."""
+    if not torch.is_grad_enabled() and by_matrices(x, weight):
+        return product_by_matrices(x, weight, bias)
     if not (by_onednn(x, weight) or widened(x, weight)):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
@@ -48,13 +57,47 @@ def by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN multiplies these: plain float32 matrices on an x86 CPU. Tensors that only look like one (those of
     several ranks, fake ones) are left to torch."""
     return (
-        weight.numel() >= SMALLEST
+        (weight.numel() >= SMALLEST or not torch.is_grad_enabled())
+        and weight.numel() > 0
         and x.numel() > 0
         and _plain_matrices(torch.float32, x, weight)
-        and _wide_registers()
+        and (_wide_registers() or _intel())
         and onednn_present()
         and bool(torch.backends.mkldnn.enabled)
     )
+
+
+def by_matrices(x: Tensor, weight: Tensor) -> bool:
+    """Whether our own kernel multiplies these: bfloat16 on a processor with matrix registers."""
+    return (
+        _plain_matrices(torch.bfloat16, x, weight)
+        and matrices_present()
+        and weight.shape[1] % 2 == 0
+        and weight.is_contiguous()
+        and x.stride(1) == 1
+    )
+
+
+def product_by_matrices(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, packed_columns: int | None = None
+) -> Tensor:
+    """`product` of what `by_matrices` takes, without gradients, each row as if it were alone. With `packed_columns` the
+    weight, of so many rows, is as `packed_for_matrices` made it."""
+    rows, inner = x.shape
+    columns = weight.shape[0] if packed_columns is None else packed_columns
+    out = x.new_empty(rows, columns)
+    factors = (x, x.stride(0), weight, int(packed_columns is not None), bias)
+    run("product", x.dtype, rows, inner, columns, *factors, out, torch.get_num_threads())
+    return out
+
+
+def packed_for_matrices(weight: Tensor) -> Tensor:
+    """A copy of weight (columns, inner) as our kernel reads it."""
+    rows, inner = weight.shape
+    wide = number("page_positions")
+    packed = weight.new_empty(-(-rows // wide) * wide * inner)
+    run("pack", weight.dtype, rows, inner, weight.detach().contiguous(), packed, 0, 1, torch.get_num_threads())
+    return packed
 
 
 def widened(x: Tensor, weight: Tensor) -> bool:
@@ -72,6 +115,11 @@ def onednn_present() -> bool:
     )
 
 
+def matrices_present() -> bool:
+    """Whether the processor has matrix registers of bfloat16, and we a kernel for them."""
+    return not slow_halves() and available(torch.bfloat16) and number("matrices_of_halves") == 1
+
+
 @functools.cache
 def slow_halves() -> bool:
     """Whether this processor multiplies bfloat16 one number after another."""
@@ -81,6 +129,15 @@ def slow_halves() -> bool:
 @functools.cache
 def _wide_registers() -> bool:
     return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
+
+
+@functools.cache
+def _intel() -> bool:
+    """Whether MKL takes this processor for one of its own. Where nothing says so, it does not."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "GenuineIntel" in platform.processor()
 
 
 def _x86() -> bool:

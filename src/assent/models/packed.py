@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from assent.maths.invariant import few
-from assent.maths.products import onednn_present, slow_halves
+from assent.maths.products import (
+    matrices_present,
+    onednn_present,
+    packed_for_matrices,
+    product_by_matrices,
+    slow_halves,
+)
 from assent.models.decoder import MLP, Decoder
 from assent.models.lowrank import LoraLinear
 
@@ -71,6 +77,17 @@ class PackedLinear(nn.Module):
         return (out if out.shape[0] == x.shape[0] else out[: x.shape[0]]).to(x.dtype)
 
 
+class PanelLinear(nn.Module):
+    """y = W x + b in bfloat16 with a packed copy of W, by our own kernel."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.weight, self.bias, self.columns = packed_for_matrices(weight), bias, weight.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product_by_matrices(x.contiguous(), self.weight, self.bias, packed_columns=self.columns)
+
+
 class PackedMLP(nn.Module):
     """`MLP` with the activation, and the gate's multiplication, done as the products are stored."""
 
@@ -116,9 +133,18 @@ def _pack_children(owner: nn.Module) -> None:
 
 def _packed(module: nn.Module) -> nn.Module | None:
     """The packed form of a module that has one: of plain linear layers, and of an MLP of such."""
+    if plain(module) and _by_panels(module):
+        return PanelLinear(module.weight, module.bias)
     if plain(module):
         return PackedLinear(module.weight, module.bias)
-    return PackedMLP(module) if isinstance(module, MLP) and plain(module.up) and plain(module.down) else None
+    if isinstance(module, MLP) and plain(module.up) and plain(module.down) and not _by_panels(module.up):
+        return PackedMLP(module)
+    return None
+
+
+def _by_panels(linear: nn.Linear) -> bool:
+    """Whether oneDNN's order of additions in this layer would go by the number of rows."""
+    return linear.weight.dtype is torch.bfloat16 and matrices_present() and linear.in_features % 2 == 0
 
 
 def plain(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -5,9 +5,9 @@
 The arithmetic is the decoder's (`decoder.py`); what is saved is the calls between operations, which take longer than a
 small model's products, and the filling up of rows: each row is as if alone. Weights are laid out once more, as the
 kernel reads them. In bfloat16 sums are float32, two entries at once where the processor has products of pairs
-(AVX512_BF16), and what lies between operations is rounded as tensors would be. Left out: layers that are not plain
-(adapters), GELU by the error function, odd widths in pairs, processors with matrix registers for bfloat16 (AMX), where
-oneDNN's products gain more; those decode operation by operation (`packed.py`).
+(AVX512_BF16), whole blocks at once where it has matrix registers (AMX), and what lies between operations is rounded as
+tensors would be. Left out: layers that are not plain (adapters), GELU by the error function, odd widths in pairs; those
+decode operation by operation (`packed.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def can_step(model: Decoder) -> bool:
         type(model) is Decoder
         and model.device.type == "cpu"
         and available(model.dtype)
-        and not (model.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
         and all(type(x) is nn.Parameter and x.dtype is model.dtype for x in model.parameters())
         and model.config.activation in ACTIVATIONS
         and all(plain(linear) for linear in linears)
