@@ -28,7 +28,7 @@ demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a 
 	@$(BIN)/assent demo $(ARGS)
 
 test: $(STAMP) ## Run every test
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP) ## Check style, format and types
 	@echo "ruff check"; $(BIN)/ruff check

@@ -25,9 +25,10 @@ REWARDS = Path(__file__).with_name("tiny.py")
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where two processes share the tests, as in `make test`, a file's tests stay together, and clusters come first."""
-    if config.getoption("dist", "no") != "loadgroup":
+    if not config.getoption("loadgroup", False):  # as pytest-xdist tells its workers, which collect
         return
 
     def group(item: pytest.Item) -> str:

@@ -117,7 +117,10 @@ def test_they_can_be_turned_off(without_kernels: None) -> None:
 @pytest.mark.parametrize(
     ("processor", "instructions"),
     [
-        ("sapphirerapids", ("tdpbf16ps",)),
+        pytest.param(
+            *("sapphirerapids", ("ldtilecfg", "tdpbf16ps")),
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="these registers are asked for as on Linux"),
+        ),
         ("cooperlake", ("vdpbf16ps", "zmm")),
         ("skylake-avx512", ("vfmadd", "zmm")),
         ("x86-64", ()),
@@ -130,6 +133,10 @@ def test_the_kernels_compile_for_other_processors(
     compiler = shutil.which("c++") or shutil.which("g++")
     flags = [flag for flag in FLAGS if flag not in ("-march=native", "-shared")]
     made = tmp_path / "kernels.s"
-    subprocess.run([str(compiler), *flags, f"-march={processor}", "-S", "-o", made, SOURCE], check=True, timeout=120)
+    command = [str(compiler), *flags, f"-march={processor}", "-S", "-o", str(made), str(SOURCE)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "-march=" in said.stderr and processor in said.stderr:
+        pytest.skip(f"this compiler does not know {processor}")
+    assert said.returncode == 0, said.stderr
     found = made.read_text()
     assert all(instruction in found for instruction in instructions)

@@ -37,6 +37,7 @@ def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products go to oneDNN too, so that small tests see it, and on every x86 processor."""
     monkeypatch.setattr(products, "SMALLEST", 1)
     monkeypatch.setattr(products, "_wide_registers", lambda: True)
+    monkeypatch.setattr(products, "_intel", lambda: False)
 
 
 def random(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -70,7 +71,9 @@ def test_it_is_torchs_linear_in_value_and_gradient(
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(1, 32, 64), (7, 6, 3), (130, 64, 33), (61, 34, 130), (1100, 96, 40), (5, 10, 1), (0, 4, 4)], ids=str
+    "shape",
+    [(1, 32, 64), (7, 6, 3), (130, 64, 33), (61, 34, 130), (61, 610, 33), (1100, 96, 40), (5, 9, 1), (0, 4, 4)],
+    ids=str,
 )
 def test_bfloat16_by_matrix_registers(
     shape: tuple[int, int, int], packed: bool, played: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
@@ -81,11 +84,21 @@ def test_bfloat16_by_matrix_registers(
     rows, width, out = shape
     x, weight, bias = random((rows, width), (out, width), (out,), dtype=torch.bfloat16)
     given, columns = (packed_for_matrices(weight), out) if packed else (weight, None)
+    assert by_matrices(x, weight, bias)
     with torch.no_grad():
-        assert by_matrices(x, weight)
         found = product_by_matrices(x, given, bias, packed_columns=columns)
-        assert torch.equal(found, product(x, weight, bias))
-        assert_close(product(x, weight), F.linear(x, weight))
+        assert torch.equal(found, product(x, weight, bias, alone=True))
+        unbiased = product_by_matrices(x, given, packed_columns=columns)
+        assert_close(unbiased, F.linear(x, weight))
+        apart, strided = torch.cat([x, x], dim=1)[:, :width], x.T.contiguous().T
+        assert torch.equal(product_by_matrices(apart, given, packed_columns=columns), unbiased)
+        assert torch.equal(product_by_matrices(strided, given, packed_columns=columns), unbiased)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(product_by_matrices(x, given, bias, packed_columns=columns), found)
+    finally:
+        torch.set_num_threads(before)
     exact = F.linear(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(found.double(), exact, rtol=2**-8 + 1e-5, atol=1e-5)
     for first, count in ((0, 1), (3, 2), (2, 33), (rows // 2, rows)):
@@ -93,7 +106,7 @@ def test_bfloat16_by_matrix_registers(
         assert torch.equal(product_by_matrices(part, given, bias, packed_columns=columns), found[first : first + count])
 
 
-def test_gradients_and_odd_widths_are_not_multiplied_so(
+def test_what_needs_gradients_or_does_not_fit_is_not_multiplied_so(
     played: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played("matrices")
@@ -101,22 +114,31 @@ def test_gradients_and_odd_widths_are_not_multiplied_so(
     x, weight = random((4, 6), (3, 6), dtype=torch.bfloat16)
     assert product(x, weight.requires_grad_()).grad_fn is not None
     assert by_matrices(x, weight)
-    assert not by_matrices(*random((4, 5), (3, 5), dtype=torch.bfloat16))
     assert not by_matrices(*random((4, 6), (3, 6)))
+    for others in (random((4, 8), (3, 6)), random((4, 6), (3, 6), (4,))):
+        wrong = [other.bfloat16() for other in others]
+        assert not by_matrices(*wrong)
+        with pytest.raises(RuntimeError), torch.no_grad():
+            product(*wrong, alone=True)
+    with pytest.raises(AssertionError):  # a weight of another width
+        product_by_matrices(x, packed_for_matrices(weight[:, :4]), packed_columns=3)
 
 
-def test_intels_processors_leave_float32_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intels_processors_leave_rows_to_onednn_and_gradients_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """MKL orders additions there by the number of rows."""
     if not onednn_present():
         pytest.skip("oneDNN is not built into this torch")
-    monkeypatch.setattr(products, "SMALLEST", 1 << 15)
-    monkeypatch.setattr(products, "_wide_registers", lambda: False)
     x, weight = random((4, 6), (3, 6))
-    for intel in (True, False):
-        monkeypatch.setattr(products, "_intel", lambda intel=intel: intel)
-        with torch.no_grad():
-            assert by_onednn(x, weight) == intel
-        assert not by_onednn(x, weight)  # small, and with gradients
+    for wide in (True, False):
+        for intel in (True, False):
+            monkeypatch.setattr(products, "_wide_registers", lambda wide=wide: wide)
+            monkeypatch.setattr(products, "_intel", lambda intel=intel: intel)
+            assert by_onednn(x, weight, alone=True) == (wide or intel)
+            assert by_onednn(x, weight) == (wide and not intel)
+    monkeypatch.setattr(products, "_wide_registers", lambda: True)
+    monkeypatch.setattr(products, "SMALLEST", 3 * 6 + 1)
+    assert by_onednn(x, weight, alone=True)
+    assert not by_onednn(x, weight)
 
 
 def test_bfloat16_is_multiplied_in_float32_where_the_processor_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_a_packed_decoder_computes_the_same(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     model = decoder(kind, dtype)
     twin = packed(model)
-    assert any(isinstance(module, PackedLinear | PanelLinear) for module in twin.modules())
+    own = dtype is torch.bfloat16 and products.matrices_present()
+    assert any(type(module) is (PanelLinear if own else PackedLinear) for module in twin.modules())
     expected = logits(model, model)
     torch.testing.assert_close(logits(twin, model), expected, atol=tolerance * float(expected.abs().max()), rtol=0)
 

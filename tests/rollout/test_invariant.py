@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from assent.batch import Batch
 from assent.learn.scorer import Scorer
 from assent.maths.invariant import GRAIN, KEYS, REGISTERS, entrywise, filled, linear, shared_rows, whole_rows
+from assent.maths.products import matrices_present
 from assent.models.base import LanguageModel
 from assent.models.context import Packed
 from assent.models.fused import gelu_tanh, swiglu
@@ -38,6 +39,8 @@ def flat(sequences: list[list[int]]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", WIDTHS)
 def test_a_row_of_a_product_does_not_depend_on_the_others(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not matrices_present():
+        pytest.skip("oneDNN orders additions by the number of rows here: install g++")
     width, out = shape
     x, weight, bias = (torch.randn(size, dtype=dtype) for size in ((300, width), (out, width), (out,)))
     with torch.no_grad():

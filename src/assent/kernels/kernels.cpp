@@ -284,7 +284,6 @@ struct Forms {
 };
 
 #if !defined(ASSENT_MATRICES)
-#define matrices_formed _tile_loadconfig
 #define matrices_left _tile_release
 #define matrix_zero _tile_zero
 #define matrix_load _tile_loadd
@@ -295,12 +294,18 @@ inline bool matrices_lent() {
   static const bool lent = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return lent;
 }
+// Not _tile_loadconfig, which tells some compilers that it reads 8 bytes (GCC's bug 114098). What was written before is in
+// memory for the loads that follow, which tell nothing.
+inline void matrices_formed(const Forms* from) { asm volatile("ldtilecfg %0" : : "m"(*from) : "memory"); }
 #else
 thread_local Forms forms;
 thread_local char matrices[8][16][64];
 inline bool matrices_lent() { return true; }
 inline void matrices_left() {}
-inline void matrices_formed(const void* from) { memcpy(&forms, from, sizeof forms); }
+inline void matrices_formed(const Forms* from) {
+  forms = *from;
+  memset(matrices, 0, sizeof matrices);
+}
 inline void matrix_zero(int to) { memset(matrices[to], 0, sizeof matrices[to]); }
 inline void matrix_load(int to, const void* from, int64_t stride) {
   for (int i = 0; i < forms.rows[to]; i++)
@@ -311,6 +316,8 @@ inline void matrix_store(int from, void* to, int64_t stride) {
     memcpy(static_cast<char*>(to) + i * stride, matrices[from][i], forms.bytes[from]);
 }
 inline void matrix_add_product(int to, int a, int b) {
+  bool fits = forms.rows[a] == forms.rows[to] && forms.bytes[a] == 4 * forms.rows[b] && forms.bytes[b] == forms.bytes[to];
+  if (!fits) abort();  // as the processor would
   for (int i = 0; i < forms.rows[to]; i++)
     for (int64_t part = 0; part < 64; part += sizeof(vec)) {
       vec sums;
@@ -1101,7 +1108,7 @@ extern "C" int64_t page_positions() { return WIDE; }
 extern "C" int64_t register_numbers() { return W; }
 extern "C" int64_t parts_of_sums() { return PARTS; }
 extern "C" int64_t pairs_of_halves() { return PAIRS; }
-extern "C" int64_t matrices_of_halves() { return MATRICES; }
+extern "C" int64_t matrices_of_halves() { return matrices_lent(); }
 
 KERNEL(attend,
        (const Rows* rows, const Shape* shape, const void* query, int64_t query_stride, const void* key,

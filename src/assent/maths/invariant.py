@@ -68,7 +68,7 @@ def filled(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (rows, width) times weight.T, each row as if it were alone where no gradients are kept."""
     whole = filled(x)
-    out = product(whole, weight, bias)
+    out = product(whole, weight, bias, alone=not torch.is_grad_enabled())
     return out if whole is x else out[: x.shape[0]]
 
 

@@ -6,6 +6,7 @@ for a small product of tokens and vocabulary the probabilities are kept, for a l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,13 @@ class _ChosenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        head: Callable[..., Tensor],
     ) -> tuple[Tensor, Tensor]:
         n, vocab = hidden.shape[0], weight.shape[0]
         rows = _chunk_rows(hidden, vocab)
@@ -40,14 +47,14 @@ class _ChosenLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))
-            logp = _log_softmax(hidden[part], weight, bias, temperature)
+            logp = _log_softmax(head(hidden[part], weight, bias), temperature)
             p = logp.exp()
             chosen[part] = logp.gather(1, targets[part, None])[:, 0]
             entropy[part] = -torch.linalg.vecdot(p, logp)
             if keep:
                 kept.append(p)
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
-        ctx.rows, ctx.temperature = rows, temperature
+        ctx.rows, ctx.temperature, ctx.head = rows, temperature, head
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
@@ -61,7 +68,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for number, start in enumerate(range(0, hidden.shape[0], ctx.rows)):
             part = slice(start, min(start + ctx.rows, hidden.shape[0]))
-            p = kept[number] if kept else _log_softmax(hidden[part], weight, bias, ctx.temperature).exp_()
+            p = kept[number] if kept else _log_softmax(ctx.head(hidden[part], weight, bias), ctx.temperature).exp_()
             grad = p * -grad_chosen[part, None]
             grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])
             if grad_entropy is not None:  # dH/dlogit = -p log p - p H
@@ -73,7 +80,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), grad_bias, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), grad_bias, None, None, None
 
 
 def _chunk_rows(hidden: Tensor, vocab: int) -> int:
@@ -81,8 +88,7 @@ def _chunk_rows(hidden: Tensor, vocab: int) -> int:
     return max(LEAST_ROWS, elements // vocab)
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = linear(hidden, weight, bias)
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
     if temperature != 1.0:
         logits = logits.float().div_(temperature)
     return torch.log_softmax(logits, dim=-1, dtype=torch.float32)
@@ -104,6 +110,6 @@ def chosen_logprobs(
     hidden (n, width) is the state before each target; weight (vocab, width) is the LM head; targets (n,) int64.
     """
     chosen, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature
+        hidden, weight, bias, targets, temperature, product if torch.is_grad_enabled() else linear
     )
     return chosen, entropy

@@ -4,12 +4,14 @@ On the CPU torch sends float32 products to MKL, which uses half of the registers
 and on Intel's orders its additions by the number of rows, of which a row's result must not depend (`invariant.py`).
 oneDNN, which torch asks for bfloat16 alone, uses all of it, has one order, and takes weights as they lie in memory,
 transposed ones too; the products stay float32. `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again,
-which is the faster one on AMD processors without AVX-512.
+which is the faster one on AMD processors without AVX-512, and gives that promise up on Intel's. There MKL has what
+needs gradients: it is as fast forwards, and twice as fast at a weight's gradient.
 
-In bfloat16 it is oneDNN that goes by the number of rows, where the processor has matrix registers (AMX): without
-gradients Assent's own kernel multiplies there. x86 processors without AVX-512 have no products of bfloat16, and torch
-multiplies one number after another: there the factors are made float32, multiplied, and the result is rounded. Left
-out: batches of small products (attention), which torch gives to oneDNN only with leave to round them to bfloat16.
+In bfloat16 it is oneDNN that goes by the number of rows, where the processor has matrix registers (AMX): where rows are
+to be as if alone, Assent's own kernel multiplies there. x86 processors without AVX-512 have no products of bfloat16,
+and torch multiplies one number after another: there the factors are made float32, multiplied, and the result is
+rounded. Left out: batches of small products (attention), which torch gives to oneDNN only with leave to round them to
+bfloat16.
 """
 
 from __future__ import annotations
@@ -27,19 +29,20 @@ from torch.nn import functional as F
 from assent.kernels.library import available, number, run
 
 SMALLEST = 1 << 15
-"""Entries of a second factor below which, with gradients, calling oneDNN costs more than it saves. The first factor's
-rows do not count: a row's result must not depend on how many there are."""
+"""Entries of a second factor below which calling oneDNN costs more than it saves. The first factor's rows do not count:
+a row's result must not depend on how many there are."""
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (rows, inner) times weight (columns, inner) transposed, plus bias (columns,). Differentiable once."""
-    if not torch.is_grad_enabled() and by_matrices(x, weight):
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, alone: bool = False) -> Tensor:
+    """x (rows, inner) times weight (columns, inner) transposed, plus bias (columns,). Differentiable once, unless each
+    row is to be as if it were `alone`, for which the caller fills rows up (see `invariant.linear`)."""
+    if alone and by_matrices(x, weight, bias):
         return product_by_matrices(x, weight, bias)
-    if not (by_onednn(x, weight) or widened(x, weight)):
+    if not (by_onednn(x, weight, alone=alone) or widened(x, weight)):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Product.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
-    return _plain(x, weight, bias)
+    return _plain(x, weight, bias, alone=alone)
 
 
 def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
@@ -53,28 +56,28 @@ def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
     return _onednn(second.T, first.T).T.contiguous()
 
 
-def by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN multiplies these: plain float32 matrices on an x86 CPU. Tensors that only look like one (those of
-    several ranks, fake ones) are left to torch."""
+def by_onednn(x: Tensor, weight: Tensor, *, alone: bool = False) -> bool:
+    """Whether oneDNN multiplies these: plain float32 matrices on an x86 CPU, where it is faster than MKL or rows are to
+    be as if `alone`. Tensors that only look like one (those of several ranks, fake ones) are left to torch."""
+    faster = weight.numel() >= SMALLEST and _wide_registers() and not _intel()
     return (
-        (weight.numel() >= SMALLEST or not torch.is_grad_enabled())
+        (faster or (alone and (_wide_registers() or _intel())))
         and weight.numel() > 0
         and x.numel() > 0
         and _plain_matrices(torch.float32, x, weight)
-        and (_wide_registers() or _intel())
         and onednn_present()
         and bool(torch.backends.mkldnn.enabled)
     )
 
 
-def by_matrices(x: Tensor, weight: Tensor) -> bool:
-    """Whether our own kernel multiplies these: bfloat16 on a processor with matrix registers."""
+def by_matrices(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether our own kernel multiplies these: bfloat16 on a processor with matrix registers. What does not fit
+    together is left to torch, which says so."""
     return (
         _plain_matrices(torch.bfloat16, x, weight)
         and matrices_present()
-        and weight.shape[1] % 2 == 0
-        and weight.is_contiguous()
-        and x.stride(1) == 1
+        and x.shape[1] == weight.shape[1]
+        and (bias is None or (bias.dtype is torch.bfloat16 and bias.shape == weight.shape[:1]))
     )
 
 
@@ -83,20 +86,36 @@ def product_by_matrices(
 ) -> Tensor:
     """`product` of what `by_matrices` takes, without gradients, each row as if it were alone. With `packed_columns` the
     weight, of so many rows, is as `packed_for_matrices` made it."""
+    packed = packed_columns is not None
+    x, weight = _even(x), weight if packed else _even(weight).contiguous()
     rows, inner = x.shape
     columns = weight.shape[0] if packed_columns is None else packed_columns
+    entries = (_whole_panels(columns) if packed else columns) * inner
+    assert x.dtype is weight.dtype is torch.bfloat16 and weight.numel() == entries, (x.shape, weight.shape, columns)
     out = x.new_empty(rows, columns)
-    factors = (x, x.stride(0), weight, int(packed_columns is not None), bias)
+    factors = (x, x.stride(0), weight, int(packed), None if bias is None else bias.contiguous())
     run("product", x.dtype, rows, inner, columns, *factors, out, torch.get_num_threads())
     return out
 
 
+def _even(x: Tensor) -> Tensor:
+    """x as the kernel reads it, by pairs of entries that lie side by side."""
+    if x.shape[1] % 2:
+        return F.pad(x, (0, 1))
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _whole_panels(columns: int) -> int:
+    wide = number("page_positions")
+    return -(-columns // wide) * wide
+
+
 def packed_for_matrices(weight: Tensor) -> Tensor:
     """A copy of weight (columns, inner) as our kernel reads it."""
+    weight = _even(weight.detach()).contiguous()
     rows, inner = weight.shape
-    wide = number("page_positions")
-    packed = weight.new_empty(-(-rows // wide) * wide * inner)
-    run("pack", weight.dtype, rows, inner, weight.detach().contiguous(), packed, 0, 1, torch.get_num_threads())
+    packed = weight.new_empty(_whole_panels(rows) * inner)
+    run("pack", weight.dtype, rows, inner, weight, packed, 0, 1, torch.get_num_threads())
     return packed
 
 
@@ -116,8 +135,11 @@ def onednn_present() -> bool:
 
 
 def matrices_present() -> bool:
-    """Whether the processor has matrix registers of bfloat16, and we a kernel for them."""
-    return not slow_halves() and available(torch.bfloat16) and number("matrices_of_halves") == 1
+    """Whether the processor has matrix registers of bfloat16, for which oneDNN orders additions by the number of rows,
+    and we have a kernel (by pairs, where the compiler does not know these registers)."""
+    if slow_halves() or not available(torch.bfloat16) or not number("pairs_of_halves"):
+        return False
+    return number("matrices_of_halves") == 1 or torch.cpu._is_amx_tile_supported()
 
 
 @functools.cache
@@ -154,11 +176,11 @@ def _plain_matrices(dtype: torch.dtype, *factors: Tensor) -> bool:
     )
 
 
-def _plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, *, alone: bool = False) -> Tensor:
     """`product` without gradients."""
     if widened(x, weight):
-        return _plain(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
-    return _onednn(x, weight, bias) if by_onednn(x, weight) else F.linear(x, weight, bias)
+        return _plain(x.float(), weight.float(), None if bias is None else bias.float(), alone=alone).to(x.dtype)
+    return _onednn(x, weight, bias) if by_onednn(x, weight, alone=alone) else F.linear(x, weight, bias)
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

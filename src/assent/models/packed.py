@@ -82,10 +82,11 @@ class PanelLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__()
-        self.weight, self.bias, self.columns = packed_for_matrices(weight), bias, weight.shape[0]
+        self.weight, self.columns = packed_for_matrices(weight), weight.shape[0]
+        self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        return product_by_matrices(x.contiguous(), self.weight, self.bias, packed_columns=self.columns)
+        return product_by_matrices(x, self.weight, self.bias, packed_columns=self.columns)
 
 
 class PackedMLP(nn.Module):
@@ -144,7 +145,7 @@ def _packed(module: nn.Module) -> nn.Module | None:
 
 def _by_panels(linear: nn.Linear) -> bool:
     """Whether oneDNN's order of additions in this layer would go by the number of rows."""
-    return linear.weight.dtype is torch.bfloat16 and matrices_present() and linear.in_features % 2 == 0
+    return linear.weight.dtype is torch.bfloat16 and matrices_present()
 
 
 def plain(module: nn.Module) -> TypeGuard[nn.Linear]:
