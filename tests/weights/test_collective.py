@@ -15,7 +15,7 @@ import torch
 
 from assent.models.digest import digest
 from assent.runtime.worker import SenderLost, WorkerLost
-from assent.weights.collective import Invitation, Receiver, Sender, _Group
+from assent.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
 from assent.weights.parcel import Parcel, pack, unpack
 from assent.weights.transport import Collective
 
@@ -147,6 +147,24 @@ def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., Non
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
         with pytest.raises(WorkerLost):
             await case.workers[0].call("load", 0, None)
+
+    do(steps, 2, timeout=0.5)
+
+
+def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        receive = case.workers[1].target.load
+
+        async def fail_once(attempt: int, invitation: Invitation) -> tuple[int, str]:
+            case.workers[1].target.load = receive
+            raise CollectiveError("the connection was reset")
+
+        case.workers[0].target.may_come.clear()
+        case.workers[1].target.load = fail_once
+        shipment = await case.transport.pack([case.rank], 1)
+        late, other = await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
+        assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
+        assert other == (1, shipment.digest)
 
     do(steps, 2, timeout=0.5)
 

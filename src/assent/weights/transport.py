@@ -128,6 +128,12 @@ class Collective:
                 worker.kill()
             if waiting:
                 await sender.call("dissolve", first)
+                # Who has come waits no longer than this (see `Receiver`).
+                _, waiting = await asyncio.wait(calls, timeout=2 * self._timeout)
+                late = [worker for worker, call in zip(workers, loading, strict=True) if call in waiting]
+                for worker in late:
+                    worker.kill()
+                absent += late
                 await asyncio.wait(calls)
             if isinstance(sending.exception(), WorkerLost | NotHeldError):
                 sending.result()
