@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -17,7 +16,7 @@ from assent.models.load import load_model, load_tokenizer
 from assent.monitor.console import Reporter
 from assent.rollout.build import build_engine
 from assent.rollout.rollouter import completion_seed
-from assent.runtime.coroutines import finished
+from assent.runtime.coroutines import finished, together
 from assent.types import Completion, Prompt, Sampling
 
 
@@ -58,12 +57,8 @@ def generate(
             tracker.advance()
             return completions
 
-        async def every() -> list[list[Completion]]:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(one(number, prompt)) for number, prompt in enumerate(asked)]
-            return [task.result() for task in running]
-
-        answered = list(zip(asked, finished(every()), strict=True))
+        answers = finished(together(one(number, prompt) for number, prompt in enumerate(asked)))
+    answered = list(zip(asked, answers, strict=True))
     _show(answered, out)
     return answered
 

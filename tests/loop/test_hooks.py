@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
-from assent.loop.hooks import Due
+from assent.loop.hooks import Due, validation_rewards
 from assent.loop.progress import Progress
 from assent.loop.settings import EverySettings
+from assent.runtime.worker import TooManyFailures
 
 
 def due_at(
@@ -43,3 +47,18 @@ def test_due_by_steps_epochs_or_seconds(every: EverySettings, expected: list[int
 @pytest.mark.parametrize("resume", range(1, 10))
 def test_a_resumed_run_is_due_when_the_undisturbed_one_is(every: EverySettings, resume: int) -> None:
     assert due_at(every, TEN, resume=resume) == [step for step in due_at(every, TEN) if step > resume]
+
+
+def test_what_ends_a_run_during_its_evaluation_is_raised_as_it_is() -> None:
+    """The command line tells people of these, and of a group of errors nothing."""
+
+    class Failing:
+        async def rollout(self, index: int, prompt: Any) -> Any:
+            if index:
+                raise TooManyFailures("2 workers were lost")
+            await asyncio.sleep(60)
+
+    prompts: Any = [None] * 3
+    failing: Any = Failing()
+    with pytest.raises(TooManyFailures, match="2 workers were lost"):
+        asyncio.run(validation_rewards(failing, prompts))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from assent.runtime.coroutines import Background, finished
+from assent.runtime.coroutines import Background, finished, together
 from assent.runtime.local import LocalGang
 
 
@@ -100,3 +100,22 @@ def test_background_work_is_one_task_that_starts_again_and_tells_how_it_went_wro
     error, cancelled = ends
     assert isinstance(error, ArithmeticError)
     assert cancelled is None
+
+
+def test_several_at_once_give_their_results_in_order_or_the_first_failure_itself() -> None:
+    ended: list[str] = []
+
+    async def one(name: str, seconds: float, fails: bool = False) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ended.append(name)
+        if fails:
+            raise ArithmeticError(name)
+        return name
+
+    assert finished(together([one("slow", 0.02), one("fast", 0.0)])) == ["slow", "fast"]
+    assert ended == ["fast", "slow"]
+    with pytest.raises(ArithmeticError, match="first"):
+        finished(together([one("long", 60.0), one("first", 0.0, fails=True), one("second", 0.05, fails=True)]))
+    assert sorted(ended[2:]) == ["first", "long", "second"], "the others are cancelled, and have ended"

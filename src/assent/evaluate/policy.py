@@ -22,7 +22,7 @@ from assent.models.tokenizer import check_vocabulary
 from assent.rewards.base import Reward
 from assent.rollout.build import build_engine
 from assent.rollout.rollouter import completion_seed
-from assent.runtime.coroutines import finished
+from assent.runtime.coroutines import finished, together
 from assent.types import Completion, Finish, Prompt, Role, Row, Sampling, Score
 
 Result = TypeVar("Result")
@@ -103,13 +103,8 @@ class Policy:
             advance(len(plan))
             return [Answer(prompt=prompt, completion=completion) for completion in completions]
 
-        async def all_answers() -> Answers:
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(answer(index, prompt)) for index, prompt in enumerate(prompts)]
-            return [task.result() for task in running]
-
         try:
-            return finished(all_answers())
+            return finished(together(answer(index, prompt) for index, prompt in enumerate(prompts)))
         finally:
             engine.close()
 

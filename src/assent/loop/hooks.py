@@ -6,7 +6,6 @@ a checkpoint is taken that the records lead up to.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from assent.loop.progress import BatchSource, Moment, Progress
 from assent.loop.settings import EverySettings
 from assent.monitor.trackers import Tracker
 from assent.rollout.rollouter import Rollouter, rollout_figures
+from assent.runtime.coroutines import together
 from assent.types import Group, Prompt, Stats, merge_stats
 
 
@@ -201,9 +201,7 @@ async def restore(store: Store, name: str, cast: Cast, source: BatchSource, memo
 
 async def validation_rewards(rollouter: Rollouter, prompts: Sequence[Prompt]) -> Stats:
     """Rewards and lengths of fresh answers to held-out prompts: the same prompts and seeds every time."""
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(rollouter.rollout(index, prompt)) for index, prompt in enumerate(prompts)]
-    return rollout_figures([task.result() for task in running])
+    return rollout_figures(await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts)))
 
 
 class Track:
@@ -215,6 +213,4 @@ class Track:
     async def __call__(self, moment: Moment) -> Stats:
         for tracker in self.trackers:
             tracker.write(moment.progress.step, moment.stats)
-            if moment.last or moment.stopping:
-                tracker.close()
         return {}

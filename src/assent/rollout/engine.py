@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from assent.runtime.coroutines import together
 from assent.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -138,9 +139,4 @@ def generate_all(
             progress(done, len(prompts))
         return completions
 
-    async def every() -> list[list[Completion]]:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one(tokens)) for tokens in prompts]
-        return [task.result() for task in running]
-
-    return asyncio.run(every())
+    return asyncio.run(together(one(tokens) for tokens in prompts))

@@ -1,10 +1,10 @@
-"""Running coroutines: from plain code to the end, and in the background while there is work."""
+"""Running coroutines: from plain code to the end, several at once, and in the background while there is work."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -31,6 +31,18 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
     if errors:
         raise errors[0]
     return results[0]
+
+
+async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Everybody's result, in their order. What the first to fail raises is raised as it is; the others are cancelled
+    and have ended then."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Background:
