@@ -93,6 +93,20 @@ def test_adapters_of_another_model_are_refused_and_change_nothing(pairs: Any, le
         asyncio.run(plain.load(0, parcel_of(other, 1)))
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_model_beneath_that_changed_in_memory_is_found_with_the_next_adapters(
+    pairs: Any, letters: Letters, shared: bool
+) -> None:
+    learner = trained(pairs("gpt2")[0])
+    model = adapted(pairs("gpt2")[0])
+    worker = worker_of(model, letters, shared=shared)
+    asyncio.run(worker.load(0, parcel_of(learner, 1)))
+    with torch.no_grad():
+        model.embedding.weight.view(torch.int32)[3, 4] ^= 1
+    with pytest.raises(WeightsError, match="this worker's memory changed"):
+        asyncio.run(worker.load(0, parcel_of(learner, 2)))
+
+
 def test_a_merged_copy_shares_what_has_no_adapters(pairs: Any) -> None:
     model = trained(pairs("llama")[0])
     plain = merged_copy(model)

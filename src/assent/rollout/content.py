@@ -37,9 +37,16 @@ class Adapters(Content):
         self.model, self.shared = model, shared
         self._adapters = {name: model.get_parameter(name) for name in adapter_names(model)}
         own = model.named_parameters()
-        self._beneath = digest({name: parameter for name, parameter in own if name not in self._adapters})
+        self._base = {name: parameter for name, parameter in own if name not in self._adapters}
+        self._beneath = digest(self._base)
 
     def check(self, beneath: str) -> None:
+        """Also of the model beneath, which nobody writes again: whether it is still what it was."""
+        if (found := digest(self._base)) != self._beneath:
+            raise WeightsError(
+                f"The model beneath the adapters has digest {found} and had {self._beneath}: "
+                "this worker's memory changed."
+            )
         if beneath != self._beneath:
             raise WeightsError(
                 f"These adapters belong to a model with digest {beneath or 'none'}, the one here has "
