@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from assent.rewards import functions
 from assent.rewards.functions import FunctionReward
 from assent.types import Completion, Finish, Prompt, Score
 
@@ -137,6 +138,30 @@ def test_inline_functions_outside_the_main_thread_have_none() -> None:
     assert [score.value for score in found] == [1.0]
 
 
+def test_functions_that_run_inline_for_long_let_others_run_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "PATIENCE", 0.005)
+    order: list[str] = []
+
+    async def other() -> None:
+        for _ in range(2):
+            order.append("other")
+            await asyncio.sleep(0)
+
+    def reward(completion: str) -> float:
+        order.append(completion)
+        time.sleep(0.01)
+        return float(completion)
+
+    async def both() -> list[Score]:
+        beside = asyncio.ensure_future(other())
+        found = await FunctionReward(reward).score(PROMPT, [completion(text) for text in "123"])
+        await beside
+        return found
+
+    assert [score.value for score in asyncio.run(both())] == [1.0, 2.0, 3.0]
+    assert order == ["1", "other", "2", "other", "3"]
+
+
 def test_deadline_of_async_functions_and_threads() -> None:
     async def sleeps(completion: str) -> float:
         await asyncio.sleep(float(completion))
@@ -160,6 +185,7 @@ def test_threads_that_hang_hold_up_neither_others_nor_the_end(environment: dict[
     """More hanging calls than may run at once, then one that answers; the process ends although they all still hang."""
     script = """
 import asyncio, threading
+from assent.rewards import functions
 from assent.rewards.functions import THREADS, FunctionReward
 from assent.types import Completion, Finish, Prompt
 

@@ -18,6 +18,7 @@ import inspect
 import math
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
 }
 """What a function may ask for by the name of a parameter. `tokens` are those of the completion, its end included."""
 
+PATIENCE = 0.2
+"""Seconds after which calls that run inline let others run, before the next one."""
 THREADS = 32
 """Most calls of one reward that run at once in threads."""
 
@@ -44,8 +47,8 @@ THREADS = 32
 class FunctionReward:
     """Calls a function once per completion.
 
-    Sync functions run inline, one after the other: fastest and deterministic, but nothing else runs meanwhile. In the
-    process's main thread, where a run's loop is, a call is interrupted after `deadline` seconds (by SIGALRM: Python
+    Sync functions run inline, one after the other: fastest and deterministic, but nothing else runs during a call. In
+    the process's main thread, where a run's loop is, a call is interrupted after `deadline` seconds (by SIGALRM: Python
     code at once, other code when it returns). With `thread` they run in threads, async ones as tasks: completions at
     once, each with `deadline` seconds from the start of its call. A thread that outlives its deadline cannot be
     stopped: its result is dropped, it holds up neither other calls nor the end of the process.
@@ -76,7 +79,14 @@ class FunctionReward:
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         if self.asynchronous or self.thread:
             return list(await asyncio.gather(*(self._awaited(prompt, completion) for completion in completions)))
-        return [self._inline(prompt, completion) for completion in completions]
+        scores: list[Score] = []
+        began = time.monotonic()
+        for completion in completions:
+            if time.monotonic() > began + PATIENCE:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+            scores.append(self._inline(prompt, completion))
+        return scores
 
     def _inline(self, prompt: Prompt, completion: Completion) -> Score:
         try:
