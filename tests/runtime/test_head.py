@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from assent.runtime.head import HeadWatch
+from assent.runtime.head import HeadWatch, parting
 
 Made = Callable[..., HeadWatch]
 
@@ -101,3 +101,16 @@ def test_closing_ends_both_threads() -> None:
     watch = HeadWatch(lambda: True, timeout=0.2, patience=1.0, say=print)
     watch.close()
     assert not any(thread.is_alive() for thread in watch._threads)
+
+
+def test_a_farewell_ends_in_time() -> None:
+    said: list[str] = []
+    ended = threading.Event()
+    with parting(0.1, said.append, ended.set):
+        assert ended.wait(20)
+    (told,) = said
+    assert told.startswith("the cluster's head has not let this run go for 0.1 s (RAY_gcs_rpc_server_reconnect_timeout")
+    with parting(0.1, said.append, pytest.fail):
+        pass
+    time.sleep(0.2)
+    assert len(said) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assent.runtime.places import Places
+from assent.runtime.places import NODES, Places
 from assent.runtime.worker import NodeLost, WorkerLost
 
 
@@ -121,6 +121,14 @@ def test_a_node_that_is_lost_during_a_start_is_no_failure_and_a_worker_is() -> N
         assert case.said == ["lost clerk 0: died", "clerk 0 is ready"]
 
     do(steps, 1, fails=[NodeLost("clerk 0", "its node is gone"), WorkerLost("clerk 0", "died")])
+
+
+def test_nodes_that_come_and_go_are_failures_in_the_end() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        assert [str(lost) for lost in case.failures] == ["clerk 0: gone"] * 2
+
+    do(steps, 1, fails=[NodeLost("clerk 0", "gone")] * (NODES + 2))
 
 
 def test_those_beyond_the_count_fail_nobody_and_wait_longer_each_time() -> None:

@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 SIGNS = 4
 """Questions within the time that the head has for an answer."""
@@ -79,3 +79,23 @@ class HeadWatch:
         telling = threading.Thread(target=say, daemon=True)
         telling.start()
         return telling
+
+
+@contextlib.contextmanager
+def parting(
+    patience: float, say: Callable[[str], None], end: Callable[[], object] = lambda: os._exit(1)
+) -> Iterator[None]:
+    """Around a farewell to a cluster, for which a frozen head lets one wait: after `patience` seconds it is the end."""
+
+    def enough() -> None:
+        with contextlib.suppress(Exception):
+            say(f"the cluster's head has not let this run go for {patience:g} s ({PATIENCE}): its process ends")
+        end()
+
+    timer = threading.Timer(patience, enough)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -21,6 +21,8 @@ Start = Callable[[int], Awaitable[Worker]]
 worker is replaced. Raises WorkerLost where it died on the way, and what makes starting impossible."""
 PAUSE = 0.2
 """Seconds between two starts of a place whose node is gone, until the runtime has found it another."""
+NODES = 5
+"""Starts in a row whose nodes are lost that are no failures: then nodes come and go, and each more is one."""
 LONGEST_PAUSE = 60.0
 """Seconds between two starts of a place beyond the count whose workers are lost again and again."""
 
@@ -149,6 +151,7 @@ class Places:
     async def _fill(self, place: Place) -> None:
         """Takes: an empty place. Waits for: room, and its worker, as many starts as it takes. Woken by: the runtime.
         Gives: a ready worker."""
+        nodes = 0
         while self._broken is None:
             pause = 0.0
             try:
@@ -159,8 +162,11 @@ class Places:
                 place.worker = worker
                 self._in_background(self._watch(place, worker))
                 break  # it may be lost before all are told: then another one fills its place
-            except NodeLost:
-                pause = PAUSE
+            except NodeLost as lost:
+                pause, nodes = PAUSE, nodes + 1
+                if nodes > NODES:
+                    self._say(f"lost {lost}")
+                    self._note(place, lost)
             except WorkerLost as lost:
                 self._say(f"lost {lost}")
                 self._note(place, lost)

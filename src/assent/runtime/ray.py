@@ -23,7 +23,7 @@ from ray import exceptions
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from assent.runtime.head import PATIENCE, HeadWatch
+from assent.runtime.head import PATIENCE, HeadWatch, parting
 from assent.runtime.ray_worker import Host, RayWorker
 from assent.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from assent.runtime.settings import RuntimeSettings
@@ -36,6 +36,8 @@ class RayRuntime:
     def __init__(self, settings: RuntimeSettings, say: Callable[[str], None] = lambda text: None):
         self.settings, self._say = settings, say
         self._watch: HeadWatch | None = None
+        self._told_of_leaving = False
+        self._patience = float(os.environ.get(PATIENCE, "60"))
         self._groups: list[Any] = []
         self._workers: list[RayWorker] = []
 
@@ -70,7 +72,7 @@ class RayRuntime:
         self._watch = HeadWatch(
             self.nodes,  # none where the head did not answer in time
             timeout=settings.heartbeat_timeout,
-            patience=float(os.environ.get(PATIENCE, "60")),
+            patience=self._patience,
             say=self._say,
         )
         nodes = len(self.nodes())
@@ -87,9 +89,15 @@ class RayRuntime:
 
     def leaving(self) -> set[str]:
         """Nodes that are to end as soon as nobody uses them any more: an autoscaler takes them back, for one."""
-        with contextlib.suppress(AttributeError):  # not of Ray's public functions: another version may have none
+        try:
             return set(ray._private.state.state.get_draining_nodes())
-        return set()
+        except AttributeError:  # not of Ray's public functions: another version may have none
+            if not self._told_of_leaving:
+                self._say(
+                    f"Ray {ray.__version__} does not tell which nodes are to end: workers there will count as lost"
+                )
+            self._told_of_leaving = True
+            return set()
 
     def check(self, bundles: Sequence[Resources], *, what: str) -> None:
         """Raises ResourcesError with the sums where the nodes can never hold the bundles as they are."""
@@ -191,10 +199,11 @@ class RayRuntime:
 
     def close(self) -> None:
         """End every worker, and the cluster if it is ours."""
-        self.end_workers()
-        if self._watch is not None:
-            self._watch.close()
-        ray.shutdown()
+        with parting(self._patience, self._say):
+            self.end_workers()
+            if self._watch is not None:
+                self._watch.close()
+            ray.shutdown()
 
 
 def _state() -> Any:
