@@ -32,7 +32,6 @@ from safetensors.torch import load_file
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles, DemoSize, make_demo
-from assent.loop.checkpoint import Store
 from assent.settings import resolved
 from assent.stopping import Stopped
 
@@ -40,6 +39,8 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positi
 FAULTS = Path(__file__).resolve().with_name("faults.py")
 SIZE = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
 
+SAVED = 2
+"""Steps between checkpoints: so many may have to be done again, and none that was committed."""
 NAMES = {
     "rollout": "rollout worker",
     "judge": "judge",
@@ -49,6 +50,11 @@ NAMES = {
     "driver": "driver",
 }
 """Of roles, in the published table."""
+LIMITS = (
+    ("nodes found", ("node", "partition"), "found", 6.0),
+    ("the next step behind a lost rank or node", ("rank", "node", "partition"), "next_step", 30.0),
+)
+"""What should hold: counted, not demanded, since a machine may be busy with something else."""
 Survive = Callable[[list[Kill], "Task"], bool]
 """Goes through with kills; tells whether the end was that of an undisturbed run."""
 
@@ -183,7 +189,7 @@ class Task:
             },
             "rewards": rewards,
             "train": {"steps": kills[-1].step + len(kills) + 4},
-            "save": {"steps": 2},
+            "save": {"steps": SAVED},
             **more,
         }
 
@@ -193,14 +199,17 @@ def survive(kills: list[Kill], task: Task) -> None:
     how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_lost, "partition": nodes_lost}
     fine = how.get(kills[0].role, workers_killed)(kills, task)
     for kill in kills:
-        kill.fine = fine and kill.survived
+        again = 0 if kill.role in ("rollout", "judge") else SAVED
+        kill.fine = fine and kill.survived and kill.repeated <= again
         kill.equal = None if kill.method == "lag" else kill.fine
 
 
 def workers_killed(kills: list[Kill], task: Task) -> bool:
     """The undisturbed run is local unless there are several ranks, which sum gradients in another order than one."""
-    ranks = 2 if kills[0].method == "2 ranks" else 1
+    ranks = 2 if kills[0].method in ("2 ranks", "sharded") else 1
     runtime = RUNTIME | {"num_training_workers": ranks}
+    if kills[0].method == "sharded":
+        runtime["strategy"] = "fsdp"
     whole = task.recipe(kills, "whole", **({"workers": 1, "runtime": runtime} if ranks > 1 else {}))
     killer = Killer(kills)
     with killer.at_work():
@@ -258,6 +267,8 @@ def drivers_killed(kills: list[Kill], task: Task) -> bool:
     before: Kill | None = None
     for kill in (*kills, Kill("driver", "save", sys.maxsize)):
         code, begun = drive(kill, before, file, done)
+        if before is not None:
+            before.repeated = before.reached - went_on_from(done)
         if code != -signal.SIGKILL:
             break
         kill.at, kill.reached = time.monotonic(), steps(done)
@@ -265,7 +276,6 @@ def drivers_killed(kills: list[Kill], task: Task) -> bool:
             time.sleep(0.05)
         if not running(begun):
             kill.found = time.monotonic() - kill.at
-        kill.repeated = kill.reached - committed(done)
         before = kill
     return code == 0 and alike(run(load_settings(task.recipe(kills, "whole"))), done)
 
@@ -303,9 +313,11 @@ def steps(done: Run) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def committed(done: Run) -> int:
-    names = Store(done.folder / "checkpoints").names()
-    return int(names[-1].rpartition("globalstep")[2]) if names else 0
+def went_on_from(done: Run) -> int:
+    """The step of the checkpoint that its last sitting resumed; 0 where there was none."""
+    sitting = (done.folder / "log.txt").read_text().rpartition("logs and samples in")[2]
+    found = re.search(r"resumed \S+: step (\d+) of", sitting)
+    return int(found[1]) if found else 0
 
 
 CLUSTER = {"kind": "ray", "heartbeat_timeout": 5.0, "max_failures": -1}
@@ -330,6 +342,10 @@ def rewards(done: Run) -> list[tuple[float, float]]:
 
 def summary(kills: Sequence[Kill]) -> str:
     lines = [f"{len(kills)} kills, {sum(not kill.fine for kill in kills)} mismatches ({time.strftime('%Y-%m-%d')})"]
+    for text, roles, name, limit in LIMITS:
+        mine = [getattr(kill, name) for kill in kills if kill.role in roles]
+        within = sum(seconds is not None and seconds <= limit for seconds in mine)
+        lines.append(f"{text} within {limit:g} s: {within} of {len(mine)}")
     for role in sorted({kill.role for kill in kills}):
         for name in ("found", "next_step"):
             values = [getattr(k, name) for k in kills if k.role == role and getattr(k, name) is not None]

@@ -91,6 +91,7 @@ async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[
     settings = RuntimeSettings(kind="ray", object_store_mb=max(200, 4 * megabytes))
     prepare(settings)
     from assent.runtime.ray import RayRuntime
+    from assent.runtime.ray_gang import RayGang
 
     runtime = RayRuntime(settings)
     runtime.start()
@@ -99,7 +100,7 @@ async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[
         group = runtime.reserve([{"CPU": 0.1}] * (1 + workers))
         await runtime.placed(group, within=60.0)
         places: Any = {"group": group, "threads": 1}
-        rank = await runtime.spawn(Giver, megabytes, name="rank", place=0, **places)
+        gang = RayGang([await runtime.spawn(Giver, megabytes, name="rank", place=0, **places)])
         takers = [
             await runtime.spawn(Taker, megabytes, name=f"taker {n}", place=1 + n, **places) for n in range(workers)
         ]
@@ -107,7 +108,7 @@ async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[
             transport = transport_of(RuntimeSettings(kind="ray", weights=way), gpus=False)
             for version in range(repeats + 1):
                 began = time.perf_counter()
-                shipment = await transport.pack([rank], version)
+                shipment = await transport.pack(gang, version)
                 packed = time.perf_counter()
                 outcomes = await shipment.deliver(takers, 0)
                 ended = time.perf_counter()

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,11 +24,13 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import HEADER, PHASES, WORKERS, Kill, Killer, running
 from kills import Task, lasting, same_weights, summary, survive
-from rounds import of_drivers, of_nodes, of_ranks, of_workers
+from rounds import of_drivers, of_nodes, of_ranks, of_sharded, of_workers
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
+from assent.loop.progress import Moment
 from assent.runtime.worker import TooManyFailures
+from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
@@ -37,10 +39,11 @@ KILLS = {
     "ppo": of_workers("ppo", 0, 8, first=10),
     "lag": of_workers("lag", 6, 4, cold=1),
     "ranks": of_ranks(2, 3),
+    "sharded": of_sharded(11, 2),
     "drivers": of_drivers(0, 2),
     "nodes": of_nodes(2, 3),
 }
-"""Thirty; `make kills` does 200."""
+"""Thirty-two; `make kills` does 200."""
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +111,66 @@ def test_kills_at_random_moments_change_nothing(
     assert "(raylet)" not in printed.out + printed.err, "Ray tells of a loss in its own way too"
 
 
-def test_thirty_are_killed() -> None:
+def test_thirty_two_are_killed() -> None:
     kills = [kill for kind in KILLS.values() for kill in kind]
-    assert len(kills) == 30
+    assert len(kills) == 32
     assert {kill.role for kill in kills} == {"rank", "rollout", "judge", "node", "driver"}
     workers = {(kill.role, kill.phase) for kill in kills if kill.role in WORKERS}
     assert workers == set(itertools.product(WORKERS, PHASES))
+
+
+class At(Killer):
+    """Kills a worker of each of these roles at the first call that `when` is true of, with its method and arguments."""
+
+    def __init__(self, roles: Sequence[str], when: Callable[[Killer, str, tuple[Any, ...]], bool]):
+        super().__init__([])
+        self.roles, self.when = roles, when
+        self.hit: list[str] = []
+
+    def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if not self.hit and self.when(self, method, arguments):
+            for role in self.roles:
+                victim = next(one for one in self.workers if one.name.startswith(WORKERS[role]) and one.alive)
+                self.hit.append(victim.name)
+                os.kill(victim.pid, signal.SIGKILL)
+
+    async def hook(self, moment: Moment) -> Stats:
+        self.steps = moment.progress.step
+        return {}
+
+
+def test_the_rank_and_the_only_rollout_worker_are_lost_together(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Nobody asks the rank anything then, and the worker's successor waits for weights that only the rank has."""
+    more: dict[str, Any] = {"train": {"steps": 6}, "save": {"steps": 2}}
+    whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
+    both = At(("rank", "rollout"), lambda killer, method, _: killer.steps == 3 and method == "generate")
+    runtime = {**RAY, "weights": "collective", "start_timeout": 60.0}
+    with both.at_work():
+        done = run(load_settings(make_recipe("grpo", tmp_path / "killed", runtime=runtime, **more)), hooks=[both.hook])
+    assert both.hit == ["training rank 0", "rollout worker 0"]
+    assert same_weights(whole, done)
+
+
+def test_a_rank_that_is_lost_before_it_went_on_goes_on_from_the_checkpoint_that_was_named(
+    make_recipe: Recipe, tmp_path: Path
+) -> None:
+    def on_from_the_second(runtime: dict[str, Any]) -> Any:
+        more = {"train": {"steps": 4}, "save": {"steps": 1, "keep": 4}}
+        run(load_settings(make_recipe("sft", tmp_path / runtime["kind"], **more)))
+        named = sorted(path.name for path in (tmp_path / runtime["kind"] / "run/checkpoints/state").iterdir())[1]
+        more |= {"runtime": runtime, "resume": named}
+        return load_settings(make_recipe("sft", tmp_path / runtime["kind"], **more))
+
+    whole = run(on_from_the_second({"kind": "local"}))
+    settings = on_from_the_second(RAY)
+    killer = At(("rank",), lambda _, method, arguments: method == "do" and arguments[1] == "restore")
+    with killer.at_work():
+        done = run(settings, hooks=[killer.hook])
+    said = (done.folder / "log.txt").read_text()
+    assert killer.hit == ["training rank 0"]
+    assert f"going on from {settings.resume}" in said
+    assert f"resumed {settings.resume}: step 2 of 4" in said
+    assert same_weights(whole, done)
 
 
 def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_path: Path) -> None:

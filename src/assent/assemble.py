@@ -43,7 +43,7 @@ from assent.models.load import load_tokenizer
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines, read_jsonl
-from assent.monitor.trackers import open_trackers
+from assent.monitor.trackers import opened_trackers
 from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
@@ -126,6 +126,8 @@ class Job:
         """`record`: what the run learns from, in place of samples."""
         self.settings, self.folder, self.store, self.resume, self.reporter = settings, folder, store, resume, reporter
         self.record = record
+        self.restored = False
+        """Went on from `resume`: there are no later checkpoints than those of this sitting."""
         self.objective: Objective = settings.algorithm
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         self.data = self.load_data()
@@ -242,11 +244,12 @@ class Job:
             while True:
                 try:
                     crew = await unless(stop, crews.open(self.plan()))
-                    return await self._train(crew, stop, further)
+                    return await crew.watched(self._train(crew, stop, further))
                 except WorkerLost as lost:
                     crews.failures(lost)
                     self.store.sweep()
-                    self.resume = self.store.latest()[0] if self.store.names() else None
+                    if self.resume is None or self.restored:  # until then it is the one that was asked for
+                        self.resume = self.store.latest()[0] if self.store.names() else None
                     self.reporter.say(f"lost {lost}; going on from {self.resume or 'the start'}")
         finally:
             crews.dismiss()
@@ -259,13 +262,18 @@ class Job:
         progress = Progress()
         if self.resume is not None:
             progress = await restore(self.store, self.resume, cast, source, memory)
+            self.restored = True
             self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}")
         if self.resume is not None or crew.apart:
             await crew.publish(progress.step)
         if settings.reference.once and isinstance(source, OfflineSource):
             source.items = await with_reference(source.items, cast, unit=self.objective.unit)
-        with self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker:
-            hooks = self.hooks(crew, cast, source, rollouter, memory, tracker, progress, further=further)
+        with (
+            self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker,
+            opened_trackers(settings.log, self.folder, resumed_after=progress.step) as trackers,
+        ):
+            showing = Track(trackers), tracker
+            hooks = self.hooks(crew, cast, source, rollouter, memory, progress, *showing, further=further)
             try:
                 progress = await train(
                     source,
@@ -293,8 +301,9 @@ class Job:
         source: BatchSource,
         rollouter: Rollouter | None,
         memory: dict[str, float],
-        tracker: Tracker,
         progress: Progress,
+        track: Track,
+        tracker: Tracker,
         *,
         further: Iterable[Hook],
     ) -> list[Hook]:
@@ -313,7 +322,7 @@ class Job:
         hooks.append(RecordMetrics(metrics))
         if isinstance(self.objective, Algorithm):
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
-        hooks.append(Track(open_trackers(settings.log, self.folder, resumed_after=progress.step or None)))
+        hooks.append(track)
         if settings.log.page:
             title, path, seen = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE, metrics.path
             earlier = read_jsonl(seen) if seen.exists() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,19 +77,37 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     assert [text[:32] for text in said] == ["1 training and 1 rollout workers", "an object store of 100 MiB has n"]
 
 
-def test_a_rank_that_is_lost_while_rollout_workers_fall_asleep_is_found() -> None:
-    """They may wait for it themselves, and nobody asks it anything until they sleep."""
-    crew: Any = object.__new__(RayCrew)
-    lost = WorkerLost("training rank 0", "its process ended")
+def test_a_rank_that_is_lost_while_nobody_asks_it_ends_what_the_run_does() -> None:
+    """Rollout workers may be waiting for its weights, and the run for them."""
+    lost = WorkerLost("training rank 1", "its process ended")
+    ended: list[str] = []
+
+    def crew_of(*gone: asyncio.Future[WorkerLost]) -> Any:
+        crew: Any = object.__new__(RayCrew)
+        crew.ranks = [SimpleNamespace(gone=partial(asyncio.wait_for, one, None)) for one in gone]
+        return crew
+
+    async def work(seconds: float, error: Exception | None = None) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+        if error is not None:
+            raise error
+        return "done"
 
     async def steps() -> None:
-        gone, never = asyncio.get_running_loop().create_future(), asyncio.Event()
-        crew.shares, crew._ranks_rest = True, asyncio.Event()
-        crew.ranks = [SimpleNamespace(gone=lambda: asyncio.shield(gone))]
-        crew.pool = SimpleNamespace(rest=never.wait, rise=never.wait)
-        asyncio.get_running_loop().call_later(0.05, gone.set_result, lost)
-        with pytest.raises(WorkerLost, match="training rank 0"):
-            async with asyncio.timeout(20), crew.training():
-                raise AssertionError("nobody trains")
+        loop = asyncio.get_running_loop()
+        assert await crew_of(loop.create_future()).watched(work(0.0)) == "done"
+        with pytest.raises(ArithmeticError):
+            await crew_of(loop.create_future()).watched(work(0.0, ArithmeticError()))
+        assert len(ended) == 2
+        gone = loop.create_future()
+        loop.call_later(0.05, gone.set_result, lost)
+        with pytest.raises(WorkerLost, match="training rank 1"):
+            async with asyncio.timeout(20):
+                await crew_of(loop.create_future(), gone).watched(work(60.0))
+        assert len(ended) == 3, "it was cancelled and has ended"
 
     asyncio.run(steps())

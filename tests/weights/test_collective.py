@@ -62,11 +62,21 @@ class Here:
             raise WorkerLost(self.name, "its process ended")
         return answer.result()
 
-    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        raise NotImplementedError("of the object store")
-
     def kill(self) -> None:
         self._lost.set()
+
+
+class Alone:
+    """The only training rank there is, as `Ranks`."""
+
+    def __init__(self, first: Here):
+        self.first = first
+
+    async def each(self, method: str, *arguments: Any) -> list[Any]:
+        return [await self.first.call(method, *arguments)]
+
+    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        raise NotImplementedError("of the object store")
 
 
 class Case:
@@ -101,7 +111,7 @@ def do() -> Callable[..., None]:
 def test_every_worker_gets_the_bits_in_one_group_and_few_calls(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         for version in (1, 2, 3):
-            shipment = await case.transport.pack([case.rank], version)
+            shipment = await case.transport.pack(Alone(case.rank), version)
             assert (shipment.version, shipment.digest) == (version, case.rank.target.parcel.digest)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
         sent = case.rank.target.parcel
@@ -117,8 +127,8 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
     do: Callable[..., None],
 ) -> None:
     async def steps(case: Case) -> None:
-        await (await case.transport.pack([case.rank], 1)).deliver(case.workers, 0)
-        shipment = await case.transport.pack([case.rank], 2)
+        await (await case.transport.pack(Alone(case.rank), 1)).deliver(case.workers, 0)
+        shipment = await case.transport.pack(Alone(case.rank), 2)
         case.workers[1].target.may_come.clear()
         delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
@@ -131,7 +141,7 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
         assert case.groups == 2
         case.workers[1] = Here("rollout worker 1", Sampling())
         assert await shipment.deliver(case.workers[1:2], 0) == [(2, shipment.digest)]
-        third = await case.transport.pack([case.rank], 3)
+        third = await case.transport.pack(Alone(case.rank), 3)
         assert await third.deliver(case.workers, 0) == [(3, third.digest)] * 3
         assert case.groups == 4
 
@@ -141,7 +151,7 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
 def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         case.workers[0].target.may_come.clear()
-        shipment = await case.transport.pack([case.rank], 1)
+        shipment = await case.transport.pack(Alone(case.rank), 1)
         late, other = await shipment.deliver(case.workers, 0)
         assert other == (1, shipment.digest)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
@@ -161,7 +171,7 @@ def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: 
 
         case.workers[0].target.may_come.clear()
         case.workers[1].target.load = fail_once
-        shipment = await case.transport.pack([case.rank], 1)
+        shipment = await case.transport.pack(Alone(case.rank), 1)
         late, other = await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
         assert other == (1, shipment.digest)
@@ -171,13 +181,13 @@ def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: 
 
 def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        old = await case.transport.pack([case.rank], 1)
-        new = await case.transport.pack([case.rank], 2)
+        old = await case.transport.pack(Alone(case.rank), 1)
+        new = await case.transport.pack(Alone(case.rank), 2)
         with pytest.raises(SenderLost, match="version 1 is gone, there is 2"):
             await old.deliver(case.workers, 0)
         assert await new.deliver(case.workers, 0) == [(2, new.digest)] * 2
         case.workers[1].target.may_come.clear()
-        newest = await case.transport.pack([case.rank], 3)
+        newest = await case.transport.pack(Alone(case.rank), 3)
         delivery = asyncio.ensure_future(newest.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
         case.rank.kill()
@@ -185,7 +195,7 @@ def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]
             await delivery
         again = Here("training rank 0", Training())
         case.workers[1].target.may_come.set()
-        third = await case.transport.pack([again], 3)
+        third = await case.transport.pack(Alone(again), 3)
         assert await third.deliver(case.workers, 1) == [(3, third.digest)] * 2
 
     do(steps, 2)
@@ -197,7 +207,7 @@ def test_what_a_worker_refuses_is_told_after_the_others_have_theirs(do: Callable
             raise ValueError("another model's")
 
         case.workers[0].target.load = refuse
-        shipment = await case.transport.pack([case.rank], 1)
+        shipment = await case.transport.pack(Alone(case.rank), 1)
         with pytest.raises(ValueError, match="another model's"):
             await shipment.deliver(case.workers, 0)
 
@@ -228,7 +238,7 @@ def _begin_and_die(invitation: Invitation) -> None:
 
 def test_one_that_is_killed_in_the_midst_of_it_keeps_nobody_waiting(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        shipment = await case.transport.pack([case.rank], 1)
+        shipment = await case.transport.pack(Alone(case.rank), 1)
         *others, lost = await asyncio.wait_for(shipment.deliver([*case.workers, Dying()], 0), 60.0)
         assert others == [(1, shipment.digest)] * 2
         assert str(lost) == "rollout worker 2: its process ended with -9"

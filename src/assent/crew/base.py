@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from assent.loop.checkpoint import Writer
 from assent.rewards.settings import RewardSettings
@@ -12,12 +13,12 @@ from assent.rewards.workers import JudgeWorkers
 from assent.rollout.engine import Engine
 from assent.runtime.gang import Gang
 
+Result = TypeVar("Result")
+
 
 class Crew(Protocol):
     """Workers of one run. The caller promises to close it."""
 
-    gang: Gang
-    """Training ranks; `do` reaches a role on each."""
     engine: Engine | None
     """What samples, for online methods."""
     threads: int
@@ -25,8 +26,17 @@ class Crew(Protocol):
     apart: bool
     """The engine is in other processes: nothing here decodes."""
 
+    @property
+    def gang(self) -> Gang:
+        """Training ranks; `do` reaches a role on each."""
+        ...
+
     def training(self) -> AbstractAsyncContextManager[None]:
         """Within it devices are the learners': where it shares them, the engine sleeps, and nobody may ask it."""
+        ...
+
+    async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The work's result. Raises WorkerLost once a rank is lost, whatever the work waits for then."""
         ...
 
     async def publish(self, version: int) -> None:

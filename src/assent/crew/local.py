@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from assent.runtime.local import LocalGang
 from assent.settings import Settings
 from assent.trainer import Plan, Trainer
 from assent.types import Role
+
+Result = TypeVar("Result")
 
 
 class LocalCrew:
@@ -60,6 +63,10 @@ class LocalCrew:
         yield  # where it fails the run ends, and the engine has no room to wake in beside the trainer
         self.trainer.rest()
         self.engine.wake()
+
+    async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """This process's own parts are not lost without it."""
+        return await work
 
     async def publish(self, version: int) -> None:
         """Nothing moves where the engine shares the parameters."""

@@ -8,12 +8,13 @@ Left out: what a cluster is (`runtime/ray.py`), and what each process does.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from assent.loop.checkpoint import Writer, moved
 from assent.processes import make_judge, make_rollout_worker
@@ -21,7 +22,7 @@ from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
-from assent.runtime.gang import Gang
+from assent.runtime.places import NODES
 from assent.runtime.resources import check_gpus, equal_share, reserved, small_store
 from assent.runtime.worker import Failures, NodeLost
 from assent.settings import Settings, to_plain
@@ -30,7 +31,10 @@ from assent.weights.transport import transport_of
 
 if TYPE_CHECKING:
     from assent.runtime.ray import RayRuntime
+    from assent.runtime.ray_gang import RayGang
     from assent.runtime.ray_worker import RayWorker
+
+Result = TypeVar("Result")
 
 ROOM_AFTER = 3.0
 """Seconds after which ranks without room get that of a rollout worker."""
@@ -51,10 +55,13 @@ class RayCrew:
         self.settings, self.plan, self.runtime, self.failures, self.say = settings, plan, runtime, failures, say
         self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
         self.attempt = 0
-        self.gang: Gang
+        self.gang: RayGang
         self.ranks: list[RayWorker] = []
         self.engine: Engine | None = None
         self.pool: Pool | None = None
+        self._patience = (
+            2 * settings.runtime.start_timeout
+        )  # another worker's room may take so long, and so may its start
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
@@ -68,7 +75,7 @@ class RayCrew:
                 self._rollout_worker,
                 rollout,
                 most=settings.rollout.workers_max,
-                patience=settings.runtime.start_timeout,
+                patience=self._patience,
                 failures=failures,
                 say=say,
             )
@@ -78,7 +85,7 @@ class RayCrew:
         self._rollouts = rollout
         self._opened = False
         self.judge_bundles = [reserved(reward.resources, share) for reward in rewards]
-        self._judges: dict[str, JudgeWorkers] = {}
+        self._judges: dict[int, JudgeWorkers] = {}
         self._rooms: dict[tuple[str, int], Any] = {}
         self._ranks_have_room = asyncio.Event()
         self._ranks_have_room.set()
@@ -140,13 +147,15 @@ class RayCrew:
         from assent.runtime.ray_gang import RayGang
 
         world, settings = len(self.rank_bundles), self.settings.runtime
-        while True:
+        for nodes in itertools.count(1):
             await self._room_for_ranks()
             try:
                 self.ranks = list(await asyncio.gather(*(self._rank(number) for number in range(world))))
                 break
-            except NodeLost:
+            except NodeLost as lost:
                 self._end_ranks()
+                if nodes > NODES:
+                    self.failures(lost)
         gang = RayGang(self.ranks, patience=settings.collective_timeout)
         address = await gang.any("address")
         await gang.begin("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
@@ -185,25 +194,11 @@ class RayCrew:
             yield
             return
         self._ranks_rest.clear()
-        await self._unless_lost(self.pool.rest())
+        await self.pool.rest()
         await self.gang.each("rise")
         yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
         await self.gang.each("rest")
         await self._sampling(self.pool)
-
-    async def _unless_lost(self, work: Coroutine[Any, Any, None]) -> None:
-        """Nobody asks the ranks meanwhile, so nobody else would find that one is lost, which `work` may be waiting for.
-        Raises WorkerLost then."""
-        working = asyncio.ensure_future(work)
-        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
-        try:
-            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise next(one.result() for one in gone if one.done())
-            working.result()
-        finally:
-            for one in (working, *gone):
-                one.cancel()
 
     async def _sampling(self, pool: Pool) -> None:
         """Ranks rest: rollout workers wake, and others may start."""
@@ -240,19 +235,18 @@ class RayCrew:
 
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
         """The same ones after ranks were formed again."""
-        path = reward.path
-        if path not in self._judges:
-            start = partial(self._judge, path, reserved(reward.resources, self.share))
-            patience = 2 * self.settings.runtime.start_timeout  # placing may take so long, and so may loading
-            self._judges[path] = JudgeWorkers(
-                start, reward.workers, patience=patience, failures=self.failures, say=self.say
+        which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
+        if which not in self._judges:
+            start = partial(self._judge, which, reward.path, reserved(reward.resources, self.share))
+            self._judges[which] = JudgeWorkers(
+                start, reward.workers, patience=self._patience, failures=self.failures, say=self.say
             )
-        return self._judges[path]
+        return self._judges[which]
 
-    async def _judge(self, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
+    async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
         """The first of a number must find room in time; another in its place waits for it, while others answer."""
-        name = f"judge {number} ({Path(path).name})"
-        group = await self._room(name, (path, number), bundle, in_time=(path, number) not in self._rooms)
+        name, key = f"judge {number} ({Path(path).name})", (f"judge {which}", number)
+        group = await self._room(name, key, bundle, in_time=key not in self._rooms)
         threads = self._threads(bundle)
         return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
 
@@ -282,6 +276,22 @@ class RayCrew:
 
     # --- a crew
 
+    async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Takes: what a run does. Waits for: its end, or the first lost rank, whom nobody may be asking meanwhile while
+        rollout workers wait for its weights. Woken by: either. Gives: the result; of a lost rank WorkerLost, with the
+        work cancelled, behind whatever it does at its end."""
+        working = asyncio.ensure_future(work)
+        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
+        try:
+            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise next(one.result() for one in gone if one.done())
+            return working.result()
+        finally:
+            for one in (working, *gone):
+                one.cancel()
+            await asyncio.wait((working, *gone))
+
     async def publish(self, version: int) -> None:
         """Weights go from rank 0 to the workers; here come their version and digest alone. Nodes that are to end lose
         their rollout workers before."""
@@ -290,7 +300,7 @@ class RayCrew:
             there = {worker.name for worker in self.runtime.workers if worker.node in leaving}
             while self._vacated("leaves its node, which is to end", there):
                 pass
-            await self.pool.publish(await self.transport.pack(self.ranks, version))
+            await self.pool.publish(await self.transport.pack(self.gang, version))
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """Rank 0 writes beside the checkpoint's place, which it must be able to see."""

@@ -9,7 +9,7 @@ from pathlib import Path
 class TensorBoard:
     """Writes event files into `folder`. A resumed run says after which step it goes on: later points are hidden."""
 
-    def __init__(self, folder: Path, *, resumed_after: int | None = None) -> None:
+    def __init__(self, folder: Path, *, resumed_after: int = 0) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -17,13 +17,12 @@ class TensorBoard:
                 "The TensorBoard sink needs the package tensorboard, which is not installed. "
                 "Install it with: pip install 'assent[tensorboard]'"
             ) from error
-        purge = None if resumed_after is None else resumed_after + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=step)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._writer.close()

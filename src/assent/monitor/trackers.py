@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +15,26 @@ class Tracker(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool = False) -> None:
+        """`failed`: the run may go on later, under the same name."""
+        ...
 
 
-def open_trackers(settings: LogSettings, folder: Path, *, resumed_after: int | None = None) -> list[Tracker]:
-    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command."""
+@contextmanager
+def opened_trackers(settings: LogSettings, folder: Path, *, resumed_after: int) -> Iterator[list[Tracker]]:
+    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. What they
+    have of steps after `resumed_after` is of a sitting that this one replaces."""
+    trackers = _opened(settings, folder, resumed_after)
+    failed = True
+    try:
+        yield trackers
+        failed = False
+    finally:
+        for tracker in trackers:
+            tracker.close(failed=failed)
+
+
+def _opened(settings: LogSettings, folder: Path, resumed_after: int) -> list[Tracker]:
     trackers: list[Tracker] = []
     if settings.tensorboard:
         from assent.monitor.tensorboard import TensorBoard

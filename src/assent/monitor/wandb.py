@@ -42,5 +42,5 @@ class WeightsAndBiases:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))

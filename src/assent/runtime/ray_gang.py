@@ -73,8 +73,19 @@ class RayGang(Gang):
             sign.cancel()
         return next((lost for sign in asked if sign in done and (lost := sign.result()) is not None), None)
 
+    @property
+    def first(self) -> RayWorker:
+        return self.workers[0]
+
     async def any(self, method: str, *arguments: Any) -> Any:
-        return await self.workers[0].call(method, *arguments)
+        return await self.first.call(method, *arguments)
+
+    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """Call on every rank a method that returns a pair at rank 0: the first stays there, and what comes here is a
+        reference to it."""
+        others = (worker.call(method, *arguments) for worker in self.workers[1:])
+        pair, *_ = await self._all([self.first.keep(method, *arguments), *others])
+        return pair  # type: ignore[no-any-return]
 
 
 def _of_collective(error: Exception) -> bool:

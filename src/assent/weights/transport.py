@@ -1,6 +1,6 @@
 """How a version's weights get from the training ranks to rollout workers in other processes.
 
-    Transport.pack(ranks, version) -> Shipment, at rank 0 -> deliver(workers) -> what each confirmed, or how it was lost
+    Transport.pack(gang, version) -> Shipment, at rank 0 -> deliver(workers) -> what each confirmed, or how it was lost
 
 Store        through the object store: a node's workers read one copy in shared memory
 Collective   by broadcast, in flat buckets: between nodes and GPUs, without a stop
@@ -41,16 +41,26 @@ class Shipment(Protocol):
     async def deliver(self, workers: Sequence[Worker], attempt: int) -> list[Outcome]: ...
 
 
-class Rank(Worker, Protocol):
-    """A training rank."""
+class Ranks(Protocol):
+    """Training ranks. Where a call fails because one of them is lost, WorkerLost names that one."""
+
+    @property
+    def first(self) -> Worker:
+        """Rank 0."""
+        ...
+
+    async def each(self, method: str, *arguments: Any) -> list[Any]:
+        """Call on every rank."""
+        ...
 
     async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method that returns a pair. The first stays over there: here comes a reference to it."""
+        """Call on every rank a method that returns a pair at rank 0. The first stays over there: here comes a reference
+        to it."""
         ...
 
 
 class Transport(Protocol):
-    async def pack(self, ranks: Sequence[Rank], version: int) -> Shipment:
+    async def pack(self, ranks: Ranks, version: int) -> Shipment:
         """The policy's weights as they are now. Each rank takes part: it may have a share of them."""
         ...
 
@@ -67,11 +77,8 @@ def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
 class Store:
     """Rank 0's parcel lies in the object store; whoever wants it is handed a reference."""
 
-    async def pack(self, ranks: Sequence[Rank], version: int) -> Shipment:
-        first, *others = ranks
-        (parcel, digest), *_ = await asyncio.gather(
-            first.keep("parcel", version), *(rank.call("parcel", version) for rank in others)
-        )
+    async def pack(self, ranks: Ranks, version: int) -> Shipment:
+        parcel, digest = await ranks.keep("parcel", version)
         return Stored(parcel, version, digest)
 
 
@@ -100,10 +107,10 @@ class Collective:
         self._group = (0, "")
         self._one_at_a_time = asyncio.Lock()
 
-    async def pack(self, ranks: Sequence[Rank], version: int) -> Shipment:
+    async def pack(self, ranks: Ranks, version: int) -> Shipment:
         device = "cuda" if self.backend == "nccl" else "cpu"
-        digest, *_ = await asyncio.gather(*(rank.call("hold", version, device) for rank in ranks))
-        return Broadcast(self, ranks[0], version, digest)
+        digest, *_ = await ranks.each("hold", version, device)
+        return Broadcast(self, ranks.first, version, digest)
 
     async def deliver(self, sender: Worker, version: int, workers: Sequence[Worker], attempt: int) -> list[Outcome]:
         """In as many rounds as it takes: in each, all that are left get the weights, or somebody is lost."""
