@@ -96,6 +96,20 @@ def test_with_lag_generation_overlaps_and_the_run_can_be_replayed(make_recipe: R
     assert [m["gradient_norm/policy"] for m in done.metrics] == [m["gradient_norm/policy"] for m in again.metrics]
 
 
+def test_new_weights_take_over_answers_under_way(make_recipe: Recipe, tmp_path: Path) -> None:
+    """A step's answers, two at a time, take several times as long as its update: weights come while some are drawn."""
+    more: dict[str, Any] = {"rollout": {"max_lag": 1, "max_tokens": 64, "slots": 2, "record": True}}
+    done = run(load_settings(make_recipe("grpo", tmp_path, runtime=RAY, train={"steps": 6}, **more)))
+    assert all(record["lag/max"] <= 1.0 for record in done.metrics)
+    steps = [json.loads(line) for line in (done.folder / "groups.jsonl").read_bytes().splitlines()[1:]]
+    answers = [answer for step in steps for group in step["groups"] for answer in group["responses"]]
+    drawn = [[version for version, _ in answer["versions"]] for answer in answers]
+    assert all(versions == sorted(set(versions)) for versions in drawn), "versions only grow"
+    assert all(sum(n for _, n in answer["versions"]) == len(answer["tokens"]) for answer in answers)
+    mixed = {tuple(versions) for versions in drawn if len(versions) > 1}
+    assert len(mixed) > 1, "more than one update came into answers under way"
+
+
 @pytest.mark.parametrize("kind", KILLS)
 def test_kills_at_random_moments_change_nothing(
     kind: str, killed: list[Kill], judge: Path, demo: DemoFiles, tmp_path: Path, capfd: pytest.CaptureFixture[str]
