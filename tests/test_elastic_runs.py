@@ -29,6 +29,7 @@ from kills import alike
 from assent import Run, load_settings, run
 from assent.loop.progress import Moment
 from assent.runtime.ray_worker import RayWorker
+from assent.runtime.resources import ResourcesError
 from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
@@ -172,6 +173,33 @@ def test_a_rollout_worker_gives_its_room_to_a_rank_whose_node_is_lost(
     assert watch.answers["rollout worker 1", nodes[-1].node_id] > 0
     assert alike(whole, done)
     cluster.remove_node(nodes[-1])
+
+
+NEIGHBOUR = """
+import asyncio, sys
+from assent.runtime.ray import RayRuntime
+from assent.runtime.settings import RuntimeSettings
+runtime = RayRuntime(RuntimeSettings(kind="ray", address=sys.argv[1]))
+runtime.start()
+assert asyncio.run(runtime.placed(runtime.reserve([{"CPU": 2.0}]), within=60.0))
+print("has all of it", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_whose_room_others_have_ends_in_time(
+    cluster: Any, make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Not at once, as what never fits: the others may end. It tells what it waited for, and leaves no demand."""
+    command = [sys.executable, "-c", NEIGHBOUR, cluster.address]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    runtime = {"kind": "ray", "address": cluster.address, "start_timeout": 2.0} | ONE
+    with subprocess.Popen(command, env=environment, **pipes) as neighbour:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "has all of it\n"
+        with pytest.raises(ResourcesError, match=r"ask for 1 CPU, which did not become free within 2 s; free are "):
+            run(load_settings(make_recipe("grpo", tmp_path, runtime=runtime)))
+        asyncio.run(until(lambda: not Watch(cluster).demanded(), "the end of its demand"))
 
 
 def autoscaling(folder: Path, port: int) -> dict[str, Any]:
