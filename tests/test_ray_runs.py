@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
@@ -29,10 +32,12 @@ from rounds import of_drivers, of_nodes, of_ranks, of_sharded, of_workers
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
 from assent.loop.progress import Moment
+from assent.pipeline import merged
 from assent.runtime.worker import TooManyFailures
 from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
+ROOT = Path(__file__).resolve().parents[1]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
 KILLS = {
     "grpo": of_workers("grpo", 0, 10),
@@ -108,6 +113,65 @@ def test_new_weights_take_over_answers_under_way(make_recipe: Recipe, tmp_path: 
     assert all(sum(n for _, n in answer["versions"]) == len(answer["tokens"]) for answer in answers)
     mixed = {tuple(versions) for versions in drawn if len(versions) > 1}
     assert len(mixed) > 1, "more than one update came into answers under way"
+
+
+SPREAD: dict[str, dict[str, Any]] = {
+    "cluster": {
+        "runtime": "ray",
+        "address": None,  # told when it is there
+        "num_workers": 2,
+        "num_rollout_workers": 1,
+        "max_rollout_workers": 2,
+        "cpus_per_worker": 1,
+        "gpus_per_worker": 0,
+    },
+    "strategy": {"name": "fsdp", "micro_tokens": 64},
+    "fault_tolerance": {"checkpoint_interval": 1, "resume": True, "max_failures": 0, "timeout": 20.0},
+    "communication": {"backend": "gloo", "weights": "collective", "timeout": 60.0},
+}
+"""For `--dist_config`: a value for every key."""
+
+
+def test_a_stage_of_the_scripts_pipeline_goes_on_with_distributed_settings(
+    make_recipe: Recipe, demo: DemoFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun in this process, on a cluster from the second step on: its figures are those of one that stays here."""
+    from ray.cluster_utils import Cluster
+
+    shipped = yaml.safe_load((ROOT / "configs" / "distributed.yaml").read_text())
+    assert {key: set(keys) for key, keys in SPREAD.items()} == {key: set(keys) for key, keys in shipped.items()}
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    script = importlib.import_module("train").main
+    steady = {"optimizer": {"schedule": "constant", "eps": 1e-3}}
+    recipe = make_recipe("ppo", tmp_path, critic=steady, **steady)
+    del recipe["name"], recipe["output"]
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump({"stages": {"rlhf": recipe}}))
+
+    def train(folder: str, steps: int, *more: str) -> Run:
+        words = ["--config", str(tmp_path / "pipeline.yaml"), "--output_dir", str(tmp_path / folder), *more]
+        done = CliRunner().invoke(script, [*words, f"rlhf.train.steps={steps}"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return Run(tmp_path / folder / "logs" / "rlhf")
+
+    whole = train("whole", 3)
+    train("spread", 1)
+    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        given = merged(SPREAD, {"cluster": {"address": cluster.address}})
+        (tmp_path / "spread.yaml").write_text(yaml.safe_dump(given))
+        spread = train("spread", 3, "--dist_config", str(tmp_path / "spread.yaml"))
+    finally:
+        cluster.shutdown()
+    said = (spread.folder / "log.txt").read_text()
+    assert "1 node: 3 CPU" in said
+    assert "2 training and 1 rollout workers are ready" in said
+    assert "resumed epoch1epochstep1globalstep1: step 1 of 3" in said
+    states = [path.name[-1] for path in (spread.folder / "checkpoints" / "state").iterdir()]
+    assert sorted(states) == ["2", "3"], "one a step"
+    for mine, theirs in zip(whole.metrics, spread.metrics, strict=True):
+        for name in ("reward/mean", "loss/policy", "gradient_norm/policy", "gradient_norm/critic"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-4, abs=1e-5), name
 
 
 @pytest.mark.parametrize("kind", KILLS)
