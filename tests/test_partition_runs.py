@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
 from assent.loop.checkpoint import Store
 
+Recipe = Callable[..., dict[str, Any]]
 LONG = {"kind": "ray", "heartbeat_timeout": 20.0}
 RULE = {"kind": "function", "function": f"{Path(__file__).with_name('tiny.py')}:varied"}
 SHORT = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}
@@ -83,6 +84,21 @@ class Setting:
 @pytest.fixture
 def setting(cluster: Any, islands: list[Island], judge: Path, demo: DemoFiles, tmp_path: Path) -> Setting:
     return Setting(Task(demo, tmp_path, judge=judge), cluster, islands)
+
+
+def test_weights_travel_to_an_island_by_a_collective(
+    cluster: Any, islands: list[Island], make_recipe: Recipe, tmp_path: Path
+) -> None:
+    """The rank is at home, and a rollout worker on each side: gloo's broadcast goes over the link."""
+    runtime = {"resources_per_worker": {"CPU": 1, "home": 1}, "resources_per_rollout_worker": {"CPU": 2}}
+    runtime |= LONG | {"address": cluster.address, "weights": "collective", "collective_timeout": 20.0}
+    watch = Killer([], cluster=cluster)
+    with watch.at_work():
+        done = run(load_settings(make_recipe("grpo", tmp_path / "apart", runtime=runtime, rollout={"workers": 2})))
+    there = watch.node_at(islands[-1].address)
+    away = sorted((worker.name[:-2], worker.node == there) for worker in watch.workers)
+    assert away == [("rollout worker", False), ("rollout worker", True), ("training rank", False)]
+    assert alike(run(load_settings(make_recipe("grpo", tmp_path / "whole"))), done)
 
 
 def test_a_rollout_worker_and_a_judge_are_cut_off(setting: Setting) -> None:
