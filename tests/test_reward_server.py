@@ -240,6 +240,48 @@ def test_a_run_outlives_its_server(server: Server, judge: Path, make_recipe: Rec
     assert same_weights(whole, disturbed)
 
 
+def test_a_run_outlives_a_server_that_dies_with_its_questions(
+    server: Server, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, holds a request, and is killed before it answers: all of it is asked again of the next one."""
+    more = {"train": {"steps": 6}}
+    whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more) | {"rewards": rewards(server)}))
+    stopped, held, failures = threading.Event(), threading.Event(), list[str]()
+    exchanged = remote._exchanged
+
+    async def watched(*request: Any) -> Any:
+        if stopped.is_set():
+            asyncio.get_running_loop().call_later(0.3, held.set)  # sent by then, and nobody there to answer
+        try:
+            return await exchanged(*request)
+        except Exception as failed:
+            failures.append(str(failed))
+            raise
+
+    def die() -> None:
+        assert held.wait(60)
+        server.end(signal.SIGKILL)
+        server.start()
+
+    monkeypatch.setattr(remote, "_exchanged", watched)
+    death = threading.Thread(target=die)
+
+    async def stop(moment: Any) -> dict[str, float]:
+        if moment.progress.step == 3:
+            server.process.send_signal(signal.SIGSTOP)
+            stopped.set()
+            death.start()
+        return {}
+
+    recipe = make_recipe("grpo", tmp_path / "killed", **more) | {"rewards": rewards(server, retries=20)}
+    disturbed = run(load_settings(recipe), hooks=[stop])
+    death.join()
+    assert failures[0].startswith(("ReadError", "RemoteProtocolError")), "under way, not refused"
+    assert [row["reward/failed"] for row in disturbed.metrics] == [0.0] * 6
+    assert [row["reward/judge"] for row in disturbed.metrics] == [row["reward/judge"] for row in whole.metrics]
+    assert same_weights(whole, disturbed)
+
+
 def test_a_run_ends_by_itself_where_the_server_stays_away(
     server: Server, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
