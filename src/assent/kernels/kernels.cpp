@@ -168,16 +168,26 @@ inline ints lanes() {
 inline vec smaller(vec a, vec b) { return a < b ? a : b; }
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
+// Entry i of the result is entry i + `by` of x, round and round.
+template <int by>
+inline vec turned(vec x) {
+  ints from;
+  for (int i = 0; i < W; i++) from[i] = (i + by) % W;
+  return __builtin_shuffle(x, from);
+}
+
 inline float sum(vec x) {
-  float total = 0;
-  for (int i = 0; i < W; i++) total += x[i];
-  return total;
+  if constexpr (W == 16) x += turned<8>(x);
+  x += turned<4>(x);
+  x += turned<2>(x);
+  return x[0] + x[1];
 }
 
 inline float largest(vec x) {
-  float found = x[0];
-  for (int i = 1; i < W; i++) found = x[i] > found ? x[i] : found;
-  return found;
+  if constexpr (W == 16) x = larger(x, turned<8>(x));
+  x = larger(x, turned<4>(x));
+  x = larger(x, turned<2>(x));
+  return x[0] > x[1] ? x[0] : x[1];
 }
 
 // e^x to 1e-7 of it (Cephes' polynomial). NaN stays NaN.
@@ -465,15 +475,33 @@ void gather(const T* from, int64_t stride, const int64_t* index, int64_t rows, i
   }
 }
 
+// Rows become columns. In each of the rounds, squares of `side` beside the diagonal change places.
+template <int side>
+inline void transpose(vec* rows) {
+  ints upper, lower;
+  for (int i = 0; i < W; i++) {
+    upper[i] = i & side ? W + i - side : i;
+    lower[i] = i & side ? W + i : i + side;
+  }
+  for (int i = 0; i < W; i++)
+    if (!(i & side)) {
+      vec a = rows[i], b = rows[i + side];
+      rows[i] = __builtin_shuffle(a, b, upper);
+      rows[i + side] = __builtin_shuffle(a, b, lower);
+    }
+  if constexpr (side > 1) transpose<side / 2>(rows);
+}
+
 // (rows, width) into pages (dim, WIDE), the last one filled up with zeros.
 void paged(const float* from, int64_t rows, int64_t dim, int64_t width, float* to) {
-  for (int64_t page = 0; page * WIDE < rows; page++) {
-    int64_t count = rows - page * WIDE < WIDE ? rows - page * WIDE : WIDE;
-    float* block = to + page * dim * WIDE;
-    if (count < WIDE) memset(block, 0, sizeof(float) * dim * WIDE);
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t d = 0; d < dim; d++) block[d * WIDE + i] = from[(page * WIDE + i) * width + d];
-  }
+  for (int64_t i = 0; i < up(rows, WIDE); i += W)
+    for (int64_t d = 0; d < dim; d += W) {
+      vec square[W];
+      for (int64_t j = 0; j < W; j++) square[j] = i + j < rows ? load(from + (i + j) * width + d) : vec{};
+      transpose<W / 2>(square);
+      float* block = to + (i / WIDE * dim + d) * WIDE + i % WIDE;
+      for (int64_t j = 0; j < W && d + j < dim; j++) store(block + j * WIDE, square[j]);
+    }
 }
 
 // The keys low..high that queries first..first + count see; low is a page's first.
