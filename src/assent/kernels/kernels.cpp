@@ -475,6 +475,13 @@ void gather(const T* from, int64_t stride, const int64_t* index, int64_t rows, i
   }
 }
 
+// Rows that are read or written later are fetched now.
+template <class T>
+inline void fetch(const T* to, int64_t stride, const int64_t* index, int64_t rows, int64_t dim) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(to + index[i] * stride + d, 1);
+}
+
 // Rows become columns. In each of the rounds, squares of `side` beside the diagonal change places.
 template <int side>
 inline void transpose(vec* rows) {
@@ -564,6 +571,7 @@ void attend(const Rows& rows, const Shape& shape, const T* query, int64_t query_
           Seen seen(first, count, shape.window);
           int64_t low = seen.low, high = seen.high;
           gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
+          fetch(out + head * dim, shape.heads * dim, index + first, count, dim);
           multiply(count, up(high - low, W), dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, scores, keys);
           float totals[QUERIES];
           for (int64_t i = 0; i < count; i++) {
@@ -613,6 +621,12 @@ void attend_back(const Rows& rows, const Shape& shape, const T* query, int64_t q
           int64_t low = seen.low, high = seen.high, columns = up(high - low, W);
           gather(query + head * dim, query_stride, index + first, count, dim, asked, width, scale);
           gather(grad + head * dim, shape.heads * dim, index + first, count, dim, above, width, 1.f);
+          fetch(out + head * dim, shape.heads * dim, index + first, count, dim);
+          fetch(of_query + head * dim, shape.heads * dim, index + first, count, dim);
+          if (first + count == length && head + 1 == (kv + 1) * share) {
+            fetch(of_key + kv * dim, row, index + shared, length - shared, dim);
+            fetch(of_value + kv * dim, row, index + shared, length - shared, dim);
+          }
           multiply(count, columns, dim, asked, width, 1, pages + low * dim, dim * WIDE, WIDE, weights, keys);
           multiply(count, columns, dim, above, width, 1, value_pages + low * dim, dim * WIDE, WIDE, slopes, keys);
           for (int64_t i = 0; i < count; i++) {
