@@ -232,16 +232,32 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
+constexpr int64_t LINE = 64;  // bytes that come into a cache together
+
+// Of so many registers with numbers of T.
+template <class T>
+constexpr int lines(int registers) {
+  return registers * W * int(sizeof(T)) / int(LINE);
+}
+
+template <int FETCH>
+inline void fetch_lines(const char* from, int64_t time) {
+  for (int i = 0; i < FETCH; i++) __builtin_prefetch(from + (time * FETCH + i) * LINE, 0, 2);
+}
+
 // A (m, k) times B (k, n), n a multiple of W. Entry (i, j) of A is at a[i * a_row + j * a_column]. B lies in panels of WIDE
 // columns, `b_panel` apart, whose rows are `b_row` apart. `end(row, column, sums, registers)` gets each row's sums from a
 // column on. A sum goes through k in order. Where A is bfloat16, k is even, A's columns lie side by side, and so do the two
 // entries of a column in rows 2j and 2j + 1 of B.
-template <int M, int V, class A, class T, class End>
+// Meanwhile what lies from `later` on is fetched, FETCH lines for each row (or two) of B.
+template <int FETCH, int M, int V, class A, class T, class End>
 inline __attribute__((always_inline)) void tile(int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b,
-                                                int64_t b_row, int64_t row, int64_t column, const End& end) {
+                                                int64_t b_row, const char* later, int64_t row, int64_t column,
+                                                const End& end) {
   vec sums[M][V] = {};
   if constexpr (std::is_same_v<A, bf16>) {
     for (int64_t j = 0; j < k; j += 2) {
+      fetch_lines<FETCH>(later, j / 2);
       ints entries[V];
       for (int v = 0; v < V; v++) memcpy(&entries[v], b + j * b_row + v * 2 * W, sizeof(ints));
       for (int i = 0; i < M; i++) {
@@ -252,6 +268,7 @@ inline __attribute__((always_inline)) void tile(int64_t k, const A* a, int64_t a
     }
   } else {
     for (int64_t j = 0; j < k; j++) {
+      fetch_lines<FETCH>(later, j);
       vec entries[V];
       for (int v = 0; v < V; v++) entries[v] = load(b + j * b_row + v * W);
       for (int i = 0; i < M; i++) {
@@ -263,25 +280,33 @@ inline __attribute__((always_inline)) void tile(int64_t k, const A* a, int64_t a
   for (int i = 0; i < M; i++) end(row + i, column, sums[i], V);
 }
 
-template <int M, class A, class T, class End>
+template <int FETCH, int M, class A, class T, class End>
 inline void band(int64_t m, int v, int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
-                 int64_t row, int64_t column, const End& end) {
+                 const char* later, int64_t row, int64_t column, const End& end) {
   if (m == M) {
     if (v == 2)
-      tile<M, 2>(k, a, a_row, a_column, b, b_row, row, column, end);
+      tile<FETCH, M, 2>(k, a, a_row, a_column, b, b_row, later, row, column, end);
     else
-      tile<M, 1>(k, a, a_row, a_column, b, b_row, row, column, end);
+      tile<FETCH, M, 1>(k, a, a_row, a_column, b, b_row, later, row, column, end);
   } else if constexpr (M > 1) {
-    band<M - 1>(m, v, k, a, a_row, a_column, b, b_row, row, column, end);
+    band<FETCH, M - 1>(m, v, k, a, a_row, a_column, b, b_row, later, row, column, end);
   }
 }
 
 template <class A, class T, class End>
-inline void panel(int64_t m, int v, int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
-                  int64_t first, int64_t column, const End& end) {
-  for (int64_t row = 0; row < m; row += TALL) {
+inline void panel(int64_t m, int64_t k, const A* a, int64_t a_row, const T* b, int64_t first, int64_t column,
+                  const End& end) {
+  const char* later = reinterpret_cast<const char*>(b + k * WIDE);  // the next panel, as long as this one
+  int64_t bytes = k * WIDE * int64_t(sizeof(T)), along = k / (std::is_same_v<A, bf16> ? 2 : 1) * LINE;
+  for (int64_t row = 0, fetched = 0; row < m; row += TALL, fetched += along) {
     int64_t rows = m - row < TALL ? m - row : TALL;
-    band<TALL>(rows, v, k, a + row * a_row, a_row, a_column, b, b_row, first + row, column, end);
+    const A* left = a + row * a_row;
+    if (m <= TALL)
+      band<2, TALL>(rows, 2, k, left, a_row, 1, b, WIDE, later, first, column, end);
+    else if (fetched < bytes)
+      band<1, TALL>(rows, 2, k, left, a_row, 1, b, WIDE, later + fetched, first + row, column, end);
+    else
+      band<0, TALL>(rows, 2, k, left, a_row, 1, b, WIDE, later, first + row, column, end);
   }
 }
 
@@ -434,21 +459,26 @@ inline void whole_panel(int64_t m, int64_t k, const Left<T>* a, int64_t a_row, c
   if constexpr (std::is_same_v<T, bf16>)
     if (matrices_lent()) return matrix_panel(m, k, a, a_row, b, kept, first, column, end);
 #endif
-  panel(m, 2, k, a, a_row, 1, b, WIDE, first, column, end);
+  panel(m, k, a, a_row, b, first, column, end);
 }
 
 // C (m, n) = A B, or added to C.
-template <class T>
+template <int FETCH = 0, class T>
 void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_column, const T* b,
-              int64_t b_panel, int64_t b_row, float* c, int64_t c_row, bool add = false) {
+              int64_t b_panel, int64_t b_row, float* c, int64_t c_row, bool add = false, const T* later = nullptr) {
   auto end = [=](int64_t row, int64_t column, const vec* sums, int registers) {
     for (int v = 0; v < registers; v++) {
       float* to = c + row * c_row + column + v * W;
       store(to, add ? load(to) + sums[v] : sums[v]);
     }
   };
-  for (int64_t column = 0; column < n; column += WIDE)
-    panel(m, n - column >= WIDE ? 2 : 1, k, a, a_row, a_column, b + column / WIDE * b_panel, b_row, 0, column, end);
+  const char* fetched = reinterpret_cast<const char*>(later);
+  for (int64_t column = 0; column < n; column += WIDE, fetched += FETCH * k * LINE)
+    for (int64_t row = 0; row < m; row += TALL) {
+      const T* right = b + column / WIDE * b_panel;
+      band<FETCH, TALL>(m - row < TALL ? m - row : TALL, n - column >= WIDE ? 2 : 1, k, a + row * a_row, a_row, a_column,
+                        right, b_row, fetched, row, column, end);
+    }
 }
 
 // Attention of whole sequences. Sequence s is the tokens index[starts[s]..starts[s + 1]), of which the first
@@ -676,22 +706,27 @@ void attend_back(const Rows& rows, const Shape& shape, const T* query, int64_t q
 // through k together.
 template <int P, class T>
 inline __attribute__((always_inline)) void strip(int64_t k, const float* a, const T* b, int64_t step, int64_t b_row,
-                                                 float* c) {
+                                                 float* c, const char*& later) {
   vec sums[P] = {};
   for (int64_t j = 0; j < k; j++) {
+    fetch_lines<lines<T>(P)>(later, j);
     vec factor = splat(a[j]);
     for (int p = 0; p < P; p++) sums[p] = fma(factor, load(b + p / 2 * step + p % 2 * W + j * b_row), sums[p]);
   }
   for (int p = 0; p < P; p++) store(c + p * W, sums[p]);
+  later += k * lines<T>(P) * LINE;
 }
 
 template <class T>
-void multiply_row(int64_t n, int64_t k, const float* a, const T* b, int64_t b_panel, int64_t b_row, float* c) {
+void multiply_row(int64_t n, int64_t k, const float* a, const T* b, int64_t b_panel, int64_t b_row, float* c,
+                  const T* next) {
+  const char* later = reinterpret_cast<const char*>(next);
+  auto from = [=](int64_t column) { return b + column / WIDE * b_panel; };
   int64_t column = 0;
-  for (; column + 8 * W <= n; column += 8 * W) strip<8>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
-  for (; column + 4 * W <= n; column += 4 * W) strip<4>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
-  for (; column + 2 * W <= n; column += 2 * W) strip<2>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
-  if (column < n) strip<1>(k, a, b + column / WIDE * b_panel, b_panel, b_row, c + column);
+  for (; column + 8 * W <= n; column += 8 * W) strip<8>(k, a, from(column), b_panel, b_row, c + column, later);
+  for (; column + 4 * W <= n; column += 4 * W) strip<4>(k, a, from(column), b_panel, b_row, c + column, later);
+  for (; column + 2 * W <= n; column += 2 * W) strip<2>(k, a, from(column), b_panel, b_row, c + column, later);
+  if (column < n) strip<1>(k, a, from(column), b_panel, b_row, c + column, later);
 }
 
 // Keys and values of sequences under way: keys (slots, kv_heads, pages, dim, WIDE), values (slots, kv_heads, length,
@@ -722,10 +757,11 @@ void write(const Shape& shape, const Cache& cache, int64_t tokens, const int64_t
            value + i * value_stride + kv * shape.dim, keys, values);
 }
 
-// A new token's queries of one key head, `share` of them, look at their slot up to the token itself.
+// A new token's queries of one key head, `share` of them, look at their slot up to the token itself. While keys are read
+// values are fetched, and while these are, the keys that are read next: of the next head, or of the next slot's first.
 template <class Q, class T, class O>
 void look(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int64_t position, const Q* query,
-          const T* keys, const T* values, O* out) {
+          const T* keys, const T* values, O* out, int64_t next_slot) {
   int64_t dim = shape.dim, width = cache.width, share = shape.heads / shape.kv_heads;
   int64_t table = slot * shape.kv_heads + kv;
   float scale = 1.f / sqrtf(float(dim));
@@ -738,15 +774,17 @@ void look(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int6
     for (int64_t d = 0; d < dim; d += W) store(asked + h * width + d, load_some(query + h * dim + d, dim - d) * scale);
   const T* pages = keys + (table * cache.pages + low / WIDE) * dim * WIDE;
   const T* rows = values + (table * cache.pages * WIDE + low) * width;
+  int64_t next = kv + 1 < shape.kv_heads ? table + 1 : next_slot * shape.kv_heads;
+  const T* later = keys + (next * cache.pages + low / WIDE) * dim * WIDE;
   if (share == 1)
-    multiply_row(columns, dim, asked, pages, dim * WIDE, WIDE, scores);
+    multiply_row(columns, dim, asked, pages, dim * WIDE, WIDE, scores, rows);
   else
-    multiply(share, columns, dim, asked, width, 1, pages, dim * WIDE, WIDE, scores, stride);
+    multiply<lines<T>(2)>(share, columns, dim, asked, width, 1, pages, dim * WIDE, WIDE, scores, stride, false, rows);
   for (int64_t h = 0; h < share; h++) weigh(scores + h * stride, low, seen.high, position, shape.window, totals + h);
   if (share == 1)
-    multiply_row(width, seen.high - low, scores, rows, WIDE, width, found);
+    multiply_row(width, seen.high - low, scores, rows, WIDE, width, found, later);
   else
-    multiply(share, width, seen.high - low, scores, stride, 1, rows, WIDE, width, found, width);
+    multiply<lines<T>(2)>(share, width, seen.high - low, scores, stride, 1, rows, WIDE, width, found, width, false, later);
   for (int64_t h = 0; h < share; h++)
     for (int64_t d = 0; d < dim; d += W)
       store_some(out + h * dim + d, load(found + h * width + d) / totals[h], dim - d);
@@ -765,7 +803,7 @@ void decode(const Shape& shape, const Cache& cache, int64_t n, const int64_t* sl
       keep(shape, cache, slot, kv, position, key + i * key_stride + kv * dim, value + i * value_stride + kv * dim, keys,
            values);
       look(shape, cache, slot, kv, position, query + i * query_stride + kv * share * dim, keys, values,
-           out + (i * shape.heads + kv * share) * dim);
+           out + (i * shape.heads + kv * share) * dim, slots[i + 1 < n ? i + 1 : i]);
     }
 }
 
@@ -1022,7 +1060,8 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
             turn(key, half, cosines + i * half, sines + i * half, false, key);
           }
           keep(shape, cache, slots[i], kv, positions[i], key, key + shape.kv_heads * dim, layer->keys, layer->values);
-          look(shape, cache, slots[i], kv, positions[i], query, layer->keys, layer->values, attended);
+          look(shape, cache, slots[i], kv, positions[i], query, layer->keys, layer->values, attended,
+               slots[i + 1 < n ? i + 1 : i]);
           if constexpr (std::is_same_v<Left<T>, float>) hold<T>(attended, share * dim);
         }
       share_product(n, queries, width, middle, wide, layer->out, add(layer->out_bias));
