@@ -78,11 +78,11 @@ def batch_of(step: int, *, unit: int, rows: int = 10) -> Batch:
 
 def do(job: Job, rank: int, world: int, address: str) -> None:
     settings = load_settings(job["recipe"])
-    cpu = torch.device("cpu")
+    device = torch.device(settings.device if settings.device == "cuda" else "cpu")
     if dist.is_initialized():
-        ranks: Ranks = Together(cpu)
+        ranks: Ranks = Together(device)
     else:
-        ranks = join(address, rank, world, device=cpu, timeout=60.0)
+        ranks = join(address, rank, world, device=device, timeout=60.0, always=bool(address))
     asyncio.run(train(job, Trainer(settings, Plan(Path(job["folder"]), job.get("resume"), 6, 40, "a row"), ranks)))
 
 

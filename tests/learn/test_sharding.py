@@ -157,6 +157,27 @@ def test_a_checkpoint_of_one_rank_goes_on_on_two(case: str, how: str, done: Path
     assert furthest(done / case / "alone", done / case / "alone on two") < tolerance(case)
 
 
+@pytest.mark.parametrize(("device", "offload"), [("cpu", False), ("cuda", False), ("cuda", True)])
+def test_one_rank_learns_in_shards_what_the_cpu_does_without(
+    device: str, offload: bool, make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """On a GPU by NCCL, also with parameters and moments that wait in host memory."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU: a rank of NCCL computes on one")
+    sections = {"optimizer": {"eps": 1e-3, "schedule": "constant"}, "algorithm": {"kl_in_loss": 0.1}}
+    jobs: dict[str, Job] = {}
+    for name, more in (
+        ("whole", {"device": "cpu"}),
+        ("sharded", {"device": device, "runtime": {"kind": "ray", "strategy": "fsdp", "cpu_offload": offload}}),
+    ):
+        recipe = make_recipe("grpo", tmp_path / "unused", **sections, **more)
+        out = str(tmp_path / name)
+        jobs[name] = {"recipe": recipe, "folder": out, "steps": (0, 3), "out": out, "save": 2}
+    do(jobs["whole"], 0, 1, "")
+    at_work([jobs["sharded"]], 1, tmp_path / "rank", environment)
+    assert furthest(tmp_path / "whole", tmp_path / "sharded") < (1e-6 if device == "cpu" else 1e-4)
+
+
 @pytest.mark.parametrize("config", [GPT2, LLAMA])
 def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, Any], batch: Batch) -> None:
     found = []
