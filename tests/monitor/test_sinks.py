@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assent.monitor.settings import LogSettings
 from assent.monitor.sinks import JsonLines, read_jsonl
+from assent.monitor.trackers import opened_trackers
 
 
 def write_steps(path, steps):
@@ -174,3 +176,29 @@ def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
     sink.write(1, {"loss/policy": 0.5})
     sink.close()
     assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monkeypatch):
+    told = []
+
+    class Fake:
+        def __init__(self, *given, **named):
+            pass
+
+        def close(self, *, failed=False):
+            told.append(failed)
+            raise OSError("no room left")
+
+    monkeypatch.setattr("assent.monitor.tensorboard.TensorBoard", Fake)
+    monkeypatch.setattr("assent.monitor.wandb.WeightsAndBiases", Fake)
+    settings = LogSettings(tensorboard=True, wandb="assent")
+
+    def fails(trackers):
+        raise ArithmeticError(f"{len(trackers)} trackers")
+
+    with pytest.raises(ArithmeticError, match="2"), opened_trackers(settings, tmp_path, resumed_after=3) as trackers:
+        fails(trackers)
+    assert told == [True, True]
+    with pytest.raises(OSError, match="no room left"), opened_trackers(settings, tmp_path, resumed_after=3):
+        pass
+    assert told == [True, True, False]

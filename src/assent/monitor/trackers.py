@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -22,26 +22,23 @@ class Tracker(Protocol):
 
 @contextmanager
 def opened_trackers(settings: LogSettings, folder: Path, *, resumed_after: int) -> Iterator[list[Tracker]]:
-    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. What they
-    have of steps after `resumed_after` is of a sitting that this one replaces."""
-    trackers = _opened(settings, folder, resumed_after)
+    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. TensorBoard
+    hides what it has of steps after `resumed_after`, of a sitting that this one replaces. Where the run fails, that is
+    what is raised, whatever closing them raises."""
+    trackers: list[Tracker] = []
     failed = True
     try:
+        if settings.tensorboard:
+            from assent.monitor.tensorboard import TensorBoard
+
+            trackers.append(TensorBoard(folder / "tensorboard", resumed_after=resumed_after))
+        if settings.wandb is not None:
+            from assent.monitor.wandb import WeightsAndBiases
+
+            trackers.append(WeightsAndBiases(folder, project=settings.wandb, name=folder.name, identity=folder.name))
         yield trackers
         failed = False
     finally:
         for tracker in trackers:
-            tracker.close(failed=failed)
-
-
-def _opened(settings: LogSettings, folder: Path, resumed_after: int) -> list[Tracker]:
-    trackers: list[Tracker] = []
-    if settings.tensorboard:
-        from assent.monitor.tensorboard import TensorBoard
-
-        trackers.append(TensorBoard(folder / "tensorboard", resumed_after=resumed_after))
-    if settings.wandb is not None:
-        from assent.monitor.wandb import WeightsAndBiases
-
-        trackers.append(WeightsAndBiases(folder, project=settings.wandb, name=folder.name, identity=folder.name))
-    return trackers
+            with suppress(Exception) if failed else nullcontext():
+                tracker.close(failed=failed)
