@@ -42,15 +42,15 @@ class Adapters(Content):
 
     def check(self, beneath: str) -> None:
         """Also of the model beneath, which nobody writes again: whether it is still what it was."""
-        if (found := digest(self._base)) != self._beneath:
-            raise WeightsError(
-                f"The model beneath the adapters has digest {found} and had {self._beneath}: "
-                "this worker's memory changed."
-            )
         if beneath != self._beneath:
             raise WeightsError(
                 f"These adapters belong to a model with digest {beneath or 'none'}, the one here has "
                 f"{self._beneath}: every node must see the same model.path, and make a model without one on one device."
+            )
+        if (found := digest(self._base)) != self._beneath:
+            raise WeightsError(
+                f"The model beneath the adapters has digest {found} and had {self._beneath}: "
+                "this worker's memory changed."
             )
 
     @torch.no_grad()

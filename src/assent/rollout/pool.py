@@ -95,7 +95,7 @@ class Pool:
             return (await self.places.free(patience=self._patience))[0]
         except TimeoutError:
             raise NoWorkersError(
-                f"no rollout worker became ready within {self._patience:g} s (twice runtime.start_timeout)"
+                f"no rollout worker became ready within {self._patience:g} s, twice runtime.start_timeout"
             ) from None
 
     # --- weights

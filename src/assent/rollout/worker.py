@@ -71,7 +71,8 @@ class RolloutWorker:
         parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
         self._enter(attempt)
         weights = unpack(parcel)
-        self.content.check(parcel.beneath)
+        await asyncio.to_thread(self.content.check, parcel.beneath)  # it may read a whole model
+        self._enter(attempt)
         self._accepted.check(weights, parcel.version, sent=parcel.digest)
         if not self.interrupt:
             await self.engine.drain()
