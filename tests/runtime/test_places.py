@@ -126,9 +126,10 @@ def test_a_node_that_is_lost_during_a_start_is_no_failure_and_a_worker_is() -> N
 def test_nodes_that_come_and_go_are_failures_in_the_end() -> None:
     async def steps(case: Case) -> None:
         await case.places.counted()
-        assert [str(lost) for lost in case.failures] == ["clerk 0: gone"] * 2
+        assert [str(lost) for lost in case.failures] == ["clerk 0: died", *["clerk 0: gone"] * 2]
 
-    do(steps, 1, fails=[NodeLost("clerk 0", "gone")] * (NODES + 2))
+    gone = NodeLost("clerk 0", "gone")
+    do(steps, 1, fails=[gone, WorkerLost("clerk 0", "died"), *[gone] * (NODES + 2)])
 
 
 def test_those_beyond_the_count_fail_nobody_and_wait_longer_each_time() -> None:

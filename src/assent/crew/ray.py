@@ -22,9 +22,9 @@ from assent.rewards.settings import RewardSettings
 from assent.rewards.workers import JudgeWorkers
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
-from assent.runtime.places import NODES
+from assent.runtime.places import NODES, PAUSE
 from assent.runtime.resources import check_gpus, equal_share, reserved, small_store
-from assent.runtime.worker import Failures, NodeLost
+from assent.runtime.worker import Failures, NodeLost, reason_of
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess
 from assent.weights.transport import transport_of
@@ -155,7 +155,9 @@ class RayCrew:
             except NodeLost as lost:
                 self._end_ranks()
                 if nodes > NODES:
+                    self.say(f"lost {lost}")
                     self.failures(lost)
+                await asyncio.sleep(nodes * PAUSE)
         gang = RayGang(self.ranks, patience=settings.collective_timeout)
         address = await gang.any("address")
         await gang.begin("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
@@ -284,13 +286,16 @@ class RayCrew:
         gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
         try:
             await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise next(one.result() for one in gone if one.done())
-            return working.result()
+            lost = None if working.done() else next(one.result() for one in gone if one.done())
         finally:
             for one in (working, *gone):
                 one.cancel()
             await asyncio.wait((working, *gone))
+        if lost is None:
+            return working.result()
+        if not working.cancelled() and (error := working.exception()) is not None:
+            self.say(f"what was under way ended with {type(error).__name__}: {reason_of(error)}")
+        raise lost
 
     async def publish(self, version: int) -> None:
         """Weights go from rank 0 to the workers; here come their version and digest alone. Nodes that are to end lose

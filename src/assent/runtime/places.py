@@ -20,7 +20,7 @@ Start = Callable[[int], Awaitable[Worker]]
 """Starts the worker of a place and makes it ready, however long it waits for room; a place keeps its number when its
 worker is replaced. Raises WorkerLost where it died on the way, and what makes starting impossible."""
 PAUSE = 0.2
-"""Seconds between two starts of a place whose node is gone, until the runtime has found it another."""
+"""Seconds between two starts of a place whose node is gone, until the runtime has found it another; each time more."""
 NODES = 5
 """Starts in a row whose nodes are lost that are no failures: then nodes come and go, and each more is one."""
 LONGEST_PAUSE = 60.0
@@ -163,11 +163,13 @@ class Places:
                 self._in_background(self._watch(place, worker))
                 break  # it may be lost before all are told: then another one fills its place
             except NodeLost as lost:
-                pause, nodes = PAUSE, nodes + 1
+                nodes += 1
+                pause = nodes * PAUSE
                 if nodes > NODES:
                     self._say(f"lost {lost}")
                     self._note(place, lost)
             except WorkerLost as lost:
+                nodes = 0
                 self._say(f"lost {lost}")
                 self._note(place, lost)
             except Exception as error:  # noqa: BLE001 - whoever waits for a worker is told
