@@ -53,7 +53,7 @@ class HeadWatch:
                 if self._ask():
                     told, self._missed = self._missed > SIGNS, 0
                     if told and not self._closed.is_set():
-                        self._tell("the cluster's head answers again")
+                        _told(self._say, "the cluster's head answers again")
             self._closed.wait(self._timeout / SIGNS)
 
     def _count(self) -> None:
@@ -61,24 +61,14 @@ class HeadWatch:
         while not self._closed.wait(self._timeout / SIGNS):
             self._missed += 1
             if self._missed == SIGNS + 1:
-                self._tell(
+                _told(
+                    self._say,
                     f"the cluster's head has given no sign for {self._timeout:g} s (runtime.heartbeat_timeout). Unless "
-                    f"it does within {self._patience:g} s more ({PATIENCE}), this run ends: {AGAIN}"
+                    f"it does within {self._patience:g} s more ({PATIENCE}), this run ends: {AGAIN}",
                 )
             if self._missed == last:
-                self._tell(f"the cluster's head is lost: {AGAIN}").join(1.0)
+                _told(self._say, f"the cluster's head is lost: {AGAIN}").join(1.0)
                 self._end()
-
-    def _tell(self, text: str) -> threading.Thread:
-        """Whoever listens may be gone, or never come back from it: this goes on."""
-
-        def say() -> None:
-            with contextlib.suppress(Exception):
-                self._say(text)
-
-        telling = threading.Thread(target=say, daemon=True)
-        telling.start()
-        return telling
 
 
 @contextlib.contextmanager
@@ -88,8 +78,8 @@ def parting(
     """Around a farewell to a cluster, for which a frozen head lets one wait: after `patience` seconds it is the end."""
 
     def enough() -> None:
-        with contextlib.suppress(Exception):
-            say(f"the cluster's head has not let this run go for {patience:g} s ({PATIENCE}): its process ends")
+        text = f"the cluster's head has not let this run go for {patience:g} s ({PATIENCE}): its process ends"
+        _told(say, text).join(1.0)
         end()
 
     timer = threading.Timer(patience, enough)
@@ -99,3 +89,15 @@ def parting(
         yield
     finally:
         timer.cancel()
+
+
+def _told(say: Callable[[str], None], text: str) -> threading.Thread:
+    """Whoever listens may be gone, or never come back from it: whoever tells goes on."""
+
+    def tell() -> None:
+        with contextlib.suppress(Exception):
+            say(text)
+
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    return telling
