@@ -168,12 +168,23 @@ inline ints lanes() {
 inline vec smaller(vec a, vec b) { return a < b ? a : b; }
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
+// Entry i of the result is entry from[i] of a and b, one behind the other.
+inline vec shuffled(vec a, vec b, ints from) {
+#if defined(__clang__)
+  vec result;
+  for (int i = 0; i < W; i++) result[i] = from[i] < W ? a[from[i]] : b[from[i] - W];
+  return result;
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
 // Entry i of the result is entry i + `by` of x, round and round.
 template <int by>
 inline vec turned(vec x) {
   ints from;
   for (int i = 0; i < W; i++) from[i] = (i + by) % W;
-  return __builtin_shuffle(x, from);
+  return shuffled(x, x, from);
 }
 
 inline float sum(vec x) {
@@ -523,8 +534,8 @@ inline void transpose(vec* rows) {
   for (int i = 0; i < W; i++)
     if (!(i & side)) {
       vec a = rows[i], b = rows[i + side];
-      rows[i] = __builtin_shuffle(a, b, upper);
-      rows[i + side] = __builtin_shuffle(a, b, lower);
+      rows[i] = shuffled(a, b, upper);
+      rows[i + side] = shuffled(a, b, lower);
     }
   if constexpr (side > 1) transpose<side / 2>(rows);
 }
