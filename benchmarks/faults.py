@@ -170,11 +170,11 @@ class Killer:
             seconds = time.monotonic() - kill.at
             while kill.found is None and time.monotonic() < kill.at + LONGEST:  # the run got on without it
                 await asyncio.sleep(0.05)
-            kill.next_step = seconds
             while kill.role in NODES and not self.whole() and time.monotonic() < kill.at + LONGEST:
                 await asyncio.sleep(0.05)
             if kill.role == "partition":
                 self.islands[-2].heal()
+            kill.next_step = seconds  # not before: a rank that is lost ends this, and the next hook goes on with it
         return {}
 
     def sent(self, method: str, arguments: tuple[Any, ...]) -> None:

@@ -185,7 +185,6 @@ def test_threads_that_hang_hold_up_neither_others_nor_the_end(environment: dict[
     """More hanging calls than may run at once, then one that answers; the process ends although they all still hang."""
     script = """
 import asyncio, threading
-from assent.rewards import functions
 from assent.rewards.functions import THREADS, FunctionReward
 from assent.types import Completion, Finish, Prompt
 

@@ -129,7 +129,7 @@ class RayRuntime:
     def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
         """What to raise where a group was waited for in vain."""
         return ResourcesError(
-            f"{what} ask for {shown(added(bundles))}, which did not become free within "
+            f"{what}: {shown(added(bundles))} asked for did not become free within "
             f"{self.settings.start_timeout:g} s; free are {shown(_state().available_resources())}"
         )
 
