@@ -17,10 +17,11 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import PHASES, Kill, Killer
-from kills import Task, alike, committed, steps
+from kills import Task, alike, steps
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
+from assent.loop.checkpoint import Store
 from assent.stopping import Stopped
 
 ALLOWED = 10.0
@@ -58,3 +59,8 @@ def test_sigterm_in_every_phase(cluster: Any, judge: Path, demo: DemoFiles, tmp_
         assert stop.reached < committed(done) == steps(done)
     whole, rest = task.recipe(stops, "whole"), task.recipe(stops, "stopped", resume="latest")
     assert alike(run(load_settings(whole)), run(load_settings(rest)))
+
+
+def committed(done: Run) -> int:
+    names = Store(done.folder / "checkpoints").names()
+    return int(names[-1].rpartition("globalstep")[2]) if names else 0

@@ -25,6 +25,9 @@ class Content:
         if beneath:
             raise WeightsError("These are adapters alone, and the engine has no model beneath them: set model.lora.")
 
+    def check_model(self) -> None:
+        """Raise WeightsError where the model beneath, which nobody writes, is not what it was. Reads all of it."""
+
     def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """What `Engine.load` is to be given for these."""
         return weights
@@ -41,12 +44,13 @@ class Adapters(Content):
         self._beneath = digest(self._base)
 
     def check(self, beneath: str) -> None:
-        """Also of the model beneath, which nobody writes again: whether it is still what it was."""
         if beneath != self._beneath:
             raise WeightsError(
                 f"These adapters belong to a model with digest {beneath or 'none'}, the one here has "
                 f"{self._beneath}: every node must see the same model.path, and make a model without one on one device."
             )
+
+    def check_model(self) -> None:
         if (found := digest(self._base)) != self._beneath:
             raise WeightsError(
                 f"The model beneath the adapters has digest {found} and had {self._beneath}: "

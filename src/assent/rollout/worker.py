@@ -71,8 +71,10 @@ class RolloutWorker:
         parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
         self._enter(attempt)
         weights = unpack(parcel)
-        await asyncio.to_thread(self.content.check, parcel.beneath)  # it may read a whole model
-        self._enter(attempt)
+        self.content.check(parcel.beneath)
+        if parcel.beneath:
+            await asyncio.to_thread(self.content.check_model)
+            self._enter(attempt)
         self._accepted.check(weights, parcel.version, sent=parcel.digest)
         if not self.interrupt:
             await self.engine.drain()
