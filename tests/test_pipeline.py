@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from assent import load_pipeline, run_pipeline
+from assent.demo import run_demo
 from assent.settings import SettingsError
 
 
@@ -112,3 +113,11 @@ def test_a_section_of_a_run_goes_over_that_of_every_stage() -> None:
     assert found.stages["sft"]["rollout"]["max_tokens"] == 5
     with pytest.raises(SettingsError, match="there is no setting runtimes"):
         load_pipeline(recipe, ["runtimes=ray"])
+
+
+def test_the_demo_is_told_by_an_option_where_to_write(tmp_path: Path) -> None:
+    """Its last pictures would not be found where a setting moves the runs away from its data."""
+    for moved in ("output=elsewhere", "name=other"):
+        with pytest.raises(SettingsError, match=f"{moved}: where everything is written is said by --output"):
+            run_demo(tmp_path / "demo", overrides=[moved])
+    assert not (tmp_path / "demo").exists()

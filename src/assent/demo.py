@@ -18,6 +18,7 @@ from assent.monitor.console import Reporter, clock
 from assent.monitor.plots import draw
 from assent.pipeline import PipelineRun, load_pipeline, run_pipeline
 from assent.recipes import read_yaml
+from assent.settings import SettingsError
 
 RECIPE = Path(__file__).with_name("demo.yaml")
 SHOWN = (
@@ -50,6 +51,8 @@ def run_task(
 
     In the recipe, `data/` stands for the folder that `make` fills.
     """
+    if moved := [one for one in overrides if one.partition("=")[0] in ("name", "output")]:
+        raise SettingsError(f"{moved[0]}: where everything is written is said by --output FOLDER")
     reporter = Reporter()
     started = time.monotonic()
     done = []
