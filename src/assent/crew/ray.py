@@ -59,9 +59,8 @@ class RayCrew:
         self.ranks: list[RayWorker] = []
         self.engine: Engine | None = None
         self.pool: Pool | None = None
-        self._patience = (
-            2 * settings.runtime.start_timeout
-        )  # another worker's room may take so long, and so may its start
+        # Placing a worker may take start_timeout, and so may loading.
+        self._patience = 2 * settings.runtime.start_timeout
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices

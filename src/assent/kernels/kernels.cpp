@@ -291,17 +291,13 @@ inline __attribute__((always_inline)) void tile(int64_t k, const A* a, int64_t a
   for (int i = 0; i < M; i++) end(row + i, column, sums[i], V);
 }
 
-template <int FETCH, int M, class A, class T, class End>
-inline void band(int64_t m, int v, int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
+template <int FETCH, int M, int V, class A, class T, class End>
+inline void band(int64_t m, int64_t k, const A* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
                  const char* later, int64_t row, int64_t column, const End& end) {
-  if (m == M) {
-    if (v == 2)
-      tile<FETCH, M, 2>(k, a, a_row, a_column, b, b_row, later, row, column, end);
-    else
-      tile<FETCH, M, 1>(k, a, a_row, a_column, b, b_row, later, row, column, end);
-  } else if constexpr (M > 1) {
-    band<FETCH, M - 1>(m, v, k, a, a_row, a_column, b, b_row, later, row, column, end);
-  }
+  if (m == M)
+    tile<FETCH, M, V>(k, a, a_row, a_column, b, b_row, later, row, column, end);
+  else if constexpr (M > 1)
+    band<FETCH, M - 1, V>(m, k, a, a_row, a_column, b, b_row, later, row, column, end);
 }
 
 template <class A, class T, class End>
@@ -313,11 +309,11 @@ inline void panel(int64_t m, int64_t k, const A* a, int64_t a_row, const T* b, i
     int64_t rows = m - row < TALL ? m - row : TALL;
     const A* left = a + row * a_row;
     if (m <= TALL)
-      band<2, TALL>(rows, 2, k, left, a_row, 1, b, WIDE, later, first, column, end);
+      band<2, TALL, 2>(rows, k, left, a_row, 1, b, WIDE, later, first, column, end);
     else if (fetched < bytes)
-      band<1, TALL>(rows, 2, k, left, a_row, 1, b, WIDE, later + fetched, first + row, column, end);
+      band<1, TALL, 2>(rows, k, left, a_row, 1, b, WIDE, later + fetched, first + row, column, end);
     else
-      band<0, TALL>(rows, 2, k, left, a_row, 1, b, WIDE, later, first + row, column, end);
+      band<0, TALL, 2>(rows, k, left, a_row, 1, b, WIDE, later, first + row, column, end);
   }
 }
 
@@ -487,8 +483,12 @@ void multiply(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, in
   for (int64_t column = 0; column < n; column += WIDE, fetched += FETCH * k * LINE)
     for (int64_t row = 0; row < m; row += TALL) {
       const T* right = b + column / WIDE * b_panel;
-      band<FETCH, TALL>(m - row < TALL ? m - row : TALL, n - column >= WIDE ? 2 : 1, k, a + row * a_row, a_row, a_column,
-                        right, b_row, fetched, row, column, end);
+      const float* left = a + row * a_row;
+      int64_t rows = m - row < TALL ? m - row : TALL;
+      if (n - column >= WIDE)
+        band<FETCH, TALL, 2>(rows, k, left, a_row, a_column, right, b_row, fetched, row, column, end);
+      else
+        band<FETCH, TALL, 1>(rows, k, left, a_row, a_column, right, b_row, fetched, row, column, end);
     }
 }
 

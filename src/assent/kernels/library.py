@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 PATIENCE = 120.0
-"""Seconds that the compiler may take; it needs 3 to 8."""
+"""Seconds that the compiler may take; it needs 5 to 15."""
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
 """What the kernels compute on, and how their names end."""
 
