@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -272,11 +273,15 @@ def drivers_killed(kills: list[Kill], task: Task) -> bool:
         if code != -signal.SIGKILL:
             break
         kill.at, kill.reached = time.monotonic(), steps(done)
-        while running(begun) and time.monotonic() < kill.at + LONGEST:
+        while (left := lasting(begun)) and time.monotonic() < kill.at + LONGEST:
             time.sleep(0.05)
-        if not running(begun):
+        if left:
+            print(f"processes of a killed driver are there after {LONGEST:g} s: {', '.join(map(shown, left))}")
+        else:
             kill.found = time.monotonic() - kill.at
         before = kill
+    if code != 0:
+        print(f"a driver ended with {code}; its log: {file.with_name('log.txt').read_text()[-5000:]}")
     return code == 0 and alike(run(load_settings(task.recipe(kills, "whole"))), done)
 
 
@@ -292,7 +297,7 @@ def drive(kill: Kill, before: Kill | None, file: Path, done: Run) -> tuple[int, 
     try:
         while not ended:
             ended = driver.poll() is not None
-            begun |= lasting(driver.pid)
+            begun |= descendants(driver.pid)
             if before is not None and before.next_step is None and steps(done) > before.reached:
                 before.next_step = time.monotonic() - started
             time.sleep(0.05)
@@ -301,10 +306,16 @@ def drive(kill: Kill, before: Kill | None, file: Path, done: Run) -> tuple[int, 
     return driver.returncode, begun
 
 
-def lasting(pid: int) -> set[int]:
-    """Processes of a driver's run. Left out are Ray's two agents of a node, which end a minute after it: so long they
-    try to tell its cluster."""
-    return {process for process in running(descendants(pid)) if not is_agent(process)}
+def lasting(processes: set[int]) -> set[int]:
+    """Those of a driver's run that have not ended. Left out are Ray's two agents of a node, which end a minute after
+    it: so long they try to tell its cluster. One that was just begun may still look like the raylet that began it."""
+    return {process for process in running(processes) if not is_agent(process)}
+
+
+def shown(process: int) -> str:
+    with suppress(OSError):
+        return f"{process} ({Path(f'/proc/{process}/cmdline').read_text().replace(chr(0), ' ').strip()})"
+    return f"{process} (ended)"
 
 
 def steps(done: Run) -> int:

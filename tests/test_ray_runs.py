@@ -25,7 +25,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import HEADER, PHASES, WORKERS, Kill, Killer, running
+from faults import HEADER, PHASES, WORKERS, Kill, Killer, descendants
 from kills import Task, lasting, same_weights, summary, survive
 from rounds import of_drivers, of_nodes, of_ranks, of_sharded, of_workers
 
@@ -183,8 +183,7 @@ def test_kills_at_random_moments_change_nothing(
     kills = KILLS[kind]
     survive(kills, Task(demo, tmp_path, judge=judge))
     killed += kills
-    assert all(kill.survived for kill in kills)
-    assert all(kill.fine for kill in kills)
+    assert all(kill.survived and kill.fine for kill in kills), "\n".join([HEADER, *(kill.row() for kill in kills)])
     printed = capfd.readouterr()
     assert "(raylet)" not in printed.out + printed.err, "Ray tells of a loss in its own way too"
 
@@ -273,11 +272,11 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     with driver(tmp_path, environment) as first:
         wait_for(lambda: len(checkpoints(tmp_path)) >= 1)
-        started = lasting(first.pid)
+        started = descendants(first.pid)
         assert len(started) >= 4, "raylet, GCS, a rank, a rollout worker"
         os.kill(first.pid, signal.SIGTERM)
         assert first.wait(timeout=10) == 128 + signal.SIGTERM
-        wait_for(lambda: not running(started), seconds=20)
+        wait_for(lambda: not lasting(started), seconds=20)
     with driver(tmp_path, environment, "resume=latest") as second:
         assert second.wait(timeout=120) == 0
     assert same_weights(whole, Run(tmp_path / "killed" / "run"))
