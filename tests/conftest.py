@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +17,6 @@ Recipe = Callable[..., dict[str, Any]]
 
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # tests that start clusters of their own, as runs do
 
-CLUSTERS = (
-    *("elastic_runs", "head_runs", "partition_runs", "ray_judges", "ray_runs", "ray_vllm", "sharded_runs"),
-    *("shared_devices", "stopped_runs", "two_nodes", "weights_runs", "ray", "transport", "async_runs"),
-)
-"""Files whose tests start clusters: one after the other, beside all other tests."""
 REWARDS = Path(__file__).with_name("tiny.py")
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
@@ -32,12 +28,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     def group(item: pytest.Item) -> str:
-        name = item.path.stem.removeprefix("test_")
-        return "clusters" if name in CLUSTERS else str(item.path)
+        return "clusters" if needs_ray(item.path) else str(item.path)
 
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=lambda item: group(item) != "clusters")
+
+
+@functools.cache
+def needs_ray(file: Path) -> bool:
+    """Whether its tests start clusters: one after the other, beside all other tests. They are skipped without Ray."""
+    return 'find_spec("ray")' in file.read_text()
 
 
 @pytest.fixture
