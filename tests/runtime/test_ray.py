@@ -45,6 +45,9 @@ class Clerk:
     def answer(self, question: str) -> str:
         return question.upper()
 
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     def fail(self) -> None:
         raise KeyError("no such file")
 
@@ -181,6 +184,35 @@ def test_nothing_is_started_that_nobody_uses(runtime: Runtime) -> None:
         names = [Path(f"/proc/{child}/cmdline").read_bytes().decode() for child in children]
         assert any("ray::Host" in name for name in names)
         assert not any("ray::IDLE" in name for name in names), names
+        cluster.end_workers()
+
+    do(steps())
+
+
+@pytest.mark.parametrize(
+    ("threads", "sharers", "set_by_user", "found"),
+    [(1, 1, None, None), (2, 1, None, "PASSIVE"), (1, 2, None, "PASSIVE"), (2, 1, "ACTIVE", "ACTIVE")],
+)
+def test_threads_spin_where_their_cores_are_their_own(
+    threads: int,
+    sharers: int,
+    set_by_user: str | None,
+    found: str | None,
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, do = runtime
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if set_by_user is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", set_by_user)
+
+    async def steps() -> None:
+        group = cluster.reserve([{"CPU": 1.0}])
+        assert await cluster.placed(group, within=30.0)
+        make = sys.modules[__name__].Clerk
+        clerk = await cluster.spawn(make, name="clerk", group=group, place=0, threads=threads, sharers=sharers)
+        assert await clerk.call("variable", "OMP_WAIT_POLICY") == found
+        assert await clerk.call("variable", "OMP_NUM_THREADS") == str(threads)
         cluster.end_workers()
 
     do(steps())

@@ -148,11 +148,12 @@ class RayRuntime:
         Raises what `make` raises, and NodeLost where the fault is the node's."""
         settings = self.settings
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
-        # Threads that wait by spinning, as torch's do for a while, take the cores from the other processes of a node.
-        wait = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
-        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": wait}
-        if (kernels := os.environ.get("ASSENT_KERNELS")) is not None:  # last bits go by it
-            variables["ASSENT_KERNELS"] = kernels
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        # Threads that wait by spinning, as torch's do for a while, take cores from others unless these are their own.
+        if sharers > 1 or threads > bundle.get("CPU", 0.0):
+            variables["OMP_WAIT_POLICY"] = "PASSIVE"
+        # A user's word counts; last bits go by whether there are kernels.
+        variables |= {name: os.environ[name] for name in ("OMP_WAIT_POLICY", "ASSENT_KERNELS") if name in os.environ}
         options = {
             "num_cpus": part_of(bundle, "CPU", sharers),
             "num_gpus": part_of(bundle, "GPU", sharers),
