@@ -57,6 +57,7 @@ from assent.rewards.weighted import WeightedReward
 from assent.rollout.rollouter import Rollouter
 from assent.runtime.coroutines import finished
 from assent.runtime.gang import Gang, Part
+from assent.runtime.memory import keep_freed_memory
 from assent.runtime.worker import WorkerLost
 from assent.settings import Settings, check, resolved
 from assent.stopping import Stopped, stop_signals, unless
@@ -66,7 +67,9 @@ from assent.types import Role, Sampling, Stats
 
 def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable[Hook] = ()) -> Run:
     """Do a run and return its records; `hooks` see every step, and figures that they return are recorded with it.
-    Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C."""
+    Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C.
+
+    The process keeps torch's number of threads, its seed, and the way of its memory (`runtime/memory.py`)."""
     settings = named(completed(settings))
     check(settings)
     record = open_record(settings)
@@ -100,6 +103,7 @@ def _run(
         settings = replace(settings, threads=records.threads_before(folder))  # the last bits of sums depend on them
     # Whoever runs these settings again does not mean to remove what they have made.
     (folder / records.SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
+    keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,6 @@ from assent.runtime.memory import VARIABLES, keep_freed_memory
 
 FAULTS = """
 import resource
-from assent.runtime.memory import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,24 +23,26 @@ def faults():
     del block
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-kept = keep_freed_memory()
 faults()
 print(kept, faults())
 """
+KEEP = "from assent.runtime.memory import keep_freed_memory; kept = keep_freed_memory()"
+RUN = "import sys; from assent import load_settings, run; kept = run(load_settings(sys.argv[1])) is not None"
+
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own behaviour")
 
 
-def faults_of_a_second_block(**environment: str) -> tuple[str, int]:
-    """Whether memory was kept, and how many pages of 64 MiB, taken a second time, the kernel had to give again."""
+def faults_of_a_second_block(first: str = KEEP, *arguments: str, **environment: str) -> tuple[str, int]:
+    """What a process called `kept`, and how many pages of 64 MiB, taken a second time, the kernel had to give again."""
     inherited = {key: value for key, value in os.environ.items() if key not in VARIABLES}
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=inherited | paths | environment, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", first + FAULTS, *arguments]
+    done = subprocess.run(command, env=inherited | paths | environment, capture_output=True, text=True, check=True)
     kept, count = done.stdout.split()
     return kept, int(count)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own behaviour")
+@on_glibc
 def test_a_block_freed_and_taken_again_costs_no_page_fault() -> None:
     kept, faults = faults_of_a_second_block()
     assert kept == "True"
@@ -46,6 +50,14 @@ def test_a_block_freed_and_taken_again_costs_no_page_fault() -> None:
     kept, faults = faults_of_a_second_block(MALLOC_TRIM_THRESHOLD_="131072")
     assert kept == "False"
     assert faults > 10_000  # 64 MiB in pages of 4 KiB are 16,384
+
+
+@on_glibc
+def test_a_run_from_python_keeps_freed_memory_as_the_command_does(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.json"  # which YAML reads
+    recipe.write_text(json.dumps(make_recipe("sft", tmp_path, train={"steps": 1}, overwrite=True)))
+    assert faults_of_a_second_block(RUN, str(recipe))[1] < 100
+    assert faults_of_a_second_block(RUN, str(recipe), MALLOC_TRIM_THRESHOLD_="131072")[1] > 10_000
 
 
 @pytest.mark.parametrize("name", VARIABLES)
