@@ -71,12 +71,17 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
         assert set(tokens.tolist()) == kept
 
 
-@pytest.mark.parametrize("spread", [0.1, 8.0])  # flat: most tokens are kept; steep: a handful
-def test_top_p_over_a_large_vocabulary(spread: float) -> None:
-    logits = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * spread
+@pytest.mark.parametrize(
+    ("vocabulary", "spread", "fewest", "most"),
+    [(3000, 0.1, 2000, 3000), (3000, 8.0, 1, 20), (20_000, 3.0, 300, 2000), (20_000, 0.5, 3000, 16_000)],
+)
+def test_top_p_over_a_large_vocabulary(vocabulary: int, spread: float, fewest: int, most: int) -> None:
+    """From flat, where most tokens are kept, to steep, where a handful is: every number of candidates is met."""
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)) * spread
     ordered = logits.double().softmax(dim=-1).sort(descending=True)
     before = ordered.values.cumsum(0) - ordered.values
     kept = set(ordered.indices[before < 0.9].tolist())
+    assert fewest <= len(kept) <= most
     mass = sum(logits.double().softmax(dim=-1)[list(kept)].tolist())
     sampling = Sampling(top_p=0.9, seed=2)
     tokens, logprobs = sample(

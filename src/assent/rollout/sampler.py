@@ -17,8 +17,9 @@ from torch import Tensor
 
 from assent.types import Sampling
 
-CANDIDATES = 256
-"""Tokens among which top-p looks first: finding them costs a small part of sorting a vocabulary."""
+CANDIDATES = (256, 2048, 16384)
+"""How many of the largest tokens top-p looks among, one number after the other: finding them costs a small part of
+sorting a vocabulary."""
 BLOCK = 64
 """Consecutive tokens that are searched as one first: summing blocks is far cheaper than a running sum over them all."""
 
@@ -151,19 +152,30 @@ def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> 
     """Draw among the top_k largest (all if 0), of those the fewest whose mass reaches top_p; at least one is kept.
 
     Ties at the edge of top_k go to whichever `topk` puts first: exactly k are kept. For top_p, whole rows are sorted
-    only where the CANDIDATES largest tokens do not reach it.
+    only where no number of CANDIDATES reaches it.
     """
     vocab = logits.shape[1]
     if 0 < top_k < vocab:
         largest, order = logits.topk(top_k, dim=-1)
         return _sample_sorted(largest, order, largest.logsumexp(dim=-1, keepdim=True), top_p, uniform)
     normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    largest, order = logits.topk(min(CANDIDATES, vocab), dim=-1)
-    tokens, logprobs = _sample_sorted(largest, order, normaliser, top_p, uniform)
-    short = ((largest - normaliser).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0]
-    if vocab > CANDIDATES and len(short):
-        largest, order = logits[short].sort(dim=-1, descending=True, stable=True)
-        tokens[short], logprobs[short] = _sample_sorted(largest, order, normaliser[short], top_p[short], uniform[short])
+    tokens, logprobs = torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
+    rows = torch.arange(len(logits), device=logits.device)
+    for count in (*CANDIDATES, vocab):
+        left = logits if len(rows) == len(logits) else logits[rows]
+        if count < vocab:
+            largest, order = left.topk(count, dim=-1)
+            enough = (largest - normaliser[rows]).exp().sum(dim=-1) >= top_p[rows, 0]
+        else:
+            largest, order = left.sort(dim=-1, descending=True, stable=True)
+            enough = torch.ones_like(rows, dtype=torch.bool)
+        done, rows = rows[enough], rows[~enough]
+        if len(done):
+            tokens[done], logprobs[done] = _sample_sorted(
+                largest[enough], order[enough], normaliser[done], top_p[done], uniform[done]
+            )
+        if not len(rows):
+            break
     return tokens, logprobs
 
 
