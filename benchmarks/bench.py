@@ -74,7 +74,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [*LINES, *ASIDE]
     parser.add_argument("--lines", help=f"some of {', '.join(names)}, or how they begin (gen); separated by commas")
-    parser.add_argument("--models", help="4M, 25M")
+    parser.add_argument("--models", help="4M, 25M, 25M-50k")
     parser.add_argument("--precision", help="fp32, bf16")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every contender")
     parser.add_argument("--repeats", type=int, help="measured segments of each side; 3, or 2 with --quick")

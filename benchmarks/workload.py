@@ -18,7 +18,7 @@ from typing import Any
 
 from task import MODELS, VOCABULARY, read_rows
 
-WARM_START = {"tiny": 0, "4M": 80, "25M": 40}
+WARM_START = {"tiny": 0, "4M": 80, "25M": 40, "25M-50k": 40}
 """SFT steps of 32 rows before the online lines."""
 SIZES = {"sft": 3000, "pairs": 1600, "prompts": 1000}
 MANY = 160

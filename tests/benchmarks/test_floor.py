@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from floor import Decoding, Peak, Size, passes, share, training_flops
-from task import MODELS, VOCABULARY
+from task import MODELS, VOCABULARY, vocabulary
 
 from assent.models.load import fresh_model
 
@@ -37,9 +37,10 @@ def test_parameters_are_the_matrices_of_the_real_model(config: dict[str, Any]) -
 
 
 def test_models_are_as_large_as_they_are_called() -> None:
-    sizes = {name: Size.of(config, VOCABULARY).parameters for name, config in MODELS.items()}
+    sizes = {name: Size.of(config, vocabulary(name)).parameters for name, config in MODELS.items()}
     assert sizes["4M"] == 6 * 12 * 224**2 + 224 * 768
     assert sizes["25M"] == 8 * (4 * 512**2 + 3 * 512 * 1376) + 512 * 768
+    assert sizes["25M-50k"] == sizes["25M"] + 512 * (50_257 - 768)
 
 
 def test_passes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bench import read_options
-from lines import ASIDE, EVERY, LINES, SMALL, chosen, rows
+from lines import ASIDE, EVERY, LINES, SMALL, WIDE, chosen, rows
 from measure import PEERS
 from task import MODELS, PRECISIONS, Task, richness
 
@@ -12,7 +12,7 @@ from task import MODELS, PRECISIONS, Task, richness
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_line_is_sound(line) -> None:  # type: ignore[no-untyped-def]
     assert LINES[line.name] is line
-    assert set(line.usual) <= set(line.cells) <= set(EVERY)
+    assert set(line.usual) <= set(line.cells) <= {*EVERY, *WIDE}
     assert set(line.peers) <= set(PEERS)
     assert set(line.steps) <= set(MODELS)
     assert line.rows % (line.samples * (2 if line.method in ("reward", "dpo") else 1)) == 0
