@@ -238,6 +238,48 @@ def test_a_refusal_is_not_repeated_but_others_are_asked() -> None:
     assert refused == 1
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_an_item_that_is_refused_takes_no_other_with_it(servers: int) -> None:
+    """And says nothing about the server, which does not rest for it."""
+
+    def strict(items: list[Any]) -> bytes:
+        if any(item["completion"] == "bad" for item in items):
+            return http("422 Odd", b"bad item")
+        return http("200 OK", lengths(items))
+
+    async def run() -> tuple[list[Score], HttpReward]:
+        async with FakeServer(strict).running() as one, FakeServer(strict).running() as other:
+            reward = HttpReward(settings(*[one.url, other.url][:servers]))
+            return await reward.score(PROMPT, [completion(text) for text in (*"abcde", "bad", *"fghij")]), reward
+
+    scores, reward = asyncio.run(run())
+    assert [score.value for score in scores] == [1.5] * 5 + [None] + [1.5] * 5
+    assert re.search("status 422: bad item", str(scores[5].reason))
+    assert [server.failures for server in reward.servers] == [0] * servers
+
+
+def test_what_is_asked_while_the_last_connections_close_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        closing, client = asyncio.Event(), remote._client
+
+        @contextlib.asynccontextmanager
+        async def lingering(*arguments: Any) -> AsyncIterator[Any]:
+            async with client(*arguments) as opened:
+                yield opened
+            closing.set()
+            await asyncio.sleep(0.05)
+
+        monkeypatch.setattr(remote, "_client", lingering)
+        async with FakeServer().running() as server:
+            reward = HttpReward(settings(server.url, concurrency=1))
+            assert [score.value for score in await reward.score(PROMPT, [completion("a")])] == [1.5]
+            await closing.wait()
+            late = await asyncio.wait_for(reward.score(PROMPT, [completion("ab")]), 5)
+            assert [score.value for score in late] == [2.5]
+
+    asyncio.run(run())
+
+
 def test_the_token_goes_in_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
 

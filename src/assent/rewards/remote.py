@@ -3,8 +3,9 @@
     score -> items that wait -> a request takes up to `batch` of them -> the least busy server -> one Score each
 
 A request that fails in any way is sent again, to another server where there is one; who fails rests, twice as long each
-time. What never got a proper answer is a Score without value and with the reason. Redirects are not followed: what is
-sent, a token included, is for the servers that the settings name. Proxies in the environment are not used.
+time. Items that are refused for what they are, are asked about again in halves, until the bad one is alone. What never
+got a proper answer is a Score without value and with the reason. Redirects are not followed: what is sent, a token
+included, is for the servers that the settings name. Proxies in the environment are not used.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LARGEST_ANSWER = 4 << 20
 """Bytes."""
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses below 500 that another attempt may mend."""
+OF_CONTENT = frozenset({400, 413, 422})
+"""Statuses that speak of what was sent: of one item among others, perhaps, and not of the server."""
 
 
 class RewardServerError(RuntimeError):
@@ -35,11 +38,11 @@ class RewardServerError(RuntimeError):
 
 
 class _Failed(Exception):
-    """One request's end. `final`: this server would say so again."""
+    """One request's end. `final`: this server would say so again. `of_content`: of other items perhaps not."""
 
-    def __init__(self, reason: str, *, final: bool = False):
+    def __init__(self, reason: str, *, final: bool = False, of_content: bool = False):
         super().__init__(reason)
-        self.final = final
+        self.final, self.of_content = final, of_content
 
 
 @dataclass(eq=False, slots=True)
@@ -94,11 +97,18 @@ class HttpReward:
         loop = asyncio.get_running_loop()
         item = _Item(body, loop.create_future())
         self._waiting.append(item)
-        if len(self._senders) < self.settings.concurrency:
-            sender = loop.create_task(self._send())
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+        self._wake()
         return await item.future
+
+    def _wake(self, done: asyncio.Task[None] | None = None) -> None:
+        """A sender for what waits, where there may be one more. One that closes its client takes nothing any longer:
+        once it is done, another comes for what was asked meanwhile."""
+        if done is not None:
+            self._senders.discard(done)
+        if self._waiting and len(self._senders) < self.settings.concurrency:
+            sender = asyncio.get_running_loop().create_task(self._send())
+            self._senders.add(sender)
+            sender.add_done_callback(self._wake)
 
     async def _send(self) -> None:
         """Takes: items that wait. Waits for: a server's answer. Gives: a Score each. Ends when none waits."""
@@ -129,18 +139,21 @@ class HttpReward:
         bodies = [item.body for item in items]
         body = protocol.request(bodies, vocabulary=self.vocabulary, options=self.settings.options)
         refused: set[_Server] = set()
-        attempts, reason = 0, ""
+        attempts, reason, divisible = 0, "", False
         while attempts <= self.settings.retries and len(refused) < len(self.servers):
             server = await self._least_busy(refused)
             attempts += 1
             try:
                 return await self._ask(client, server, body, len(items))
             except _Failed as failed:
-                reason = f"{server.url}: {failed}"
+                reason, divisible = f"{server.url}: {failed}", failed.of_content and len(items) > 1
                 if failed.final:
                     refused.add(server)
             if all(server.failures > self.settings.retries for server in self.servers):
                 break  # others have waited long enough for them
+        if divisible:  # so that one bad item does not take the others with it
+            half = len(items) // 2
+            return [score for part in (items[:half], items[half:]) for score in await self._scores(client, part)]
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         return [Score(value=None, reason=f"{reason} ({tried})")] * len(items)
 
@@ -162,8 +175,9 @@ class HttpReward:
         try:
             status, content = await _exchanged(client, server.url, body, self.settings.timeout)
             scores = _read(status, content, count)
-        except _Failed:
-            server.failed(began, clock())
+        except _Failed as failed:
+            if not failed.of_content:
+                server.failed(began, clock())
             raise
         finally:
             server.outstanding -= 1
@@ -202,7 +216,8 @@ async def _limited(response: Any) -> bytes:
 def _read(status: int, content: bytes, count: int) -> list[Score]:
     if status != 200:
         said = " ".join(content[: protocol.REASON_LENGTH].decode(errors="replace").split())
-        raise _Failed(f"status {status}: {said}", final=status < 500 and status not in TRY_AGAIN)
+        final = status < 500 and status not in TRY_AGAIN
+        raise _Failed(f"status {status}: {said}", final=final, of_content=status in OF_CONTENT)
     try:
         return protocol.read_answer(content, count)
     except protocol.ProtocolError as error:
