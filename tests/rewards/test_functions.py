@@ -216,6 +216,32 @@ def test_what_a_thread_raises_is_the_reason() -> None:
     assert scores(exits, "x", thread=True)[0].reason == "ValueError: odd"
 
 
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("elsewhere")])
+def test_what_would_end_a_process_or_a_task_is_a_reason_too(error: BaseException) -> None:
+    def sync(completion: str) -> float:
+        if not completion:
+            raise error
+        return 1.0
+
+    async def later(completion: str) -> float:
+        await asyncio.sleep(0)
+        return sync(completion)
+
+    for found in (scores(sync, "a", "", "b"), scores(sync, "a", "", "b", thread=True), scores(later, "a", "", "b")):
+        assert [score.value for score in found] == [1.0, None, 1.0]
+        assert str(found[1].reason).startswith(type(error).__name__)
+
+
+def test_a_score_that_is_not_finite_is_none() -> None:
+    def function(completion: str) -> Score:
+        return Score(value=float(completion), parts={"style": 1.0})
+
+    nan, infinite, two = scores(function, "nan", "-inf", "2")
+    assert (nan.value, nan.reason, nan.parts) == (None, "function returned nan", {"style": 1.0})
+    assert (infinite.value, infinite.reason) == (None, "function returned -inf")
+    assert two.value == 2.0
+
+
 def test_sync_functions_run_inline_unless_asked() -> None:
     seen: list[str] = []
 

@@ -94,7 +94,7 @@ class FunctionReward:
                 return as_score(self._call(prompt, completion))
         except _Late:
             return Score(value=None, reason=f"no answer within {self.deadline:g} s")
-        except Exception as error:  # noqa: BLE001 - whatever a user function raises is a failed score
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a user function raises
             return _failure(error)
 
     async def _awaited(self, prompt: Prompt, completion: Completion) -> Score:
@@ -111,7 +111,12 @@ class FunctionReward:
         try:
             async with limit:
                 return as_score(await call())
-        except Exception as error:  # noqa: BLE001 - whatever a user function raises is a failed score
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # it was meant for whoever asks
+                raise
+            return _failure(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user function raises is a failed score
             if isinstance(error, TimeoutError) and limit.expired():
                 return Score(value=None, reason=f"no answer within {self.deadline:g} s")
             return _failure(error)
@@ -177,7 +182,7 @@ def as_score(result: Any) -> Score:
     if result is None:
         return Score(value=None, reason="function returned None")
     if isinstance(result, Score):
-        return result
+        return result if result.value is None else _finite(result.value, result.parts)
     if not isinstance(result, Mapping):
         return _finite(_number(result, "the reward"), {})
     if "reward" not in result:
@@ -188,7 +193,7 @@ def as_score(result: Any) -> Score:
     return _finite(_number(result["reward"], "the reward"), parts)
 
 
-def _finite(value: float, parts: dict[str, float]) -> Score:
+def _finite(value: float, parts: Mapping[str, float]) -> Score:
     if not math.isfinite(value):
         return Score(value=None, parts=parts, reason=f"function returned {value}")
     return Score(value=value, parts=parts)
@@ -200,7 +205,7 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _failure(error: Exception) -> Score:
+def _failure(error: BaseException) -> Score:
     return Score(value=None, reason=f"{type(error).__name__}: {error}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ from assent.types import Completion, Prompt, Score
 class WeightedReward:
     """value = sum of weight * value over the rewards; parts hold each one's unweighted value under its name.
 
-    A reward's own parts come as "name/part". If one reward has no value there is no sum, and the reason names it.
+    A reward's own parts come as "name/part". If one reward has no value, or none that is finite, there is no sum, and
+    the reason names it; one of weight 0 is shown and counts for nothing.
     """
 
     def __init__(self, rewards: Sequence[tuple[Reward, float, str]]) -> None:
@@ -34,11 +36,14 @@ class WeightedReward:
         total = 0.0
         for (_, weight, name), score in zip(self.rewards, scores, strict=True):
             parts.update({f"{name}/{part}": value for part, value in score.parts.items()})
-            if score.value is None:
-                reasons.append(f"{name}: {score.reason}")
-            else:
+            failure = score.reason if score.value is None else f"its value is {score.value}"
+            if score.value is not None and math.isfinite(score.value):
                 parts[name] = score.value
                 total += weight * score.value
+            elif weight:
+                reasons.append(f"{name}: {failure}")
+        if not reasons and not math.isfinite(total):
+            reasons.append(f"the weighted sum is {total}")
         if reasons:
             return Score(value=None, parts=parts, reason="; ".join(reasons))
         return Score(value=total, parts=parts)
