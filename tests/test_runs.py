@@ -16,6 +16,7 @@ from assent.algorithms import ALGORITHMS, GRPO
 from assent.data.settings import DataSettings
 from assent.loop.progress import Moment
 from assent.loop.settings import TrainSettings
+from assent.models.load import fresh_model, load_tokenizer, save_model
 from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
 from assent.rewards.settings import RewardSettings
@@ -148,8 +149,37 @@ def test_save_and_evaluate_by_epochs(make_recipe: Any, tmp_path: Path) -> None:
 
 
 def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"take .* tokens together, the model has room for 128"):
+    with pytest.raises(SettingsError, match=r"take .* tokens together, the policy has room for 128"):
         run(load_settings(make_recipe("ppo", tmp_path, rollout={"max_tokens": 128})))
+
+
+@pytest.mark.parametrize("role", ["reference", "judge"])
+def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
+    role: str, demo: Any, make_recipe: Any, tmp_path: Path
+) -> None:
+    """The judge's end token, which an answer cut by its length gets, needs a position too."""
+    tokenizer = load_tokenizer(str(demo.tokenizer))
+
+    def short(positions: int) -> str:
+        size, head = GPT2 | {"n_positions": positions}, "scalar" if role == "judge" else "lm"
+        model = fresh_model(size, head=head, vocab_size=len(tokenizer))
+        save_model(model, tmp_path / str(positions), tokenizer=tokenizer)
+        return str(tmp_path / str(positions))
+
+    prompts = [tokenizer(row["prompt"])["input_ids"] for row in map(json.loads, demo.prompts.read_text().splitlines())]
+    longest = max(map(len, prompts)) + 10
+
+    def settings(path: str) -> Settings:
+        more: dict[str, Any] = {"reference": {"path": path}}
+        if role == "judge":
+            more = {"rewards": [{"kind": "judge", "path": path}]}
+        return load_settings(make_recipe("rloo", tmp_path, train={"steps": 1}, overwrite=True, **more))
+
+    least = longest + (role == "judge")
+    said = f"take {longest} tokens together, the {role}.* has room for {longest - 1}"
+    with pytest.raises(SettingsError, match=said):
+        run(settings(short(least - 1)))
+    assert len(run(settings(short(least))).metrics) == 1
 
 
 def test_going_back_to_an_older_checkpoint_keeps_what_is_made_from_there(make_recipe: Any, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from assent.loop.online import OnlineSource
 from assent.loop.progress import BatchSource, Hook, Moment, Progress
 from assent.loop.recorded import Compare, Record, RecordGroups
 from assent.loop.train import train
-from assent.models.load import load_tokenizer
+from assent.models.load import load_tokenizer, positions
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines, read_jsonl
@@ -138,6 +138,7 @@ class Job:
         self.total_steps = self.count_steps()
         """That the run has; a replay ends where its record does."""
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
+        self.check_judges()
 
     # --- data
 
@@ -163,6 +164,16 @@ class Job:
             longest = max(len(row.tokens) for item in items for row in item)
             longest_is = "the longest row"
         return Plan(self.store.folder.resolve(), self.resume, self.total_steps, longest, longest_is)
+
+    def check_judges(self) -> None:
+        """Refuse answers that a judge of this vocabulary would have no positions for."""
+        for reward in self.settings.rewards if self.settings.samples else ():
+            if reward.kind != "judge":
+                continue
+            own = load_tokenizer(reward.path)
+            if own.get_vocab() == self.tokenizer.get_vocab():
+                end = 0 if own.eos_token_id is None else 1  # that answers cut by length get
+                self.plan().check(f"the judge {reward.path}, beside its end token,", positions(reward.path) - end)
 
     def described_model(self) -> str:
         role = next(iter(self.objective.losses()))
@@ -192,8 +203,8 @@ class Job:
 
     def judge(self, settings: RewardSettings, crew: Crew) -> Reward:
         if settings.workers:
-            own = load_tokenizer(settings.path)
-            return judge_reward(crew.judges(settings), own, self.tokenizer, pause=0.005)
+            own, room = load_tokenizer(settings.path), positions(settings.path)
+            return judge_reward(crew.judges(settings), own, self.tokenizer, longest=room, pause=0.005)
         judge = load_judge(self.settings, settings.path)
         engine = crew.engine
         assert engine is not None

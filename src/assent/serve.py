@@ -59,7 +59,8 @@ class JudgeService:
         self._largest = max(vocabulary.values())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         end = judge.tokenizer.eos_token_id
-        self._of_tokens = JudgeReward(self._scored, pause=GATHERING, append_eos=end)
+        most = judge.model.max_positions
+        self._of_tokens = JudgeReward(self._scored, pause=GATHERING, append_eos=end, longest=most)
         self._of_texts = JudgeReward(self._scored, encode=judge.encode, append_eos=end)
 
     async def __call__(self, questions: Sequence[Question]) -> list[Score]:
@@ -71,9 +72,8 @@ class JudgeService:
             sequence = reader.sequence(question.prompt, question.completion)
         except (ValueError, TypeError) as error:  # a text that is no Unicode
             return Score(value=None, reason=f"cannot be read: {error!s:.100}")
-        most = self.judge.model.max_positions
-        if not 0 < len(sequence) <= most:
-            return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {most}")
+        if (refused := self._of_tokens.refused(sequence)) is not None:
+            return refused
         if max(sequence) > self._largest:
             return Score(value=None, reason=f"token {max(sequence)} is not in the vocabulary")
         (score,) = await self._of_tokens.scored([sequence])

@@ -48,6 +48,14 @@ class Plan:
     longest_is: str
     """What that is, for people."""
 
+    def check(self, whose: str, room: int) -> None:
+        """Refuse rows that would not fit the context of a model with room for so many tokens."""
+        if self.longest > room:
+            raise SettingsError(
+                f"{self.longest_is} take {self.longest} tokens together, {whose} has room for {room}: "
+                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+            )
+
 
 def device_of(settings: Settings) -> str:
     """Where this process computes."""
@@ -91,9 +99,10 @@ class Trainer:
             self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
             if settings.learn.activation_checkpointing:
                 recompute_layers(self.models[role])
-        self._check_lengths()
         if Role.REFERENCE in self.objective.asks:
             self._place(Role.REFERENCE, self._reference())
+        role = min(self.models, key=lambda role: self.models[role].max_positions)
+        self.plan.check(f"the {role}", self.models[role].max_positions)
         self.members = {role: self._member(role) for role in self.models}
         self._beneath: str | None = None
         if settings.rollout.share_devices and settings.samples:
@@ -202,15 +211,6 @@ class Trainer:
         place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.cpu_offload or waits)
         release_freed_memory()  # of the whole model
         return place
-
-    def _check_lengths(self) -> None:
-        """Refuse rows that would not fit a model's context."""
-        room = min(model.max_positions for model in self.models.values())
-        if self.plan.longest > room:
-            raise SettingsError(
-                f"{self.plan.longest_is} take {self.plan.longest} tokens together, the model has room for {room}: "
-                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
-            )
 
     # --- members
 

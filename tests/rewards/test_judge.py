@@ -99,6 +99,17 @@ def test_a_judge_with_its_own_tokenizer_reads_its_own_tokens() -> None:
     assert judge.calls == [[(100, 1, EOS)]]
 
 
+def test_a_text_that_the_judge_has_no_positions_for_takes_no_other_with_it() -> None:
+    judge = Recorder()
+    reward = JudgeReward(judge, append_eos=EOS, longest=4)
+    cut, fits, long = completion(3, 4, 5, finish=Finish.LENGTH), completion(3, 4, EOS), completion(3, 4, 5, EOS)
+    [scores, alone] = score_all(reward, [(prompt(1), [cut, fits, long]), (prompt(1, 2), [cut])])
+    assert [score.value for score in scores] == [None, 1.0 + 3 + 4 + EOS, None]
+    assert scores[0].reason == "5 tokens, the judge reads 1 to 4"
+    assert alone[0].reason == "6 tokens, the judge reads 1 to 4"
+    assert judge.calls == [[(1, 3, 4, EOS)]]
+
+
 def test_a_score_that_is_no_number_masks_its_response_alone() -> None:
     reward = JudgeReward(lambda sequences: [math.nan, 2.0, math.inf])
     [[first, second, third]] = score_all(reward, [(prompt(1), [completion(2)] * 3)])

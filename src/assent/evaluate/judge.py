@@ -61,7 +61,8 @@ class Judge:
 
         An answer that lacks the end token gets it: the judge was trained on whole texts.
         """
-        return judge_reward(self.of_sequences, self.tokenizer, tokenizer, busy=busy, pause=pause)
+        longest = self.model.max_positions
+        return judge_reward(self.of_sequences, self.tokenizer, tokenizer, longest=longest, busy=busy, pause=pause)
 
     def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
         """One score a sequence."""
@@ -72,12 +73,18 @@ class Judge:
 
 
 def judge_reward(
-    score_batch: ScoreBatch, own: Any, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0
+    score_batch: ScoreBatch,
+    own: Any,
+    tokenizer: Any,
+    *,
+    longest: int,
+    busy: Callable[[], bool] = lambda: False,
+    pause: float = 0.0,
 ) -> JudgeReward:
-    """A reward of answers that `tokenizer` made, wherever the judge is; `own` is the tokenizer it was trained with."""
-    same = own.get_vocab() == tokenizer.get_vocab()
-    encode = None if same else partial(encode_pair, tokenizer=own)
-    return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, append_eos=own.eos_token_id)
+    """A reward of answers that `tokenizer` made, wherever the judge is; `own` is the tokenizer it was trained with,
+    `longest` how many tokens it has positions for."""
+    encode = None if own.get_vocab() == tokenizer.get_vocab() else partial(encode_pair, tokenizer=own)
+    return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, append_eos=own.eos_token_id, longest=longest)
 
 
 def encode_pair(prompt: Prompt, completion: Completion, tokenizer: Any) -> tuple[int, ...]:

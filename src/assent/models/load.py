@@ -137,6 +137,11 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
+def positions(path: str) -> int:
+    """Tokens that a model's context has room for, by its configuration alone."""
+    return read_config(_config(local_folder(path))).max_positions
+
+
 def _newest_of_run(run: Path) -> Path:
     """The policy (or judge) of a run's newest committed checkpoint."""
     states = (run / "checkpoints" / "state").glob("epoch*globalstep*")

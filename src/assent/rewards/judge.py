@@ -38,6 +38,7 @@ class JudgeReward:
     encode: the judge's own tokens of a prompt and a completion, where its tokenizer is not the policy's.
     append_eos: the token that ended the texts the judge was trained on. A completion cut by length or by a stop string,
     and whatever `encode` made, gets it: a judge asked about texts unlike its own is markedly worse.
+    longest: tokens that the judge has positions for; a longer text gets no score.
     """
 
     def __init__(
@@ -49,16 +50,25 @@ class JudgeReward:
         pause: float = 0.0,
         encode: Callable[[Prompt, Completion], Tokens] | None = None,
         append_eos: int | None = None,
+        longest: int | None = None,
     ):
         if batch < 1:
             raise ValueError(f"batch={batch}: the judge scores at least one sequence at once. Give 1 or more.")
         self.score_batch, self.batch, self.busy, self.pause = score_batch, batch, busy, pause
-        self.encode, self.append_eos = encode, append_eos
+        self.encode, self.append_eos, self.longest = encode, append_eos, math.inf if longest is None else longest
         self._pending: list[_Request] = []
         self._flush = Background(self._flush_pending, self._fail)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        return await self.scored([self.sequence(prompt, completion) for completion in completions])
+        sequences = [self.sequence(prompt, completion) for completion in completions]
+        scores = iter(await self.scored([sequence for sequence in sequences if self.refused(sequence) is None]))
+        return [self.refused(sequence) or next(scores) for sequence in sequences]
+
+    def refused(self, sequence: Tokens) -> Score | None:
+        """The score of what the judge cannot read."""
+        if 0 < len(sequence) <= self.longest:
+            return None
+        return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {self.longest}")
 
     async def scored(self, sequences: list[Tokens]) -> list[Score]:
         """Scores of what the judge is to read, together with what others ask about meanwhile."""
