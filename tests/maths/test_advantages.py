@@ -187,6 +187,14 @@ def test_leave_one_out_by_hand() -> None:
     close(leave_one_out(torch.tensor([1.0, 2.0, 8.0, 6.0]), group), [-3.0, -1.5, 0.0, 4.5])
 
 
+@pytest.mark.parametrize(("count", "value"), [(16, 123.4), (8, -12.3), (7, 0.1)])
+def test_equal_rewards_are_no_signal(count: int, value: float) -> None:
+    """Not even what float32 rounds off, of which an optimizer that normalises would make whole steps."""
+    reward, group = torch.full((count,), value), torch.zeros(count, dtype=torch.int64)
+    for advantage in (leave_one_out, partial(group_centred, scale=False), partial(group_centred, scale=True)):
+        assert advantage(reward, group).tolist() == [0.0] * count
+
+
 @settings(max_examples=50, deadline=None)
 @given(REWARDS, REWARDS, st.integers(-100, 100))
 def test_group_baselines_sum_to_zero_and_do_not_see_a_shift(a: list[int], b: list[int], shift: int) -> None:

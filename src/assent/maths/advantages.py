@@ -96,10 +96,11 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
     RLOO: Kool et al. 2019; Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740.
     """
     group, groups = _numbered(group)
-    size = row_sum(torch.ones_like(reward), group, groups)[group]
-    total = row_sum(reward, group, groups)[group]
-    others = (total - reward) / (size - 1).clamp(min=1.0)
-    return torch.where(size > 1, reward - others, torch.zeros_like(reward))
+    exact = reward.double()  # as in `group_centred`: AdamW makes whole steps of what rounds off
+    size = row_sum(torch.ones_like(exact), group, groups)[group]
+    total = row_sum(exact, group, groups)[group]
+    others = (total - exact) / (size - 1).clamp(min=1.0)
+    return torch.where(size > 1, exact - others, torch.zeros_like(exact)).to(reward.dtype)
 
 
 def equal_groups(reward: Tensor, group: Tensor) -> float:
