@@ -182,6 +182,18 @@ def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
     assert len(run(settings(short(least))).metrics) == 1
 
 
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_a_family_that_transformers_computes(method: str, make_recipe: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = {"model_type": "gpt_neox", "max_position_embeddings": 128, **sizes}
+    recipe = make_recipe(method, tmp_path, train={"steps": 2}) | {"log": {"quiet": True}}
+    recipe["model"]["config"] = config
+    done = run(load_settings(recipe))
+    assert [record["step"] for record in done.metrics] == [1, 2]
+    assert done.metrics[-1]["gradient_norm/policy"] > 0
+    assert done.metrics[0].get("kl/sampler", 0.0) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_going_back_to_an_older_checkpoint_keeps_what_is_made_from_there(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, save={"steps": 1, "keep": 3})
     done = run(load_settings(recipe))

@@ -9,11 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from assent.batch import Batch
+from assent.learn.readout import policy_output
+from assent.maths import logprobs
 from assent.models.cache import Prefill, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.fallback import Fallback, _warn_slower
 from assent.models.families import read_config
 from assent.models.load import fresh_model, load_model, save_model
+from assent.types import Row
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -71,6 +75,36 @@ def test_gradients_reach_the_trunk_and_each_name_is_listed_once(keys: dict[str, 
     known = set(model.inner.state_dict()) if isinstance(model, Fallback) else set()
     assert len(names) == len(set(names))
     assert set(names) <= known
+
+
+@pytest.mark.parametrize("keys", OTHERS, ids=lambda keys: keys["model_type"])
+def test_a_policy_is_trained_as_transformers_says(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of a few tokens, beside the full logits of transformers' own model."""
+    monkeypatch.setattr(logprobs, "LEAST_ROWS", 5)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 1)
+    model = fresh_model(keys, seed=1)
+    assert isinstance(model, Fallback)
+    rows = [Row(tokens=tuple(row.tolist()), trainable=(False, False, *[True] * (len(row) - 2))) for row in _rows()]
+    batch = Batch.of(rows)
+    found = policy_output(model, batch, 0.7)
+    assert found.logprobs is not None and found.entropy is not None
+    (found.logprobs.sum() + 0.1 * found.entropy.sum()).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    columns = []
+    for row in _rows():
+        logp = (model.inner(row[None]).logits[0, 1:-1] / 0.7).log_softmax(dim=-1)  # what emits token 2 and those after
+        columns.append((logp.gather(1, row[2:, None])[:, 0], -(logp.exp() * logp).sum(dim=-1)))
+    chosen, entropy = (torch.cat(column) for column in zip(*columns, strict=True))
+    torch.testing.assert_close(found.logprobs[batch.trainable], chosen, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.entropy[batch.trainable], entropy, rtol=0, atol=1e-5)
+    (chosen.sum() + 0.1 * entropy.sum()).backward()
+    assert gradients.keys() == {name for name, p in model.named_parameters() if p.grad is not None}
+    for name, p in model.named_parameters():
+        if name in gradients:
+            torch.testing.assert_close(gradients[name], p.grad, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(policy_output(model, batch, 0.7).logprobs, found.logprobs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("keys", [NEOX, OPT, PHI], ids=lambda keys: keys["model_type"])

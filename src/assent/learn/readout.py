@@ -15,7 +15,7 @@ from assent.algorithms.base import Output
 from assent.batch import Batch
 from assent.kernels.library import available
 from assent.maths.invariant import few, linear
-from assent.maths.logprobs import chosen_logprobs
+from assent.maths.logprobs import chosen_logprobs, logprobs_by
 from assent.models.base import LanguageModel
 from assent.models.context import Packed
 from assent.models.prefixes import shared
@@ -74,8 +74,10 @@ def policy_output(model: LanguageModel, batch: Batch, temperature: float, *, sha
     before = _read(model, batch, place - 1, share)
     targets = F.pad(batch.tokens[place], (0, len(before) - n))
     head = model.head
-    assert isinstance(head, nn.Linear)
-    chosen, entropy = chosen_logprobs(before, head.weight, targets, temperature=temperature, bias=head.bias)
+    if isinstance(head, nn.Linear):
+        chosen, entropy = chosen_logprobs(before, head.weight, targets, temperature=temperature, bias=head.bias)
+    else:  # of a family that transformers computes
+        chosen, entropy = logprobs_by(head, before, targets, vocabulary=model.vocab_size, temperature=temperature)
     zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
     return Output(
         logprobs=zeros.index_copy(0, place, chosen[:n]),

@@ -7,11 +7,13 @@ for a small product of tokens and vocabulary the probabilities are kept, for a l
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from assent.maths.invariant import linear
 from assent.maths.products import by_onednn, product, summed_outer_products
@@ -112,4 +114,20 @@ def chosen_logprobs(
     chosen, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, temperature, product if torch.is_grad_enabled() else linear
     )
+    return chosen, entropy
+
+
+def logprobs_by(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, *, vocabulary: int, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The same with any head (n, width) -> (n, vocabulary), whose logits the backward pass makes again."""
+
+    def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logp = _log_softmax(head(hidden), temperature)
+        return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(dim=-1)
+
+    forgotten = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+    rows, compute = _chunk_rows(hidden, vocabulary), forgotten if torch.is_grad_enabled() else part
+    parts = [compute(*chunk) for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)]
+    chosen, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
     return chosen, entropy

@@ -101,7 +101,7 @@ def check_lora(settings: ModelSettings) -> None:
     except UnknownKeyError:
         return  # another complaint, that the loader makes
     except UnsupportedError as reason:
-        raise ValueError(NATIVE_ONLY.format(f"this one: {reason}")) from reason
+        raise ValueError(NATIVE_ONLY.format(f"this one: {str(reason).rstrip('.')}")) from reason
     with torch.device("meta"):
         _chosen(Decoder(decoder, head="lm"), settings.lora.targets)
 
