@@ -13,10 +13,12 @@ from tiny import GPT2
 
 from assent import Settings, SettingsError, load_settings, run
 from assent.algorithms import ALGORITHMS, GRPO
+from assent.data.demo import DemoSize, make_demo
 from assent.data.settings import DataSettings
 from assent.loop.progress import Moment
 from assent.loop.settings import TrainSettings
-from assent.models.load import fresh_model, load_tokenizer, save_model
+from assent.models.config import HeadKind
+from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
 from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
 from assent.rewards.settings import RewardSettings
@@ -180,6 +182,38 @@ def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
     with pytest.raises(SettingsError, match=said):
         run(settings(short(least - 1)))
     assert len(run(settings(short(least))).metrics) == 1
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Models by head whose tokenizer was trained on other texts."""
+    folder = tmp_path_factory.mktemp("foreign")
+    other = make_demo(folder / "demo", seed=1, size=DemoSize(sft=9, pairs=2, prompts=2, vocabulary=300))
+    tokenizer = load_tokenizer(str(other.tokenizer))
+    heads: tuple[HeadKind, ...] = ("lm", "scalar")
+    for head in heads:
+        save_model(fresh_model(GPT2, head=head, vocab_size=450), folder / head, tokenizer=tokenizer)
+    return {head: str(folder / head) for head in heads}
+
+
+@pytest.mark.parametrize(("setting", "method", "head"), [("reference", "rloo", "lm"), ("critic", "ppo", "scalar")])
+def test_models_to_which_the_ids_are_other_texts_are_refused(
+    setting: str, method: str, head: str, foreign: dict[str, str], make_recipe: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=rf"^{setting}.path=.*another tokenizer than the policy"):
+        run(load_settings(make_recipe(method, tmp_path, **{setting: {"path": foreign[head]}})))
+
+
+def test_a_critic_does_not_start_from_a_judge_of_other_tokens(
+    foreign: dict[str, str], judge: Path, make_recipe: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = {"a": foreign["scalar"], "b": str(judge)}
+    rewards = [{"kind": "judge", "path": path, "name": name} for name, path in paths.items()]
+    slow = {"optimizer": {"learning_rate": 1e-12}}
+    done = run(load_settings(make_recipe("ppo", tmp_path, train={"steps": 1}, critic=slow) | {"rewards": rewards}))
+    assert "does not start from the judge" in caplog.text
+    critic, own = load_model(str(done.checkpoint("critic")), head="scalar"), load_model(str(judge), head="scalar")
+    torch.testing.assert_close(critic.state_dict(), own.state_dict(), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])

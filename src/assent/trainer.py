@@ -8,6 +8,7 @@ and rewards, which belong to whoever drives the run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +28,15 @@ from assent.models.config import HeadKind
 from assent.models.digest import digest
 from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
 from assent.models.lora import FOLDER, adapter_names, add_lora, lora_of, restore_lora, save_lora
-from assent.models.tokenizer import check_vocabulary
+from assent.models.tokenizer import check_vocabulary, contradict
 from assent.runtime.memory import give_back_memory, keep_freed_memory, release_freed_memory
 from assent.runtime.settings import NO_SHARDS
 from assent.settings import Settings, SettingsError
 from assent.types import Role
 from assent.weights.collective import Invitation, Sender
 from assent.weights.parcel import Parcel, pack
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,21 @@ def initial_model(
     """A role's model as a run starts."""
     path = settings.model.path
     if role is Role.CRITIC:
-        judges = [r.path for r in settings.rewards if r.kind == "judge" and r.path]
-        path = settings.critic.path or next(iter(judges), None) or path
+        path = settings.critic.path or judge_for_critic(settings, tokenizer) or path
     if path is not None:
         return load_model(path, head=head, dtype=dtype_of(settings), device=device, seed=settings.seed)
     config, seed, dtype = settings.model.config, settings.seed, dtype_of(settings)
     return fresh_model(config, head=head, seed=seed, dtype=dtype, vocab_size=len(tokenizer), device=device)
+
+
+def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
+    """The first judge of the run whose tokens are the policy's."""
+    judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
+    for path in judges:
+        if not contradict(load_tokenizer(path), tokenizer):
+            return path
+        log.warning("The critic does not start from the judge %s, whose tokenizer is not the policy's.", path)
+    return None
 
 
 class Trainer:
@@ -95,6 +107,8 @@ class Trainer:
         self.store = Store(plan.checkpoints)
         self.models: dict[Role, LanguageModel] = {}
         self.placements: dict[Role, Placement] = {}
+        self._check_tokens("critic.path", settings.critic.path if Role.CRITIC in self.objective.losses() else None)
+        self._check_tokens("reference.path", settings.reference.path if Role.REFERENCE in self.objective.asks else None)
         for role in self.objective.losses():
             self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
             if settings.learn.activation_checkpointing:
@@ -200,6 +214,14 @@ class Trainer:
         self.models[role] = model
         waits = role is Role.REFERENCE and self.settings.reference.offload and apart(self.device)
         self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
+
+    def _check_tokens(self, setting: str, path: str | None) -> None:
+        """Refuse a model to which the policy's ids are other texts."""
+        if path is not None and contradict(load_tokenizer(path), self.tokenizer):
+            raise SettingsError(
+                f"{setting}={path} has another tokenizer than the policy: to it the same ids are other texts. Give a "
+                "model with the policy's tokenizer"
+            )
 
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
         """`waits`: in host memory, until it is asked."""

@@ -128,6 +128,6 @@ def logprobs_by(
 
     forgotten = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
     rows, compute = _chunk_rows(hidden, vocabulary), forgotten if torch.is_grad_enabled() else part
-    parts = [compute(*chunk) for chunk in zip(hidden.split(rows), targets.split(rows), strict=True)]
-    chosen, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+    chunks = zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    chosen, entropy = (torch.cat(column) for column in zip(*(compute(*chunk) for chunk in chunks), strict=True))
     return chosen, entropy

@@ -105,6 +105,13 @@ def check_vocabulary(tokenizer: Any, model: LanguageModel) -> None:
         )
 
 
+def contradict(one: Any, other: Any) -> bool:
+    """Whether an id means one token to one tokenizer and another one to the other. Tokens that only one of them has, an
+    added pad for instance, are no contradiction."""
+    tokens = {number: token for token, number in one.get_vocab().items()}
+    return any(tokens.get(number, token) != token for token, number in other.get_vocab().items())
+
+
 def tokenizer_special(tokenizer: Any, model: LanguageModel) -> SpecialTokens:
     """The ids that a checkpoint saved with `tokenizer` names; further end ids that the model came with are kept."""
     eos = tokenizer.eos_token_id
