@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -257,6 +258,31 @@ def test_micro_batches_keep_a_prompts_answers_together() -> None:
     # Group 0 has the longest row; 8 and 4 are group 2's, and do not fit beside it.
     assert [part.group.tolist() for part in whole.micro(12, together=True)] == [[0, 0], [2, 2], [1, 1]]
     assert [part.lengths.tolist() for part in whole.micro(12)] == [[9], [8], [7, 4], [3, 2]], "by length alone"
+
+
+def test_runs_of_neighbours_keep_the_order_and_the_budget() -> None:
+    batch = marked([5, 3, 6])
+    assert [run.lengths.tolist() for run in batch.consecutive(8)] == [[5, 3], [6]]
+    assert [run.lengths.tolist() for run in batch.consecutive(9)] == [[5, 3], [6]]
+    assert [run.lengths.tolist() for run in batch.consecutive(4)] == [[5], [3], [6]]
+    assert batch.consecutive(14) == [batch]
+
+
+def test_a_prompt_counts_once_where_a_pass_computes_it_once() -> None:
+    """Three answers of 2 tokens to each of two prompts of 6 cost 6 + 2, 2 and 2 tokens; three pairs 6 + 2 + 2, 4 and 4."""
+    trained = torch.tensor([[False] * 6 + [True] * 2] * 6).flatten()
+    rows = marked([8] * 6).with_columns(group=torch.tensor([0, 0, 0, 1, 1, 1]), trainable=trained)
+    for cut in (Batch.consecutive, partial(Batch.micro, together=True)):
+        assert [len(part) for part in cut(rows, 12, once=True)] == [3, 3]
+        assert [len(part) for part in cut(rows, 11, once=True)] == [2, 1, 2, 1]
+        assert [len(part) for part in cut(rows, 24, once=True)] == [6]
+        assert [len(part) for part in cut(rows, 12)] == [1] * 6
+    groups = torch.tensor([0, 0, 0, 0, 0, 0, 1, 1])
+    pairs = marked([8] * 8, 2).with_columns(group=groups, trainable=trained.repeat(2)[:64])
+    assert [len(part) for part in pairs.consecutive(14, once=True)] == [4, 2, 2]
+    assert [len(part) for part in pairs.consecutive(28, once=True)] == [8]
+    unanswered = rows.with_columns(trainable=torch.zeros_like(trained))
+    assert [len(part) for part in unanswered.consecutive(12, once=True)] == [1] * 6, "what is not trained is no prompt"
 
 
 def test_an_absent_column_stays_absent() -> None:

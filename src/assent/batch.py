@@ -9,7 +9,7 @@ Left of here is plain Python; right of here nothing waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -220,11 +220,12 @@ class Batch:
         columns = {name: getattr(self, name) for name in ("weight", "token_share", "row_weight")}
         return self.with_columns(**{name: None if x is None else torch.zeros_like(x) for name, x in columns.items()})
 
-    def micro(self, token_budget: int, *, together: bool = False) -> list[Batch]:
+    def micro(self, token_budget: int, *, together: bool = False, once: bool = False) -> list[Batch]:
         """Cut into micro-batches of whole units with at most `token_budget` tokens each (a longer unit goes alone).
 
         Units of similar length go together, so that little is padded; with `together` those of one prompt do, where a
-        pass computes it once, and prompts with answers of similar length. The loss depends on neither.
+        pass computes it once, and prompts with answers of similar length. With `once` it counts once too. The loss
+        depends on none of this.
         """
         sizes, groups = self._sizes, self._groups
         if sum(sizes) <= token_budget:
@@ -235,16 +236,31 @@ class Batch:
             for unit in order:
                 members.setdefault(groups[unit], []).append(unit)
             order = [unit for units in members.values() for unit in units]
+        return [self.units(part) for part in self._within(order, token_budget, once=once)]
+
+    def consecutive(self, token_budget: int, *, once: bool = False) -> list[Batch]:
+        """As `micro`, but the order is kept."""
+        if sum(self._sizes) <= token_budget:
+            return [self]
+        return [self.units(part) for part in self._within(range(len(self._sizes)), token_budget, once=once)]
+
+    def _within(self, order: Iterable[int], token_budget: int, *, once: bool) -> list[list[int]]:
+        """Runs of these units within the budget. With `once` a prompt counts at the first of its rows in a run."""
+        sizes, groups, firsts = self._sizes, self._groups, self.lengths[:: self.unit].tolist()
+        answered = zip(self._prompts, firsts, strict=True)
+        shared = [prompt if once and prompt < first else 0 for prompt, first in answered]
         parts: list[list[int]] = [[]]
         used = 0
         for unit in order:
-            size = sizes[unit]
+            alone = sizes[unit] - shared[unit] * (self.unit - 1)
+            known = bool(parts[-1]) and groups[parts[-1][-1]] == groups[unit]
+            size = alone - shared[unit] if known else alone
             if parts[-1] and used + size > token_budget:
                 parts.append([])
-                used = 0
+                used, size = 0, alone
             parts[-1].append(unit)
             used += size
-        return [self.units(part) for part in parts]
+        return parts
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""

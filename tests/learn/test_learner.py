@@ -56,17 +56,18 @@ def test_prompts_stay_whole_where_a_pass_computes_them_once(
     """Not by models that pad whole passes, nor in evaluation under torch's attention, where rows are computed alone."""
     learner = make_learner(settings={"share_prefixes": share})
     monkeypatch.setattr(type(learner.model), "caches", caches)
-    asked: list[bool] = []
+    asked: list[tuple[bool, bool]] = []
     cut = Batch.micro
 
-    def micro(batch: Batch, token_budget: int, *, together: bool = False) -> list[Batch]:
-        asked.append(together)
-        return cut(batch, token_budget, together=together)
+    def micro(batch: Batch, token_budget: int, *, together: bool = False, once: bool = False) -> list[Batch]:
+        asked.append((together, once))
+        return cut(batch, token_budget, together=together, once=once)
 
     monkeypatch.setattr(Batch, "micro", micro)
     learner.step(batch, 0)
     learner.evaluate(batch)
-    assert asked == [together, together and available(torch.float32)]
+    ours = together and available(torch.float32)
+    assert asked == [(together, ours), (ours, ours)]
 
 
 def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:

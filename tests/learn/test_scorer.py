@@ -7,7 +7,7 @@ import torch
 from tiny import GPT2
 
 from assent.batch import Batch
-from assent.learn.scorer import Scorer, consecutive
+from assent.learn.scorer import Scorer
 from assent.models.base import LanguageModel
 from assent.models.load import fresh_model
 from assent.types import Role, Row
@@ -83,11 +83,3 @@ def test_blend_moves_by_its_share() -> None:
         torch.testing.assert_close(parameter.detach(), expected, atol=1e-6, rtol=1e-6)
     scorer.blend(target, 1.0)
     assert all(torch.equal(parameter, target[name]) for name, parameter in reference.named_parameters())
-
-
-def test_runs_of_neighbours_keep_the_order_and_the_budget() -> None:
-    batch = Batch.of(ROWS)  # 5, 3 and 6 tokens
-    assert [run.lengths.tolist() for run in consecutive(batch, 8)] == [[5, 3], [6]]
-    assert [run.lengths.tolist() for run in consecutive(batch, 9)] == [[5, 3], [6]]
-    assert [run.lengths.tolist() for run in consecutive(batch, 4)] == [[5], [3], [6]]
-    assert consecutive(batch, 14) == [batch]

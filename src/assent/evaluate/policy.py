@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assent.batch import Batch
 from assent.evaluate.settings import SamplingSettings
-from assent.learn.scorer import Scorer, consecutive
+from assent.learn.scorer import Scorer
 from assent.models.base import LanguageModel
 from assent.models.load import load_model, load_tokenizer
 from assent.models.tokenizer import check_vocabulary
@@ -115,7 +115,7 @@ class Policy:
         check_lengths(batch, self.model)
         scorer = Scorer(self.model, Role.POLICY, temperature=temperature, token_budget=token_budget)
         parts: list[Tensor] = []
-        for part in consecutive(batch, token_budget):
+        for part in batch.consecutive(token_budget):
             for output in scorer.outputs(part):
                 assert output.logprobs is not None
                 parts.append(output.logprobs.cpu())

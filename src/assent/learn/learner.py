@@ -17,7 +17,7 @@ from torch import Tensor
 from assent.algorithms.base import LossFn
 from assent.batch import Batch
 from assent.learn.optim import Optimizer, schedule
-from assent.learn.readout import READOUTS, shares
+from assent.learn.readout import READOUTS, counts_once, shares
 from assent.learn.scorer import Scorer
 from assent.learn.settings import LearnSettings, OptimizerSettings
 from assent.learn.sharding import Placement, Whole
@@ -85,7 +85,8 @@ class Learner:
     def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
         """As many micro-batches as every other rank has, where each forward pass holds collectives."""
         together = self.settings.share_prefixes and shares(self.model, self.placement.device)
-        parts = batch.micro(tokens, together=together)
+        once = together and counts_once(self.model, self.placement.device)
+        parts = batch.micro(tokens, together=together, once=once)
         return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
 
     def _backward(self, part: Batch) -> Stats:

@@ -39,6 +39,11 @@ def shares(model: LanguageModel, device: torch.device | str) -> bool:
     return model.caches and (not alone or available(model.dtype))
 
 
+def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
+    """Whether what rows share also takes the room of one: our kernels attend to it where it is, torch's to copies."""
+    return shares(model, device) and torch.device(device).type == "cpu" and available(model.dtype)
+
+
 def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
     """After the last norm, of the tokens at `read` (m,), (m, width). On the CPU sequences that nobody reads are
     computed beside them, so that the number of rows is one of few."""

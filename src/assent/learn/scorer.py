@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assent.algorithms.base import Output
 from assent.batch import Batch
-from assent.learn.readout import READOUTS
+from assent.learn.readout import READOUTS, counts_once
 from assent.learn.sharding import Placement, Whole, local
 from assent.models.base import LanguageModel
 from assent.models.lowrank import adapters_off
@@ -56,7 +56,7 @@ class Scorer:
     def outputs(self, batch: Batch) -> list[Output]:
         """Outputs of consecutive runs of rows, each within the token budget; together they cover the batch in order."""
         readout, device = READOUTS[self.role], self.placement.device
-        parts = consecutive(batch, self.token_budget)
+        parts = batch.consecutive(self.token_budget, once=counts_once(self.model, device))
         needed = len(parts)
         parts += [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for this one in each pass
         with self.placement.present():
@@ -86,19 +86,3 @@ class BaseScorer(Scorer):
     def outputs(self, batch: Batch) -> list[Output]:
         with adapters_off(self.model):
             return super().outputs(batch)
-
-
-def consecutive(batch: Batch, token_budget: int) -> list[Batch]:
-    """Cut into runs of neighbouring units within the budget, order kept (a longer unit goes alone)."""
-    per_unit = batch.lengths.view(-1, batch.unit).sum(1).tolist()
-    if sum(per_unit) <= token_budget:
-        return [batch]
-    runs: list[list[int]] = [[]]
-    used = 0
-    for unit, size in enumerate(per_unit):
-        if runs[-1] and used + size > token_budget:
-            runs.append([])
-            used = 0
-        runs[-1].append(unit)
-        used += size
-    return [batch.units(run) for run in runs]

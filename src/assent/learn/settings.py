@@ -39,7 +39,8 @@ class LearnSettings:
     """Of weights and activations: float32, or bfloat16 with float32 masters and moments in the optimizer, which is
     faster where the device multiplies bfloat16: GPUs, and x86 processors with AVX-512."""
     micro_tokens: int = 8192
-    """Tokens in one forward and backward pass; a step is cut to fit and accumulated."""
+    """Tokens in one forward and backward pass; a step is cut to fit and accumulated. A prompt that a pass computes once
+    counts once on the CPU, where its answers read it in place."""
     activation_checkpointing: bool = False
     """Keep each layer's input alone for the backward pass, and compute the layer again there: less memory, a third more
     work, the same gradient."""
