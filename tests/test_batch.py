@@ -269,7 +269,7 @@ def test_runs_of_neighbours_keep_the_order_and_the_budget() -> None:
 
 
 def test_a_prompt_counts_once_where_a_pass_computes_it_once() -> None:
-    """Three answers of 2 tokens to each of two prompts of 6 cost 6 + 2, 2 and 2 tokens; three pairs 6 + 2 + 2, 4 and 4."""
+    """Three answers of 2 tokens to each of two prompts of 6 cost 8, 2 and 2 tokens; pairs 10, 4 and 4."""
     trained = torch.tensor([[False] * 6 + [True] * 2] * 6).flatten()
     rows = marked([8] * 6).with_columns(group=torch.tensor([0, 0, 0, 1, 1, 1]), trainable=trained)
     for cut in (Batch.consecutive, partial(Batch.micro, together=True)):

@@ -41,8 +41,9 @@ class Finish(StrEnum):
 class Prompt:
     """One prompt, tokenised and ready to be answered.
 
-    `id` is stable across runs ("file.jsonl:17"); `answer` is whatever a rule reward compares with; `messages` holds
-    the chat that `text` was rendered from, if there was one; `extra` holds the remaining columns of the data row.
+    `id` is stable across runs ("file.jsonl:17"); `text` is what `tokens` say; `answer` is whatever a rule reward
+    compares with; `messages` holds the chat that was rendered, if there was one, whole even where the beginning of a
+    long prompt was cut off; `extra` holds the remaining columns of the data row.
     """
 
     id: str

@@ -145,8 +145,8 @@ def test_useless_and_surplus_pairs_are_left_out_and_counted(tokenizer):
 def test_prompts_lose_their_beginning_and_keep_their_answer(tokenizer):
     tally = Tally(source="f")
     (prompt,) = prompts([asked("wxyz", answer="7")], tokenizer, DataSettings(max_prompt_tokens=2), tally=tally)
-    assert (prompt.id, prompt.text, prompt.answer, prompt.source) == ("f:1", "wxyz", "7", "f")
-    assert tokenizer.decode(prompt.tokens) == "yz"
+    assert (prompt.id, prompt.text, prompt.answer, prompt.source) == ("f:1", "yz", "7", "f")
+    assert tokenizer.decode(prompt.tokens) == "yz", "rewards and judges see what the policy read"
     assert prompt.extra == {"level": 1}
     assert tally.truncated_prompts == 1
 

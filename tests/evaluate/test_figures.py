@@ -18,6 +18,7 @@ from assent.evaluate.perplexity import perplexity
 from assent.evaluate.policy import Answer, Answers, Policy, finished, scored
 from assent.evaluate.preference import implied_margins, judge_margins, margin_figures
 from assent.evaluate.settings import SamplingSettings
+from assent.evaluate.statistics import mean_interval, wilson
 from assent.models.load import fresh_model, load_tokenizer
 from assent.rewards.functions import FunctionReward
 from assent.types import Completion, Finish, Prompt, Row, Score
@@ -139,9 +140,16 @@ def test_other_vocabularies_are_refused(task: Task) -> None:
 
 
 def test_margins_by_hand() -> None:
-    found = margin_figures([2.0, -1.0, 0.0, 3.0])  # right, wrong, a tie, right
+    found = margin_figures([2.0, -1.0, 0.0, 3.0], [0, 1, 2, 3])  # right, wrong, a tie, right
     assert found["accuracy"].value == pytest.approx(2.5 / 4)
     assert found["margin"].value == pytest.approx(1.0)
+
+
+def test_pairs_of_one_prompt_count_as_one() -> None:
+    # Prompt 7: right, right, wrong, a tie: 2.5 / 4, mean margin 1. Prompt 4: right, margin 3.
+    found = margin_figures([2.0, 4.0, -2.0, 0.0, 3.0], [7, 7, 7, 7, 4])
+    assert found["accuracy"] == wilson(2.5 / 4 + 1, 2)
+    assert found["margin"] == mean_interval([1.0, 3.0])
 
 
 def test_a_judge_orders_pairs_by_its_score(task: Task) -> None:
@@ -151,7 +159,7 @@ def test_a_judge_orders_pairs_by_its_score(task: Task) -> None:
     expected = [alone[0] - alone[1], alone[2] - alone[3]]
     assert judge_margins(judge, rows) == pytest.approx(expected, abs=1e-5)
     swapped = [rows[1], rows[0], rows[3], rows[2]]
-    right, wrong = (margin_figures(judge_margins(judge, some))["accuracy"].value for some in (rows, swapped))
+    right, wrong = (margin_figures(judge_margins(judge, some), [0, 1])["accuracy"].value for some in (rows, swapped))
     assert right + wrong == pytest.approx(1.0)
     narrow = Judge(judge.model, judge.tokenizer, token_budget=1)
     assert judge_margins(narrow, rows) == pytest.approx(expected, abs=1e-5)

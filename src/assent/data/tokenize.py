@@ -117,7 +117,7 @@ def prompts(
     *,
     tally: Tally | None = None,
 ) -> list[Prompt]:
-    """One prompt a record; `text` is what was tokenised, `id` where it stands."""
+    """One prompt a record; `text` is what the policy reads, `id` where the record stands."""
     tally = tally or Tally(source="")
     texts = prompt_texts(records, tokenizer, settings)
     asked, bos = _with_first_token(encode_texts(texts, tokenizer), tokenizer), first_token(tokenizer)
@@ -129,7 +129,7 @@ def prompts(
         kept.append(
             Prompt(
                 id=record.where,
-                text=text,
+                text=text if len(fitted) == len(tokens) else _told(fitted, tokenizer, bos),
                 tokens=fitted,
                 answer=record.answer,
                 messages=chat_of(record.prompt, record.messages, settings),
@@ -141,6 +141,12 @@ def prompts(
         tally.items += 1
         tally.prompt_lengths.append(len(fitted))
     return kept
+
+
+def _told(tokens: Tokens, tokenizer: PreTrainedTokenizerBase, bos: int | None) -> str:
+    """The text of a prompt that lost its beginning, without the BOS that `encode_prompt` would put in front of it."""
+    own = tokens[1:] if tokens[0] == bos else tokens
+    return str(tokenizer.decode(list(own), clean_up_tokenization_spaces=False))
 
 
 def encode_prompts(

@@ -121,11 +121,13 @@ class Bench:
             )
 
     def judge_accuracy(self, judge: Judge) -> dict[str, Interval]:
-        return margin_figures(judge_margins(judge, self.preferences(judge.tokenizer)))
+        rows = self.preferences(judge.tokenizer)
+        return margin_figures(judge_margins(judge, rows), [row.group for row in rows[::2]])
 
     def implied_accuracy(self, policy: Policy, reference: Policy) -> dict[str, Interval]:
         rows = self.preferences(policy.tokenizer)
-        return margin_figures(implied_margins(policy, reference, rows, token_budget=self.settings.score_tokens))
+        margins = implied_margins(policy, reference, rows, token_budget=self.settings.score_tokens)
+        return margin_figures(margins, [row.group for row in rows[::2]])
 
 
 def _gold(settings: MeasureSettings) -> Reward:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from assent.batch import Batch
 from assent.evaluate.judge import Judge
@@ -12,10 +13,16 @@ from assent.maths.losses import preference_margin
 from assent.types import Row
 
 
-def margin_figures(margins: Sequence[float]) -> dict[str, Interval]:
-    """Share of margins (chosen - rejected) above 0, a tie counting half, and their mean."""
-    right = sum(1.0 if margin > 0 else 0.5 if margin == 0 else 0.0 for margin in margins)
-    return {"accuracy": wilson(right, len(margins)), "margin": mean_interval(margins)}
+def margin_figures(margins: Sequence[float], prompts: Sequence[int]) -> dict[str, Interval]:
+    """Share of margins (chosen - rejected) above 0, a tie counting half, and their mean; `prompts` says whose each is.
+
+    Pairs of one prompt are averaged first: they depend on each other, and prompts weigh alike, as in training.
+    """
+    of_prompt: dict[int, list[float]] = {}
+    for margin, prompt in zip(margins, prompts, strict=True):
+        of_prompt.setdefault(prompt, []).append(margin)
+    right = [fmean(1.0 if m > 0 else 0.5 if m == 0 else 0.0 for m in of_one) for of_one in of_prompt.values()]
+    return {"accuracy": wilson(sum(right), len(right)), "margin": mean_interval([fmean(m) for m in of_prompt.values()])}
 
 
 def judge_margins(judge: Judge, rows: Sequence[Row]) -> list[float]:

@@ -25,6 +25,7 @@ class Padded:
 
     def __init__(self, lengths: Sequence[int], index: Tensor | None, *, window: int | None, device: torch.device):
         self.window = window
+        self._masks: dict[int, Tensor] = {}  # of windows, by length: the same in all layers
         sizes = torch.tensor(lengths, dtype=torch.int64)
         starts = sizes.cumsum(0) - sizes
         total = sum(lengths)
@@ -61,7 +62,9 @@ class Padded:
         if query.dtype.itemsize < 4 and query.device.type == "cpu":  # where torch's own takes several times as long
             q, k, v = q.float(), k.float(), v.float()
         if self.window is not None and length > self.window:
-            mask = sliding_mask(length, self.window, device=query.device)
+            if length not in self._masks:
+                self._masks[length] = sliding_mask(length, self.window, device=query.device)
+            mask = self._masks[length]
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -70,8 +73,7 @@ class Padded:
 
 def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:
     """True where a query may look: at itself and the `window - 1` tokens before it. Shape (length, length)."""
-    age = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
-    return (age >= 0) & (age < window)
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(1 - window)
 
 
 def _buckets(starts: Tensor, sizes: Tensor, device: torch.device) -> list[Tensor]:
