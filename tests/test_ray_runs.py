@@ -262,9 +262,11 @@ def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_
     assert "resume=latest" in str(e.value)
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
-    make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
+    send: Callable[[int, int], None], make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
 ) -> None:
+    """It alone, or with all of its group, as `timeout` and service managers do."""
     more: dict[str, Any] = {"train": {"steps": 40}, "save": {"steps": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     recipe = make_recipe("grpo", tmp_path / "killed", runtime=RAY, **more)
@@ -274,7 +276,7 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
         wait_for(lambda: len(checkpoints(tmp_path)) >= 1)
         started = descendants(first.pid)
         assert len(started) >= 4, "raylet, GCS, a rank, a rollout worker"
-        os.kill(first.pid, signal.SIGTERM)
+        send(first.pid, signal.SIGTERM)
         assert first.wait(timeout=10) == 128 + signal.SIGTERM
         wait_for(lambda: not lasting(started), seconds=20)
     with driver(tmp_path, environment, "resume=latest") as second:
@@ -297,7 +299,7 @@ def wait_for(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
 def driver(folder: Path, environment: dict[str, str], *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "assent.cli", "grpo", str(folder / "recipe.yaml"), "runtime=ray", *overrides]
     with (folder / "driver.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
         try:
             yield process
         finally:

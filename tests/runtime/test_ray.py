@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.
 prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
+from assent.runtime import ray as ray_runtime  # noqa: E402
 from assent.runtime.ray import RayRuntime  # noqa: E402
 from assent.runtime.ray_gang import RayGang  # noqa: E402
 from assent.runtime.ray_worker import RayWorker  # noqa: E402
@@ -58,6 +60,11 @@ class Clerk:
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
         raise RuntimeError("[gloo] Connection closed by peer")
+
+    async def ponder(self, seconds: float) -> int:
+        """Holds its event loop."""
+        time.sleep(seconds)
+        return os.getpid()
 
     async def chat(self, seconds: float) -> int:
         await asyncio.sleep(seconds)
@@ -251,6 +258,74 @@ def test_a_frozen_process_is_found_by_its_heart(method: str, runtime: Runtime) -
         assert not Path(f"/proc/{clerk.pid}").exists(), "a frozen process is killed"
 
     do(steps())
+
+
+def test_a_worker_whose_event_loop_is_busy_for_long_is_well(runtime: Runtime) -> None:
+    """A step of a large model, or its weights, may hold it for longer than a heartbeat may take."""
+    cluster, do = runtime
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        assert await clerk.call("ponder", 3.0) == clerk.pid
+        assert clerk.alive
+
+    do(steps())
+
+
+HUNGRY = """
+import asyncio
+from assent.runtime.ray import RayRuntime
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.worker import WorkerLost
+from test_ray import Clerk
+
+async def steps():
+    group = cluster.reserve([{"CPU": 0.01}])
+    await cluster.placed(group, within=30.0)
+    try:
+        clerk = await cluster.spawn(Clerk, name="clerk", group=group, place=0, threads=1)
+        try:
+            await clerk.call("chat", 30.0)
+        finally:
+            print(not clerk.alive, await asyncio.wait_for(clerk.gone(), 1.0))
+    except WorkerLost as lost:
+        print(lost)
+
+cluster = RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100, start_timeout=60.0))
+cluster.start()
+try:
+    asyncio.run(steps())
+finally:
+    cluster.close()
+"""
+
+
+def test_a_process_that_is_ended_for_its_memory_is_lost(environment: dict[str, str]) -> None:
+    """By Ray's memory monitor, to which here every process is too much."""
+    folder = str(Path(__file__).parent)
+    more = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "100"}
+    more["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{folder}"
+    done = subprocess.run(
+        [sys.executable, "-c", HUNGRY], env=environment | more, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "clerk: " in done.stdout and "memory" in done.stdout, done.stdout
+
+
+def test_an_address_where_no_cluster_is_is_said_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_runtime, "CONNECT", 0.5)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match=rf"runtime.address={address}: no cluster .*refused"):
+            RayRuntime(RuntimeSettings(kind="ray", address=address)).start()
+    with pytest.raises(ValueError, match=r"runtime.address=nonsense: no cluster .*is not host:port"):
+        RayRuntime(RuntimeSettings(kind="ray", address="nonsense")).start()
+
+
+def test_an_object_store_larger_than_the_machine_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"runtime.object_store_mb=100000000 is more than this machine's memory, "):
+        RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100_000_000)).start()
 
 
 def test_a_driver_that_stood_still_loses_nobody(runtime: Runtime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,20 @@ NO_EFFECT = "has no effect on the cluster at runtime.address=10.0.0.1:6379, whic
         *(({key: 100}, f"runtime.{key}=100 needs runtime=ray") for key in ("object_store_mb", "max_failures")),
         *(({f"{what}_timeout": 7.0}, f"runtime.{what}_timeout=7.0 needs runtime=ray") for what in TIMES),
         ({"dashboard": True}, "runtime.dashboard=True needs runtime=ray"),
+        *(
+            (
+                {"kind": "ray", f"{what}_timeout": math.inf},
+                f"runtime.{what}_timeout=inf must be a number of seconds: without an end, nobody would be missed",
+            )
+            for what in ("collective", "heartbeat")
+        ),
+        *(
+            (
+                {"kind": "ray", key: {"CPU": 0.0}},
+                f"runtime.{key}={{'CPU': 0.0}} reserves nothing: give a part of a CPU, such as 0.1",
+            )
+            for key in ("resources_per_worker", "resources_per_rollout_worker")
+        ),
         ({**THERE, "dashboard": True}, f"runtime.dashboard=True {NO_EFFECT}"),
         ({**THERE, "object_store_mb": 100}, f"runtime.object_store_mb=100 {NO_EFFECT}"),
     ],

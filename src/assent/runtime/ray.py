@@ -14,7 +14,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,13 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from assent.runtime.head import PATIENCE, HeadWatch, parting
-from assent.runtime.ray_worker import Host, RayWorker
+from assent.runtime.ray_worker import HEART, Host, RayWorker
 from assent.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from assent.runtime.settings import RuntimeSettings
 from assent.runtime.worker import NodeLost, WorkerLost
+
+CONNECT = 5.0
+"""Seconds in which a cluster's head must take a connection."""
 
 
 class RayRuntime:
@@ -52,19 +59,25 @@ class RayRuntime:
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
         if settings.address is not None:
             try:
-                ray.init(address=settings.address, **common)
-            except ConnectionError as error:
+                address = _answering(settings.address)
+                ray.init(address=address, **common)
+            except (ConnectionError, ValueError) as error:
                 raise ValueError(
-                    f"runtime.address={settings.address}: no cluster lets us in there. Is one running (ray start "
-                    "--head), and is its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token, if it asks for one?"
+                    f"runtime.address={settings.address}: no cluster lets us in there ({error}). Is one running (ray "
+                    "start --head), and is its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token, if it asks for one?"
                 ) from error
         else:
-            started = ray.init(
-                address="local",
-                include_dashboard=settings.dashboard,
-                object_store_memory=settings.object_store_mb << 20,
-                **common,
-            )
+            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+            if settings.object_store_mb > memory:
+                given = f"runtime.object_store_mb={settings.object_store_mb}"
+                raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
+            with _processes_apart():
+                started = ray.init(
+                    address="local",
+                    include_dashboard=settings.dashboard,
+                    object_store_memory=settings.object_store_mb << 20,
+                    **common,
+                )
             if settings.dashboard:
                 page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
         with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
@@ -163,7 +176,8 @@ class RayRuntime:
             "runtime_env": {"env_vars": variables},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
         }
-        actor = ray.remote(Host).options(**options).remote(str(Path.cwd()), make, *arguments)
+        hosting: Any = ray.remote(concurrency_groups={HEART: 8})(Host)  # type: ignore[call-overload]
+        actor = hosting.options(**options).remote(str(Path.cwd()), make, *arguments)
         worker = RayWorker(name, actor, settings, say=say)
         self._workers.append(worker)
         try:
@@ -205,6 +219,44 @@ class RayRuntime:
             if self._watch is not None:
                 self._watch.close()
             ray.shutdown()
+
+
+def _answering(address: str) -> str:
+    """The address, host:port, of a head that answers. Ray itself would look for one there for a quarter of an hour.
+    Raises ConnectionError."""
+    if address == "auto":  # that of RAY_ADDRESS, or the one that was started last on this machine
+        address = str(ray._private.services.canonicalize_bootstrap_address(address) or "")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConnectionError(f"{address or 'nothing'} is not host:port")
+    until = time.monotonic() + CONNECT
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConnectionError(f"{address}: {error.strerror or error}") from error
+            time.sleep(0.5)
+        else:
+            return address
+
+
+@contextlib.contextmanager
+def _processes_apart() -> Iterator[None]:
+    """What Ray starts meanwhile is a process group of its own. A SIGTERM to this one's group (timeout, many service
+    managers) is then for this process alone, which saves and ends the others; Ray's own would end at once, and the run
+    with them. Not where they end with this process by being of its group."""
+    services: Any = ray._private.services
+    popen = getattr(services, "ConsolePopen", None)
+    utilities: Any = ray._private.utils
+    if popen is None or sys.platform == "win32" or not utilities.detect_fate_sharing_support():
+        yield
+        return
+    services.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _state() -> Any:

@@ -2,8 +2,9 @@
 
     RayWorker.call -> Host.call (there) -> the worker's method -> its result, its own exception, or WorkerLost
 
-A worker's plain methods run one after another in one thread, its coroutines on the process's event loop, so that it can
-always answer a heartbeat. A process that gives no sign in time is killed and counts as lost.
+A worker's plain methods run one after another in one thread, its coroutines on an event loop, which they may hold for
+as long as a step takes: heartbeats are answered from another. A process that gives no sign in time is killed and counts
+as lost; so does one that Ray says has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ LOST = (
     exceptions.ActorUnavailableError,
     exceptions.WorkerCrashedError,
     exceptions.NodeDiedError,
+    exceptions.OutOfMemoryError,
+    exceptions.LocalRayletDiedError,
+    exceptions.ActorUnschedulableError,
 )
 GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
 """What a call fails with where something that it was handed by reference is gone."""
+HEART = "heart"
+"""The group of calls that have an event loop of their own there."""
 
 
 class Host:
@@ -95,9 +101,9 @@ class RayWorker:
     async def _tell(self) -> None:
         """Say what it does until it is ready, where it tells."""
         told = ""
-        with contextlib.suppress(*LOST):
+        with contextlib.suppress(exceptions.RayError):
             while True:
-                if (now := await _plain(self._actor.stage.remote())) != told:
+                if (now := await _plain(self._asked("stage"))) != told:
                     self._say(f"{self.name} {now}")
                     told = now
                 await asyncio.sleep(1.0)
@@ -154,7 +160,7 @@ class RayWorker:
                 await self._sign()
             except TimeoutError:
                 self._end(self._silent())
-            except LOST as error:
+            except exceptions.RayError as error:  # `ping` itself raises nothing
                 self._end(_cause(error))
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
@@ -163,11 +169,15 @@ class RayWorker:
         loop, timeout = asyncio.get_running_loop(), self._heartbeat_timeout
         begun = loop.time()
         try:
-            await asyncio.wait_for(_plain(self._actor.ping.remote()), timeout)
+            await asyncio.wait_for(_plain(self._asked("ping")), timeout)
         except TimeoutError:
             if loop.time() - begun < 1.25 * timeout:
                 raise
-            await asyncio.wait_for(_plain(self._actor.ping.remote()), timeout)
+            await asyncio.wait_for(_plain(self._asked("ping")), timeout)
+
+    def _asked(self, method: str) -> Any:
+        """What a method of the host says, whatever the worker does meanwhile."""
+        return getattr(self._actor, method).options(concurrency_group=HEART).remote()
 
     def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
         """Call a method that returns a tuple, and get a reference to each of its parts: handed to other workers' calls,

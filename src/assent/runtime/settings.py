@@ -8,6 +8,7 @@ its own; what the chosen runtime cannot do is refused by name, so that no key is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,9 +112,14 @@ class RuntimeSettings:
         for key in ("start_timeout", "collective_timeout", "heartbeat_timeout", "call_timeout"):
             if not getattr(self, key) > 0:
                 found.append(f"runtime.{key}={getattr(self, key)} must be above 0 seconds")
+        for key in ("collective_timeout", "heartbeat_timeout"):
+            if math.isinf(getattr(self, key)):
+                found.append(f"runtime.{key}=inf must be a number of seconds: without an end, nobody would be missed")
         for key in ("resources_per_worker", "resources_per_rollout_worker"):
             bad = {name: amount for name, amount in getattr(self, key).items() if not amount >= 0}
             found += [f"runtime.{key}.{name}={amount} must be 0 or more" for name, amount in bad.items()]
+            if "CPU" in getattr(self, key) and not any(getattr(self, key).values()):
+                found.append(f"runtime.{key}={getattr(self, key)} reserves nothing: give a part of a CPU, such as 0.1")
         if self.object_store_mb < 80:
             found.append(f"runtime.object_store_mb={self.object_store_mb} is below Ray's least, 80")
         if self.kind == "local":
