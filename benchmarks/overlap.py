@@ -138,7 +138,7 @@ class Here:
         """Never."""
         return await asyncio.get_running_loop().create_future()
 
-    def kill(self) -> None: ...
+    def kill(self, reason: str = "was ended") -> None: ...
 
 
 class Varied:

@@ -30,7 +30,7 @@ class SumWorker:
     async def gone(self) -> WorkerLost:
         return await asyncio.get_running_loop().create_future()
 
-    def kill(self) -> None: ...
+    def kill(self, reason: str = "was ended") -> None: ...
 
 
 SEQUENCES: list[Tokens] = [(n, 1) for n in range(7)]

@@ -46,7 +46,7 @@ class Here:
         """Nobody hears of it but who calls."""
         return await asyncio.get_running_loop().create_future()
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "was ended") -> None:
         self.lost = True
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assent.runtime.places import NODES, Places
+from assent.runtime.places import LONGEST_PAUSE, NODES, Places
 from assent.runtime.worker import NodeLost, WorkerLost
 
 
@@ -25,7 +25,7 @@ class Idle:
         await self.ended.wait()
         return WorkerLost(self.name, "its process ended")
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "was ended") -> None:
         self.ended.set()
 
 
@@ -138,12 +138,17 @@ def test_those_beyond_the_count_fail_nobody_and_wait_longer_each_time() -> None:
         while len(case.started) < 2:
             await asyncio.sleep(0.01)
         beyond = case.places.all[1]
-        for pause in (1.0, 2.0, 4.0):
+
+        def lose() -> float:
             beyond.worker = Idle(1)
             case.places.lose(beyond, beyond.worker, WorkerLost("clerk 1", "its node is gone"))
-            assert beyond.pause == pause
+            return beyond.pause
+
+        assert [lose() for _ in range(3)] == [1.0, 2.0, 4.0]
+        beyond.since = asyncio.get_running_loop().time() - LONGEST_PAUSE - 1.0  # it stayed for a while
+        assert [lose() for _ in range(2)] == [1.0, 2.0]
         assert case.failures == []
-        assert case.places.lost == 3
+        assert case.places.lost == 5
 
     do(steps, 1, most=2)
 

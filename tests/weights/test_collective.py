@@ -50,7 +50,7 @@ class Here:
     def __init__(self, name: str, target: Any):
         self.name, self.target = name, target
         self.calls = Counter[str]()
-        self._lost = asyncio.Event()
+        self._lost, self.reason = asyncio.Event(), ""
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self.calls[method] += 1
@@ -62,7 +62,8 @@ class Here:
             raise WorkerLost(self.name, "its process ended")
         return answer.result()
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "was ended") -> None:
+        self.reason = reason
         self._lost.set()
 
 
@@ -155,8 +156,40 @@ def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., Non
         late, other = await shipment.deliver(case.workers, 0)
         assert other == (1, shipment.digest)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
+        assert str(late).endswith(case.workers[0].reason), "whoever sees it end first says the same"
         with pytest.raises(WorkerLost):
             await case.workers[0].call("load", 0, None)
+
+    do(steps, 2, timeout=0.5)
+
+
+def test_one_that_has_the_weights_may_end_its_answers_when_another_is_lost(do: Callable[..., None]) -> None:
+    """As with rollout.interrupt=false, for longer than the broadcast may take."""
+
+    async def steps(case: Case) -> None:
+        holding: list[str] = []
+
+        def answering(worker: Here) -> None:
+            receive = worker.target.load
+
+            async def then_end_answers(attempt: int, invitation: Invitation) -> tuple[int, str]:
+                held: tuple[int, str] = await receive(attempt, invitation)
+                holding.append(worker.name)
+                await asyncio.sleep(1.5)
+                return held
+
+            worker.target.load = then_end_answers
+
+        for worker in case.workers:
+            answering(worker)
+        shipment = await case.transport.pack(Alone(case.rank), 1)
+        delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
+        while len(holding) < 2:
+            await asyncio.sleep(0.01)
+        case.workers[1].kill()
+        well, lost = await asyncio.wait_for(delivery, 15.0)
+        assert well == (1, shipment.digest)
+        assert isinstance(lost, WorkerLost)
 
     do(steps, 2, timeout=0.5)
 
@@ -225,7 +258,7 @@ class Dying:
         await asyncio.to_thread(process.join)
         raise WorkerLost(self.name, f"its process ended with {process.exitcode}")
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "was ended") -> None:
         raise NotImplementedError("it ends itself")
 
 

@@ -10,6 +10,7 @@ asked, and what becomes of a question whose worker is lost.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class Place:
     """What its worker was asked for and has not answered."""
     pause: float = 0.0
     """Seconds before the next start."""
+    since: float = math.inf
+    """When its last worker was ready, by the event loop's clock; inf once that is lost."""
 
 
 class Places:
@@ -98,7 +101,8 @@ class Places:
                 found = [place for place in self.all if place.worker is not None]
                 if found and (not all_tried or all(place.tried for place in self.all)):
                     return sorted(found, key=lambda place: (place.load, place.number))
-                await asyncio.wait_for(self._changed.wait(), until - asyncio.get_running_loop().time())
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
 
     def lose(self, place: Place, worker: Worker, lost: WorkerLost) -> None:
         """Take a worker out once, however many of its callers notice, and start another in its place."""
@@ -141,7 +145,10 @@ class Places:
             self._wait_longer(place)
 
     def _wait_longer(self, place: Place) -> None:
-        """One beyond the count that fails again and again is tried less and less often."""
+        """One beyond the count that fails again and again is tried less and less often, until it stays for a while."""
+        if asyncio.get_running_loop().time() - place.since > LONGEST_PAUSE:
+            place.pause = 0.0
+        place.since = math.inf
         place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
 
     def _give_up(self, error: BaseException) -> None:
@@ -159,7 +166,7 @@ class Places:
                 worker = await self._start(place.number)
                 if place.tried or place.number >= self._count:
                     self._say(f"{worker.name} is ready")
-                place.worker = worker
+                place.worker, place.since = worker, asyncio.get_running_loop().time()
                 self._in_background(self._watch(place, worker))
                 break  # it may be lost before all are told: then another one fills its place
             except NodeLost as lost:

@@ -88,7 +88,8 @@ class RayWorker:
     async def start(self, timeout: float) -> None:
         telling = asyncio.get_running_loop().create_task(self._tell())
         try:
-            self.pid, self.node = await asyncio.wait_for(_plain(self._actor.build.remote()), timeout)
+            async with asyncio.timeout(timeout):
+                self.pid, self.node = await _plain(self._actor.build.remote())
         except TimeoutError:
             self.kill()
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
@@ -169,11 +170,13 @@ class RayWorker:
         loop, timeout = asyncio.get_running_loop(), self._heartbeat_timeout
         begun = loop.time()
         try:
-            await asyncio.wait_for(_plain(self._asked("ping")), timeout)
+            async with asyncio.timeout(timeout):
+                await _plain(self._asked("ping"))
         except TimeoutError:
             if loop.time() - begun < 1.25 * timeout:
                 raise
-            await asyncio.wait_for(_plain(self._asked("ping")), timeout)
+            async with asyncio.timeout(timeout):
+                await _plain(self._asked("ping"))
 
     def _asked(self, method: str) -> Any:
         """What a method of the host says, whatever the worker does meanwhile."""
@@ -189,7 +192,8 @@ class RayWorker:
         """What a reference from here stands for."""
         timeout = self._call_timeout
         try:
-            return await asyncio.wait_for(_plain(reference), timeout)
+            async with asyncio.timeout(timeout):
+                return await _plain(reference)
         except TimeoutError:
             self._end(f"made nothing within {timeout:g} s (runtime.call_timeout)")
         except exceptions.RayTaskError as error:
@@ -211,8 +215,8 @@ class RayWorker:
         """As far as is known."""
         return not self._lost.done()
 
-    def kill(self) -> None:
-        self._end("was ended")
+    def kill(self, reason: str = "was ended") -> None:
+        self._end(reason)
 
     def _kill(self) -> None:
         if self._heart is not None and self._heart is not _current_task():

@@ -57,8 +57,8 @@ class Worker(Protocol):
         """Wait until it is lost, or was ended. Returns how."""
         ...
 
-    def kill(self) -> None:
-        """End its process at once."""
+    def kill(self, reason: str = "was ended") -> None:
+        """End its process at once; it counts as lost for this reason unless it was lost before."""
         ...
 
 

@@ -132,14 +132,16 @@ class Collective:
             _, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
             absent = self._absent(sending, workers)
             for worker in absent:
-                worker.kill()
-            if waiting:
+                worker.kill(self._late)
+            if sending.done() and sending.exception() is None:
+                await asyncio.wait(calls)  # all have the weights: some end the answers that they are at first
+            elif waiting:
                 await sender.call("dissolve", first)
                 # Who has come waits no longer than this (see `Receiver`).
                 _, waiting = await asyncio.wait(calls, timeout=2 * self._timeout)
                 late = [worker for worker, call in zip(workers, loading, strict=True) if call in waiting]
                 for worker in late:
-                    worker.kill()
+                    worker.kill(self._late)
                 absent += late
                 await asyncio.wait(calls)
             if isinstance(sending.exception(), WorkerLost | NotHeldError):
@@ -162,6 +164,10 @@ class Collective:
         common = len(members), version, self.backend, self._timeout
         return [Invitation(address, number, rank, *common) for rank in range(len(members))]
 
+    @property
+    def _late(self) -> str:
+        return f"did not come for the weights within {self._timeout:g} s (runtime.collective_timeout)"
+
     def _absent(self, sending: asyncio.Future[Any], workers: list[Worker]) -> list[Worker]:
         error = sending.exception() if sending.done() else None
         return [workers[rank - 1] for rank in error.args[0]] if isinstance(error, AbsentError) else []
@@ -172,12 +178,12 @@ class Collective:
         failed = [worker for worker in workers if isinstance(told[worker], CollectiveError)]
         settled = {worker: _outcome(told[worker]) for worker in workers if worker not in failed}
         for worker in absent:
-            late = f"did not come for the weights within {self._timeout:g} s (runtime.collective_timeout)"
-            settled[worker] = WorkerLost(worker.name, late)
+            settled[worker] = WorkerLost(worker.name, self._late)
         if not any(isinstance(outcome, WorkerLost) for outcome in settled.values()):
             for worker in failed:
-                worker.kill()
-                settled[worker] = WorkerLost(worker.name, f"a broadcast of weights failed ({told[worker]})")
+                reason = f"a broadcast of weights failed ({told[worker]})"
+                worker.kill(reason)
+                settled[worker] = WorkerLost(worker.name, reason)
         return settled
 
 
