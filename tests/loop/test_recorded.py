@@ -91,3 +91,5 @@ def test_a_replay_says_once_where_it_differs() -> None:
     assert told(0.5, 0.25) == ["the replay's figures are those of the recorded run, up to step 2"]
     differs = "warning: the replay differs from the record in step 1: loss is 0.5000000000000001, was 0.5"
     assert told(0.5000000000000001, 0.3) == [differs]
+    whole = "the replay's figures are those of the recorded run, up to step 3, which has none of step 3"
+    assert told(0.5, 0.25, 7.0) == [whole], "it was ended before it wrote them"

@@ -104,18 +104,22 @@ class Compare:
     def __init__(self, recorded: Sequence[Mapping[str, Any]], say: Callable[[str], None]):
         self.recorded = {record["step"]: record for record in recorded}
         self.say = say
-        self.differs = False
+        self.differs, self.missing = False, list[int]()
 
     async def __call__(self, moment: Moment) -> Stats:
         step = moment.progress.step
-        theirs = self.recorded.get(step, {})
+        theirs = self.recorded.get(step)
+        if theirs is None:  # the run was ended between its record of samples and that of figures
+            self.missing.append(step)
+            theirs = {}
         for name, value in moment.stats.items():
             other = theirs.get(name, value)
             if not self.differs and not name.startswith("time/") and math.isfinite(value) and other != value:
                 self.differs = True
                 self.say(f"warning: the replay differs from the record in step {step}: {name} is {value}, was {other}")
         if moment.last and not self.differs:
-            self.say(f"the replay's figures are those of the recorded run, up to step {step}")
+            lack = f", which has none of step {', '.join(map(str, self.missing))}" if self.missing else ""
+            self.say(f"the replay's figures are those of the recorded run, up to step {step}{lack}")
         return {}
 
 

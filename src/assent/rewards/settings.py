@@ -108,7 +108,8 @@ class ShapingSettings:
     clip: float | None = None
     """Largest size of the reward, on both sides; null: no limit."""
     unfinished: str = "score"
-    """Answers cut off by length: "score" as they are, "penalty" (a fixed reward) or "mask" (out of the loss)."""
+    """Answers cut off by length: "score" as they are, "penalty" (a fixed reward) or "mask" (out of the loss and of the
+    group's baseline)."""
     unfinished_penalty: float = -1.0
     """The reward of an unfinished answer with unfinished="penalty", as it stands: not shifted, scaled or clipped."""
 

@@ -290,9 +290,9 @@ class VllmEngine:
     def _fail(self, error: BaseException | None) -> None:
         """Give every caller the error, or cancel them for None."""
         samples = [*self._samples.values(), *self._waiting]
+        for sample in samples:  # first: an engine that failed may fail in what follows too
+            if not sample.future.done():
+                sample.future.cancel() if error is None else sample.future.set_exception(error)
         self._drop(samples)
         if isinstance(error, FloatingPointError):
             self._engine.collective_rpc(blank)
-        for sample in samples:
-            if not sample.future.done():
-                sample.future.cancel() if error is None else sample.future.set_exception(error)
