@@ -801,13 +801,20 @@ void look(const Shape& shape, const Cache& cache, int64_t slot, int64_t kv, int6
       store_some(out + h * dim + d, load(found + h * width + d) / totals[h], dim - d);
 }
 
+// How many of so many heads of sequences a thread takes at once: neighbours share what is fetched, but none may idle.
+inline int64_t taken(int64_t count, int64_t threads) {
+  int64_t even = count / (4 * threads);
+  return even < 1 ? 1 : even > 8 ? 8 : even;
+}
+
 // One new token of each of n sequences is written, and looks at its slot.
 template <class T>
 void decode(const Shape& shape, const Cache& cache, int64_t n, const int64_t* slots, const int64_t* positions,
             const T* query, int64_t query_stride, const T* key, int64_t key_stride, const T* value, int64_t value_stride,
             T* keys, T* values, T* out) {
   int64_t dim = shape.dim, share = shape.heads / shape.kv_heads;
-#pragma omp parallel for schedule(dynamic, 8) collapse(2) num_threads(shape.threads)
+  int64_t at_once = taken(n * shape.kv_heads, shape.threads);
+#pragma omp parallel for schedule(dynamic, at_once) collapse(2) num_threads(shape.threads)
   for (int64_t i = 0; i < n; i++)
     for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
       int64_t slot = slots[i], position = positions[i];
@@ -1038,6 +1045,7 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
   int64_t inner = up(model.inner, WIDE), wide = inner > up(queries, WIDE) ? inner : up(queries, WIDE);
   float* qkv = room + n * width;
   Left<T> *normed = reinterpret_cast<Left<T>*>(room), *middle = reinterpret_cast<Left<T>*>(qkv + n * projected);
+  int64_t at_once = taken(n * shape.kv_heads, shape.threads);
 #pragma omp parallel num_threads(shape.threads)
   {
     for (const Layer<T>* layer = layers; layer < layers + model.layers; layer++) {
@@ -1055,7 +1063,7 @@ void step(const Model<T>& model, const Layer<T>* layers, const Shape& shape, con
                       for (int v = 0; v < 2; v++)
                         store(qkv + row * projected + column + v * W, shifted(sums[v], layer->qkv_bias, column + v * W));
                     });
-#pragma omp for schedule(dynamic, 8) collapse(2)
+#pragma omp for schedule(dynamic, at_once) collapse(2)
       for (int64_t i = 0; i < n; i++)
         for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
           float *query = qkv + i * projected + kv * share * dim, *key = qkv + i * projected + queries + kv * dim;
