@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from assent import records, run
 from assent.cli import METHODS, main
+from assent.loop.progress import Moment
 from assent.recipes import load_settings
+from assent.types import Stats
 
 
 def assent(*words: str | Path) -> Result:
@@ -212,6 +216,112 @@ def test_a_run_that_is_still_going_on_is_left_alone(recipe: Path, tmp_path: Path
         other.kill()  # and with the process its hold ends
     assert (tmp_path / "runs/run/settings.yaml").read_bytes() == before
     assert assent("sft", recipe, "resume=latest", "train.steps=3").exit_code == 0
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, but for the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def refused(recipe: Path, tmp_path: Path) -> Path:
+    """The same run of a model that is not there, which only its start finds out."""
+    settings = yaml.safe_load(recipe.read_text())
+    settings["model"] |= {"config": {}, "path": str(tmp_path)}
+    file = tmp_path / "refused.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
+
+
+@pytest.mark.parametrize("word", ["data.train=absent.jsonl", "data.max_tokens=64"])
+def test_a_start_that_is_refused_removes_nothing(word: str, recipe: Path, refused: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/run"
+    assert assent("sft", recipe).exit_code == 0
+    before = contents(folder)
+    told = assent("sft", refused, "overwrite=true", word)
+    assert told.exit_code == 2, told.output
+    assert contents(folder) == before
+    assert assent("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
+    after = contents(folder)
+    assert len(after["metrics.jsonl"].splitlines()) == 1
+    assert not [name for name in after if "overw" in name]
+
+
+def test_a_run_is_overwritten_once_the_new_one_has_done_a_step(recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/run"
+    assert assent("sft", recipe).exit_code == 0
+    before, seen = contents(folder), []
+
+    async def failing(moment: Moment) -> Stats:
+        seen.append({name.split("/")[0] for name in contents(folder)})
+        raise RuntimeError("after the first step")
+
+    settings = load_settings(recipe, ["overwrite=true"])
+    with pytest.raises(RuntimeError, match="after the first step"):
+        run(settings, hooks=[failing])
+    assert seen == [{"settings.yaml", "data.json", "log.txt"}]
+    assert not before.keys() <= contents(folder).keys()
+
+
+def test_a_start_that_is_killed_leaves_the_run_that_it_was_to_overwrite(
+    recipe: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    folder = tmp_path / "runs/run"
+    assert assent("sft", recipe).exit_code == 0
+    before = contents(folder)
+    hold = "import sys; from assent import load_settings; from assent.records import open_folder\n"
+    hold += "with open_folder(load_settings(sys.argv[1], ['overwrite=true'])) as folder:\n"
+    hold += "    (folder / 'log.txt').write_text('a start')\n    print('held', flush=True); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", hold, str(recipe)]
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        assert "is still going on" in assent("sft", recipe, "overwrite=true").output
+        other.kill()
+    assert contents(folder) == {f".overwritten/{name}": content for name, content in before.items()} | {
+        "log.txt": b"a start"
+    }
+    assert "holds a run already" in assent("sft", recipe).output
+    assert assent("sft", recipe, "resume=latest").exit_code == 0
+    assert contents(folder)["metrics.jsonl"] == before["metrics.jsonl"]
+    assert contents(folder).keys() == before.keys()
+
+
+def test_moving_a_run_aside_and_back_may_be_cut_off_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renames(most: int) -> None:
+        rename, done = Path.rename, []
+
+        def counted(path: Path, target: Path) -> Path:
+            if len(done) >= most:
+                raise KeyboardInterrupt
+            done.append(path)
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", counted)
+
+    for cut in range(9):
+        folder = tmp_path / str(cut)
+        (folder / "checkpoints").mkdir(parents=True)
+        for name in ("settings.yaml", "metrics.jsonl", "checkpoints/model"):
+            (folder / name).write_text("older")
+        before = contents(folder)
+        renames(cut)
+        with contextlib.suppress(KeyboardInterrupt):
+            records._set_aside(folder)
+            (folder / "metrics.jsonl").write_text("new")
+            records._put_back(folder)
+        monkeypatch.undo()
+        records._put_back(folder)
+        assert contents(folder) == before, cut
+    assert cut >= 8  # three entries there and back, and the folder of them twice
+
+
+def test_what_a_refused_start_leaves_is_no_run(recipe: Path, refused: Path, tmp_path: Path) -> None:
+    assert "has no config.json" in assent("sft", refused).output
+    assert (tmp_path / "runs/run/settings.yaml").exists()
+    done = assent("sft", recipe)
+    assert done.exit_code == 0, done.output
 
 
 def test_the_settings_of_a_run_do_not_ask_to_remove_it(recipe: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ from assent.monitor.trackers import opened_trackers
 from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
-from assent.records import Run, alone, find_resume, named, open_folder, open_record
+from assent.records import Run, find_resume, let_go, named, open_folder, open_record
 from assent.rewards.base import Reward
 from assent.rewards.protocol import vocabulary_digest
 from assent.rewards.remote import HttpReward, check_servers
@@ -78,8 +78,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [problem for server in servers for problem in finished(check_servers(server))]
-    folder = open_folder(settings)
-    with alone(folder):
+    with open_folder(settings) as folder:
         return _run(settings, folder, record, reporter, absent, hooks)
 
 
@@ -327,7 +326,7 @@ class Job:
         samples = JsonLines(self.folder / records.SAMPLES)
         metrics.truncate_after(progress.step)
         samples.truncate_after(progress.step)
-        hooks: list[Hook] = []
+        hooks: list[Hook] = [self.begun]
         if self.data.validation and self.record is None:
             due = Due(settings.evaluate, at_end=True)
             due.start(progress)
@@ -351,6 +350,11 @@ class Job:
         writers = {role: partial(crew.writer, role) for role in roles}
         hooks.append(SaveCheckpoint(self.store, due, cast, source, memory, writers=writers, keep=settings.save.keep))
         return hooks
+
+    async def begun(self, moment: Moment) -> Stats:
+        """After a step this run may take the place of the one that it overwrites."""
+        let_go(self.folder)
+        return {}
 
     def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
         """What writes a record, and what compares with one."""

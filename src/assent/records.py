@@ -48,6 +48,10 @@ OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.strategy")
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")
 """Settings in which a run that is resumed without a name may differ besides."""
 LOCK = ".lock"
+MOVING, OVERWRITTEN, GONE = ".overwriting", ".overwritten", ".overwritten-gone"
+"""Folders within a run's, while a run takes its place: some of the older one's files, all of them, what is removed."""
+OF_A_START = (SETTINGS, DATA, LOG, LOCK)
+"""What a start that was refused leaves behind, which is no run."""
 
 
 @dataclass(frozen=True)
@@ -135,25 +139,71 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def open_folder(settings: Settings) -> Path:
-    """The run's folder, made or, for a resume, found. Refuses to mix two runs. The run must have a name."""
+@contextmanager
+def open_folder(settings: Settings) -> Iterator[Path]:
+    """The run's folder, made or, for a resume, found; within it no other process is at work there. Refuses to mix two
+    runs. A run that is to be overwritten is back in its place at the end, unless `let_go` removed it. The run must have
+    a name."""
     name = str(settings.name)
     if Path(name).name != name or name.startswith("."):
         raise SettingsError(f"name={name!r} must be a plain folder name; its place is set by `output`")
     folder = Path(settings.output) / name
-    if settings.resume:
-        if settings.overwrite:
-            raise SettingsError("resume and overwrite contradict each other: keep one")
-    elif folder.exists() and any(folder.iterdir()):
-        if not settings.overwrite:
-            raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
-        with alone(folder):
-            shutil.rmtree(folder)
+    if settings.resume and settings.overwrite:
+        raise SettingsError("resume and overwrite contradict each other: keep one")
+    if _holds_run(folder) and not settings.resume and not settings.overwrite:
+        raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
     try:
         make_folder(folder)
     except OSError as error:
         raise SettingsError(f"the run's folder {folder} cannot be made: {error}") from error
-    return folder
+    with alone(folder):
+        _put_back(folder)  # what a start left that was killed
+        try:
+            if settings.overwrite:
+                _set_aside(folder)
+            yield folder
+        finally:
+            _put_back(folder)
+
+
+def let_go(folder: Path) -> None:
+    """Remove the run that was overwritten: the one in its place has begun."""
+    if (folder / OVERWRITTEN).exists():
+        shutil.rmtree(folder / GONE, ignore_errors=True)
+        (folder / OVERWRITTEN).rename(folder / GONE)  # half a removal is not put back
+        shutil.rmtree(folder / GONE)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether anything but what a refused start leaves behind is there."""
+    return folder.is_dir() and any(path.name not in OF_A_START for path in folder.iterdir())
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what is in a run's folder where `_put_back` finds it."""
+    (folder / MOVING).mkdir()
+    for path in _entries(folder):
+        path.rename(folder / MOVING / path.name)
+    (folder / MOVING).rename(folder / OVERWRITTEN)
+
+
+def _put_back(folder: Path) -> None:
+    """Undo `_set_aside`, also one that was cut off, or an undoing that was: a start that came to nothing leaves the run
+    that it was to overwrite."""
+    if (folder / OVERWRITTEN).exists():
+        for path in _entries(folder):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (folder / OVERWRITTEN).rename(folder / MOVING)
+    if (folder / MOVING).exists():
+        for path in (folder / MOVING).iterdir():
+            path.rename(folder / path.name)
+        (folder / MOVING).rmdir()
+    if (folder / GONE).exists():
+        shutil.rmtree(folder / GONE, ignore_errors=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name not in (LOCK, MOVING, OVERWRITTEN, GONE)]
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:

@@ -324,10 +324,10 @@ def test_the_folder_of_a_run_is_flushed_into_its_parents(
     from assent.records import open_folder
 
     disk = Disk(tmp_path, monkeypatch)
-    folder = open_folder(load_settings(make_recipe("sft", tmp_path / "deep/runs")))
-    handle = folder.stat().st_ino
-    assert disk.entries[folder.parent.stat().st_ino] == {"run": handle}
-    assert disk.entries[tmp_path.stat().st_ino] == {"deep": (tmp_path / "deep").stat().st_ino}
+    with open_folder(load_settings(make_recipe("sft", tmp_path / "deep/runs"))) as folder:
+        handle = folder.stat().st_ino
+        assert disk.entries[folder.parent.stat().st_ino] == {"run": handle}
+        assert disk.entries[tmp_path.stat().st_ino] == {"deep": (tmp_path / "deep").stat().st_ino}
 
 
 def test_an_interrupted_removal_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
