@@ -21,7 +21,7 @@ from assent.recipes import load_settings
 from assent.types import Stats
 
 
-def assent(*words: str | Path) -> Result:
+def assent(*words: str | Path | int) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
@@ -315,6 +315,13 @@ def test_moving_a_run_aside_and_back_may_be_cut_off_anywhere(tmp_path: Path, mon
         records._put_back(folder)
         assert contents(folder) == before, cut
     assert cut >= 8  # three entries there and back, and the folder of them twice
+
+
+def test_a_language_model_is_not_served_as_a_judge(recipe: Path, tmp_path: Path) -> None:
+    assert assent("sft", recipe).exit_code == 0
+    told = assent("serve-reward", tmp_path / "runs/run", "--port", 0)
+    assert told.exit_code == 2
+    assert "run is no judge: the model in" in told.output
 
 
 def test_what_a_refused_start_leaves_is_no_run(recipe: Path, refused: Path, tmp_path: Path) -> None:

@@ -184,6 +184,18 @@ def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
     assert len(run(settings(short(least))).metrics) == 1
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_language_model_is_no_judge(
+    workers: int, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = run(load_settings(make_recipe("sft", tmp_path, name="sft", train={"steps": 1}))).folder
+    monkeypatch.setattr("assent.crew.opening.Crews.open", None)  # nothing costly starts
+    more: dict[str, Any] = {"runtime": {"kind": "ray"}} if workers else {}
+    rewards = [{"kind": "judge", "path": str(policy), "workers": workers}]
+    with pytest.raises(ValueError, match=r"sft is no judge: .* Give a checkpoint of `assent reward`"):
+        run(load_settings(make_recipe("rloo", tmp_path, rewards=rewards, **more)))
+
+
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Models by head whose tokenizer was trained on other texts."""

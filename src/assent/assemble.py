@@ -39,7 +39,7 @@ from assent.loop.online import OnlineSource
 from assent.loop.progress import BatchSource, Hook, Moment, Progress
 from assent.loop.recorded import Compare, Record, RecordGroups
 from assent.loop.train import train
-from assent.models.load import load_tokenizer, positions
+from assent.models.load import check_scores, load_tokenizer, positions
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines, read_jsonl
@@ -165,10 +165,11 @@ class Job:
         return Plan(self.store.folder.resolve(), self.resume, self.total_steps, longest, longest_is)
 
     def check_judges(self) -> None:
-        """Refuse answers that a judge of this vocabulary would have no positions for."""
+        """Refuse judges that are none, and answers that a judge of this vocabulary would have no positions for."""
         for reward in self.settings.rewards if self.settings.samples else ():
             if reward.kind != "judge":
                 continue
+            check_scores(reward.path)
             own = load_tokenizer(reward.path)
             if own.get_vocab() == self.tokenizer.get_vocab():
                 end = 0 if own.eos_token_id is None else 1  # that answers cut by length get

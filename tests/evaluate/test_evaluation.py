@@ -97,6 +97,11 @@ def test_the_same_settings_give_the_same_result(whole: tuple[Evaluation, Path], 
     assert texts != others
 
 
+def test_a_language_model_is_no_judge(task: Task) -> None:
+    with pytest.raises(ValueError, match=r"first is no judge: .* has no scalar head"):
+        evaluate(EvaluationSettings(judge=task.first, preferences=str(task.files.preferences)))
+
+
 def test_a_judge_alone_and_a_policy_alone(task: Task) -> None:
     pairs = str(task.files.preferences_validation)
     alone = evaluate(EvaluationSettings(judge=task.judge, preferences=pairs))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assent.models.decoder import Decoder
-from assent.models.load import fresh_model, load_model, save_model
+from assent.models.load import check_scores, fresh_model, load_model, save_model
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -97,6 +97,16 @@ def test_a_judge_keeps_its_head(tiny: Tiny, tmp_path: Path) -> None:
     assert _same(load_model(str(tmp_path), head="scalar", seed=9), judge)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["GPT2ForSequenceClassification"]
     assert not (tmp_path / "generation_config.json").exists()
+
+
+def test_a_model_without_a_scalar_head_of_its_own_gives_no_scores(tiny: Tiny, tmp_path: Path) -> None:
+    for model_type in ("gpt2", "llama"):
+        policy, judge = tmp_path / f"{model_type}-policy", tmp_path / f"{model_type}-judge"
+        save_model(fresh_model(tiny(model_type)), policy)
+        save_model(fresh_model(tiny(model_type), head="scalar"), judge, max_shard_bytes=2e4)
+        check_scores(str(judge))
+        with pytest.raises(ValueError, match=r"policy is no judge: .* no scalar head .* checkpoint of `assent reward`"):
+            check_scores(str(policy))
 
 
 def test_a_judge_is_no_policy_unless_tied(tiny: Tiny, tmp_path: Path) -> None:

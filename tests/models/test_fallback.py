@@ -16,7 +16,7 @@ from assent.models.cache import Prefill, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.fallback import Fallback, _warn_slower
 from assent.models.families import read_config
-from assent.models.load import fresh_model, load_model, save_model
+from assent.models.load import check_scores, fresh_model, load_model, save_model
 from assent.types import Row
 
 Tiny = Callable[..., dict[str, Any]]
@@ -114,6 +114,9 @@ def test_a_judge_scores_alike_in_transformers(keys: dict[str, Any], tmp_path: Pa
     other = load_model(str(tmp_path / "policy"), head="scalar", seed=2)
     assert not torch.equal(next(judge.head.parameters()), next(other.head.parameters()))
     save_model(judge, tmp_path / "judge")
+    check_scores(str(tmp_path / "judge"))
+    with pytest.raises(ValueError, match=r"is no judge: the model in .* has no scalar head"):
+        check_scores(str(tmp_path / "policy"))
     rows = _rows()
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
     context = judge.packed([9, 3, 14])

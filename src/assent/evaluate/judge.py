@@ -15,7 +15,7 @@ from assent.evaluate.policy import check_lengths
 from assent.learn.scorer import Scorer
 from assent.learn.sharding import Placement, Waiting, apart
 from assent.models.base import LanguageModel
-from assent.models.load import load_model, load_tokenizer
+from assent.models.load import check_scores, load_model, load_tokenizer
 from assent.rewards.judge import JudgeReward, ScoreBatch
 from assent.types import Completion, Prompt, Role, Row
 
@@ -40,7 +40,9 @@ class Judge:
         token_budget: int = 16384,
         offload: bool = False,
     ) -> Judge:
-        """The judge in a checkpoint's folder (or a hub id). With `offload` it waits in host memory between scorings."""
+        """The judge in a checkpoint's folder (or a hub id). With `offload` it waits in host memory between scorings.
+        Raises ValueError for a model that is none."""
+        check_scores(path)
         model = load_model(path, head="scalar", dtype=dtype, device=device)
         model.requires_grad_(False)
         place = Waiting(model, device=torch.device(device)) if offload and apart(device) else None

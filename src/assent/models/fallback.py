@@ -30,6 +30,8 @@ from assent.models.keys import UnknownKeyError, nearest
 
 log = logging.getLogger(__name__)
 
+SCALAR_HEAD = "score.weight"
+
 
 class Logits(nn.Module):
     """A LM head with what some families do to its output: a factor (Cohere, Granite) and a soft cap (Gemma)."""
@@ -123,10 +125,10 @@ def load_fallback(folder: Path, *, head: HeadKind, dtype: torch.dtype, reason: s
     except (ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{folder}: {reason} Transformers does not load it either: {error}") from error
     missing = set(info["missing_keys"])
-    fresh = head == "scalar" and "score.weight" in missing
+    fresh = head == "scalar" and SCALAR_HEAD in missing
     prefix = inner.base_model_prefix + "."
     unexpected = [name for name in info["unexpected_keys"] if head == "lm" or name.startswith(prefix)]
-    wrong = sorted(missing - ({"score.weight"} if fresh else set())) + sorted(unexpected)
+    wrong = sorted(missing - ({SCALAR_HEAD} if fresh else set())) + sorted(unexpected)
     if wrong:
         raise ValueError(
             f"The weights of {folder} do not fit its config.json: missing or unknown {', '.join(wrong[:5])}"

@@ -27,7 +27,7 @@ from assent.models.keys import UnknownKeyError, UnsupportedError
 from assent.models.layout import fill, layout, stored_name
 from assent.models.tokenizer import load_tokenizer, tokenizer_special
 
-__all__ = ["fresh_model", "load_model", "load_tokenizer", "local_folder", "save_model"]
+__all__ = ["check_scores", "fresh_model", "load_model", "load_tokenizer", "local_folder", "save_model"]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,22 @@ def load_model(
         _read_weights(model, weight_files(folder), seed=seed)
     model.special = _special(config, folder)
     return model
+
+
+def check_scores(path: str) -> None:
+    """Raise ValueError for a model without a scalar head of its own: a fresh one would score at random."""
+    folder = local_folder(path)
+    try:
+        scalar_head = f"{family_of(read_config(_config(folder)).family).scalar_head}.weight"
+    except UnsupportedError:
+        from assent.models.fallback import SCALAR_HEAD
+
+        scalar_head = SCALAR_HEAD
+    if scalar_head not in tensor_names(weight_files(folder)):
+        raise ValueError(
+            f"{path} is no judge: the model in {folder} has no scalar head ({scalar_head}), so it gives no scores. "
+            "Give a checkpoint of `assent reward`, such as runs/reward."
+        )
 
 
 def fresh_model(
