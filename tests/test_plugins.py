@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from assent.plugins import load_object
+from assent.plugins import load_file, load_object
 
 
 def test_loads_from_files_and_packages(tmp_path: Path) -> None:
@@ -30,6 +30,21 @@ def test_loads_from_files_and_packages(tmp_path: Path) -> None:
 def test_errors_say_what_is_wrong(reference: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         load_object(reference)
+
+
+def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken_reward.py"
+    broken.write_text("import math\ndef reward(prompt, completion)\n    return 1.0\n")
+    told = rf"Python cannot read {broken}, line 2: expected ':'\. Mend that line\."
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "importing.py").write_text("from broken_reward import reward\n")
+    for reference in (f"{broken}:reward", "broken_reward:reward", f"{tmp_path / 'importing.py'}:reward"):
+        with pytest.raises(ImportError, match=f"^'{reference}': {told}"):
+            load_object(reference)
+    with pytest.raises(ImportError, match=f"^'{broken}': {told}"):
+        load_file(str(broken))
+    broken.write_text("def reward(prompt, completion):\n    return 1.0\n")  # and mended it is read
+    assert load_object(f"{broken}:reward")("", "") == 1.0
 
 
 def test_errors_inside_a_module_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,10 @@ def _module_of_file(path: Path, reference: str) -> ModuleType:
     sys.modules[module_name] = module  # before running it: dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[module_name]
+        if isinstance(error, SyntaxError):
+            raise _unreadable(error, reference) from error
         raise
     return module
 
@@ -58,6 +60,15 @@ def _module_of_name(place: str, reference: str) -> ModuleType:
             raise  # the module is there; something that it imports is not
         message = f"{reference!r}: there is no module {place!r}. A file is named with its ending: 'file.py:name'."
         raise ModuleNotFoundError(message, name=error.name) from error
+    except SyntaxError as error:
+        raise _unreadable(error, reference) from error
+
+
+def _unreadable(error: SyntaxError, reference: str) -> ImportError:
+    """The file that Python cannot read is the one named, or one that it imports."""
+    place = error.filename or reference
+    line = f", line {error.lineno}" if error.lineno else ""
+    return ImportError(f"{reference!r}: Python cannot read {place}{line}: {error.msg}. Mend that line.")
 
 
 def _nearest(name: str, owner: object) -> str:
@@ -69,5 +80,6 @@ def _nearest(name: str, owner: object) -> str:
 
 
 def load_file(path: str) -> ModuleType:
-    """Run a Python file for what it registers. Raises FileNotFoundError, or ImportError for one that cannot run."""
+    """Run a Python file for what it registers. Raises FileNotFoundError, ImportError for one that is not
+    Python, and whatever the file itself raises."""
     return _module_of_file(Path(path), path)
