@@ -155,6 +155,31 @@ def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: 
         run(load_settings(make_recipe("ppo", tmp_path, rollout={"max_tokens": 128})))
 
 
+def test_answers_that_vllm_would_cut_are_refused(
+    demo: Any, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest prompt and 10 tokens of an answer, to the token."""
+
+    def opened(*_: Any) -> None:
+        raise RuntimeError("the crew would be opened")
+
+    monkeypatch.setattr("assent.crew.opening.Crews.open", opened)
+    tokenizer = load_tokenizer(str(demo.tokenizer))
+    prompts = [tokenizer(row["prompt"])["input_ids"] for row in map(json.loads, demo.prompts.read_text().splitlines())]
+    longest = max(map(len, prompts)) + 10
+
+    def settings(engine: str, room: int | None) -> Settings:
+        rollout = {"engine": engine, "vllm": {"max_length": room}}
+        return load_settings(make_recipe("rloo", tmp_path, rollout=rollout))
+
+    told = rf"take {longest} tokens together, rollout.vllm.max_length has room for {longest - 1}: .*, or raise rollout"
+    with pytest.raises(SettingsError, match=told):
+        run(settings("vllm", longest - 1))
+    for engine, room in (("vllm", longest), ("vllm", None), ("native", longest - 1)):
+        with pytest.raises(RuntimeError, match="the crew would be opened"):
+            run(settings(engine, room))
+
+
 @pytest.mark.parametrize("role", ["reference", "judge"])
 def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
     role: str, demo: Any, make_recipe: Any, tmp_path: Path

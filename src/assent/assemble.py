@@ -137,6 +137,7 @@ class Job:
         self.total_steps = self.count_steps()
         """That the run has; a replay ends where its record does."""
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
+        self.check_engine()
         self.check_judges()
 
     # --- data
@@ -163,6 +164,13 @@ class Job:
             longest = max(len(row.tokens) for item in items for row in item)
             longest_is = "the longest row"
         return Plan(self.store.folder.resolve(), self.resume, self.total_steps, longest, longest_is)
+
+    def check_engine(self) -> None:
+        """Refuse answers that vLLM would cut short of rollout.max_tokens, and say nothing."""
+        vllm = self.settings.rollout.for_vllm() if self.settings.samples else None
+        if vllm is not None and vllm.max_length is not None:
+            setting = "rollout.vllm.max_length"
+            self.plan().check(setting, vllm.max_length, otherwise=f", or raise {setting}")
 
     def check_judges(self) -> None:
         """Refuse judges that are none, and answers that a judge of this vocabulary would have no positions for."""

@@ -51,12 +51,13 @@ class Plan:
     longest_is: str
     """What that is, for people."""
 
-    def check(self, whose: str, room: int) -> None:
-        """Refuse rows that would not fit the context of a model with room for so many tokens."""
+    def check(self, whose: str, room: int, *, otherwise: str = "") -> None:
+        """Refuse rows that would not fit the context of a model with room for so many tokens. `otherwise`: what else
+        would help."""
         if self.longest > room:
             raise SettingsError(
                 f"{self.longest_is} take {self.longest} tokens together, {whose} has room for {room}: "
-                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens" + otherwise
             )
 
 
