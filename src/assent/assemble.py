@@ -100,13 +100,13 @@ def _run(
         reporter.say(f"warning: {problem}; an older checkpoint is used")
     if resume is not None and settings.threads is None:
         settings = replace(settings, threads=records.threads_before(folder))  # the last bits of sums depend on them
-    # Whoever runs these settings again does not mean to remove what they have made.
-    (folder / records.SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter, record=record)
+    # Whoever runs these settings again does not mean to remove what they have made.
+    (folder / records.SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
     with stop_signals() as stop, Crews(settings, reporter.say) as crews:
         finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
@@ -286,7 +286,8 @@ class Job:
         if self.resume is not None:
             progress = await restore(self.store, self.resume, cast, source, memory)
             self.restored = True
-            self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}")
+            left = "" if progress.step < self.last_step else ", nothing is left to do"
+            self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}{left}")
         if self.resume is not None or crew.apart:
             await crew.publish(progress.step)
         if settings.reference.once and isinstance(source, OfflineSource):

@@ -194,7 +194,7 @@ def _read_weights(model: Decoder, files: list[Path], *, seed: int) -> None:
     family = family_of(config.family)
     lm_head, scalar_head = f"{family.lm_head}.weight", f"{family.scalar_head}.weight"
     found = tensor_names(files)
-    if head == "lm" and scalar_head in found and not config.tied:
+    if head == "lm" and scalar_head in found:
         raise ValueError(
             f"{files[0].parent} is a reward or value model ({scalar_head}) and has no LM head. "
             'Load it with head="scalar", or give the policy it was trained from.'
