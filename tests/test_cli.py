@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -322,6 +323,49 @@ def test_a_language_model_is_not_served_as_a_judge(recipe: Path, tmp_path: Path)
     told = assent("serve-reward", tmp_path / "runs/run", "--port", 0)
     assert told.exit_code == 2
     assert "run is no judge: the model in" in told.output
+
+
+def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    """A limit on the size of a file takes the disk's place, with room for records and none for a model."""
+    first, second = "epoch1epochstep1globalstep1", "epoch1epochstep2globalstep2"
+    words = [str(recipe), "log.page=false", "log.quiet=true"]
+    assert assent("sft", *words, "train.steps=1").exit_code == 0
+    limited = "import resource, sys; from assent.cli import main\n"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1)); main()"
+
+    def resumed(limit: int) -> list[str]:
+        command = [sys.executable, "-W", "ignore", "-c", limited, str(limit), "sft", *words, "resume=latest"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 1, done.stderr
+        return done.stderr.splitlines()
+
+    folder = tmp_path / "runs/run"
+    left = f"The newest whole checkpoint is {first}: once it can be written to, resume=latest goes on from there"
+    place = folder / "checkpoints/policy" / second
+    assert resumed(40_000)[-1:] == [f"the run ended: {place} cannot be written: File too large. {left}"]
+    assert f"the run ended: {folder} cannot be written: File too large. {left}" in resumed(4)
+    assert not list(folder.glob("checkpoints/*/.*"))
+    assert assent("sft", *words, "resume=latest").exit_code == 0
+    assert (folder / "checkpoints/state" / second).exists()
+
+
+def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "runs"
+    disk.mkdir()
+    mount = shutil.which("mount") or pytest.skip("there is no mount here")
+    if subprocess.run([mount, "-t", "tmpfs", "none", disk], capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount file systems")
+    try:
+        assert assent("sft", recipe).exit_code == 0
+        subprocess.run([mount, "-o", "remount,ro", disk], check=True)
+        told = assent("sft", recipe, "resume=latest")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert told.exit_code == 1
+    assert told.output.startswith(
+        f"the run ended: {disk}/run/.lock cannot be written: Read-only file system. The newest"
+    )
+    assert "is epoch1epochstep2globalstep2: " in told.output
 
 
 def test_what_a_refused_start_leaves_is_no_run(recipe: Path, refused: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def open_folder(settings: Settings) -> Iterator[Path]:
         make_folder(folder)
     except OSError as error:
         raise SettingsError(f"the run's folder {folder} cannot be made: {error}") from error
-    with alone(folder):
+    with Store(folder / CHECKPOINTS).writing(folder), alone(folder):
         _put_back(folder)  # what a start left that was killed
         try:
             if settings.overwrite:

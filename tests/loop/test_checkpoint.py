@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,10 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from assent.loop import checkpoint
-from assent.loop.checkpoint import CheckpointError, Store
+from assent.loop.checkpoint import CheckpointError, Store, UnwritableError
 
 NAMES = [f"epoch1epochstep{step}globalstep{step}" for step in range(1, 13)]
 FSYNC = os.fsync
@@ -315,6 +318,45 @@ def test_a_loss_of_power_at_any_moment_of_a_save_leaves_one_of_the_two_checkpoin
         assert found_in_turn == sorted(found_in_turn)
         assert found_in_turn[-1] == expected  # once `write` has returned, nothing takes the checkpoint away
         assert found_in_turn[0] != expected
+
+
+FULL = (
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EROFS, "Read-only file system"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    Exception("Disk quota exceeded (os error 122)"),  # as of tokenizers
+)
+
+
+@pytest.mark.parametrize("error", FULL, ids=str)
+def test_storage_that_takes_nothing_more_is_told_with_what_is_left(error: Exception, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def failing(folder: Path) -> None:
+        (folder / "half").write_text("written")
+        raise error
+
+    def told(left: str) -> None:
+        place = re.escape(str(tmp_path / "policy" / NAMES[1]))
+        reason = "(No space left on device|Read-only file system|Disk quota exceeded)"
+        with pytest.raises(UnwritableError, match=rf"^{place} cannot be written: {reason}\. {left}"):
+            store.write(NAMES[1], {"policy": failing}, {}, {})
+        assert not list(tmp_path.glob("*/.writing-*"))
+
+    told(rf"{re.escape(str(tmp_path))} has no whole checkpoint yet: .* start the run again$")
+    save(store, 1)
+    told(f"The newest whole checkpoint is {store.names()[0]}: .* resume=latest goes on from there$")
+
+
+def test_other_failures_to_save_stay_what_they_are(tmp_path: Path) -> None:
+    for error in (OSError(errno.ENOENT, "No such file"), SafetensorError("no tensor"), ValueError("os error 28")):
+
+        def failing(folder: Path, error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)) as found:
+            Store(tmp_path).write(NAMES[1], {"policy": failing}, {}, {})
+        assert found.value is error
 
 
 def test_the_folder_of_a_run_is_flushed_into_its_parents(

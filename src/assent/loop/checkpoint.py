@@ -11,12 +11,14 @@ Tensors are safetensors and the rest is JSON; nothing is ever unpickled.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 STATE, MANIFEST = "state", "manifest.json"
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""The system's words for storage that is full, or may not be written to."""
 _NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
 
 Writer = Callable[[Path], None]
@@ -32,6 +36,10 @@ Writer = Callable[[Path], None]
 
 class CheckpointError(ValueError):
     """A checkpoint is damaged, incomplete or not there."""
+
+
+class UnwritableError(RuntimeError):
+    """Storage took nothing more: it is full, or may not be written to."""
 
 
 class Store:
@@ -44,13 +52,39 @@ class Store:
         self, name: str, roles: Mapping[str, Writer], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
         """Save and commit one checkpoint. An older uncommitted one of the same name is replaced."""
-        seals = {role: _publish(self.folder / role / name, write) for role, write in roles.items()}
+        seals = {role: self._publish(role, name, write) for role, write in roles.items()}
 
         def write_state(folder: Path) -> None:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "tensors.safetensors")
             (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
 
-        _publish(self.folder / STATE / name, write_state)
+        self._publish(STATE, name, write_state)
+
+    @contextmanager
+    def writing(self, what: Path) -> Iterator[None]:
+        """Within it, storage that cannot be written to ends as an UnwritableError, which says from where the run can go
+        on. What is half written then makes room. `what`: what is being written, or the folder of it."""
+        try:
+            yield
+        except Exception as error:
+            reason = _unwritable(error)
+            if reason is None:
+                raise
+            self.sweep()
+            place = getattr(error, "filename", None) or what
+            raise UnwritableError(f"{place} cannot be written: {reason}. {self._left()}") from error
+
+    def _left(self) -> str:
+        """From where a run can go on, for people."""
+        try:
+            newest = self.latest()[0]
+        except CheckpointError:
+            return f"{self.folder} has no whole checkpoint yet: once it can be written to, start the run again"
+        return f"The newest whole checkpoint is {newest}: once it can be written to, resume=latest goes on from there"
+
+    def _publish(self, role: str, name: str, write: Writer) -> str:
+        with self.writing(self.folder / role / name):
+            return _publish(self.folder / role / name, write)
 
     def staging(self, role: str) -> Path:
         """Where a role's files may lie until they are written; `sweep` removes what is left there."""
@@ -130,6 +164,13 @@ def _step(name: str) -> int:
     match = _NAME.fullmatch(name)
     assert match is not None, name
     return int(match[1])
+
+
+def _unwritable(error: Exception) -> str | None:
+    """What the system said, if it is that nothing can be written; libraries in Rust tell it within their text."""
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    number = int(told[1]) if told else getattr(error, "errno", None)
+    return os.strerror(number) if number in UNWRITABLE else None
 
 
 def _publish(target: Path, write: Writer) -> str:

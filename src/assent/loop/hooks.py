@@ -179,7 +179,10 @@ class SaveCheckpoint:
             "memory": dict(self.memory),
             "actors": actors,
         }
-        writers = {role: await prepare(self.store.staging(role)) for role, prepare in self.writers.items()}
+        writers: dict[str, Writer] = {}
+        for name, prepare in self.writers.items():
+            with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead of it
+                writers[name] = await prepare(self.store.staging(name))
         self.store.write(progress.name, writers, tensors, values)
         self.store.prune(self.keep)
 
