@@ -253,4 +253,4 @@ def _kill_process(pid: int, node: str) -> None:
                 os.kill(pid, signal.SIGKILL)
             return
         there = NodeAffinitySchedulingStrategy(node, soft=False)
-        ray.remote(os.kill).options(num_cpus=0, scheduling_strategy=there).remote(pid, signal.SIGKILL)
+        ray.remote(os.kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid, signal.SIGKILL)
