@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: group(item) != "clusters")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where groups are scattered, clusters of both processes are in each other's way, and tests fail by chance."""
+    if session.config.getoption("loadgroup", False) and session.items and "@" not in session.items[0].nodeid:
+        raise RuntimeError(f"pytest-xdist scatters groups of tests with pytest {pytest.__version__}: take an older one")
+
+
 @functools.cache
 def needs_ray(file: Path) -> bool:
     """Whether its tests start clusters: one after the other, beside all other tests. They are skipped without Ray."""

@@ -61,7 +61,7 @@ class ReferenceSettings:
     """The frozen model that the policy is kept close to."""
 
     path: str | None = None
-    """Where it is loaded from; null takes the policy as it starts."""
+    """Where it is loaded from, a model with the policy's tokenizer; null takes the policy as it starts."""
     ema: float = 0.0
     """After every step, move the reference this far towards the policy (0.001 is usual); 0 keeps it frozen."""
     once: bool = False
@@ -75,5 +75,6 @@ class CriticSettings:
     """The value model."""
 
     path: str | None = None
-    """Where it is loaded from; null takes the judge's checkpoint if there is one, else the policy's."""
+    """Where it is loaded from, a model with the policy's tokenizer; null takes the checkpoint of a judge with it if
+    there is one, else the policy's."""
     optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(learning_rate=1e-5))
