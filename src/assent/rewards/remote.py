@@ -105,6 +105,8 @@ class HttpReward:
         once it is done, another comes for what was asked meanwhile."""
         if done is not None:
             self._senders.discard(done)
+            if done.cancelled():  # the event loop ends, and those who wait with it
+                return
         if self._waiting and len(self._senders) < self.settings.concurrency:
             sender = asyncio.get_running_loop().create_task(self._send())
             self._senders.add(sender)

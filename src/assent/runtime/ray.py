@@ -67,7 +67,8 @@ class RayRuntime:
                     "start --head), and is its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token, if it asks for one?"
                 ) from error
         else:
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+            utilities: Any = ray._private.utils
+            memory = utilities.get_system_memory() >> 20  # on every system, and within a container's limit
             if settings.object_store_mb > memory:
                 given = f"runtime.object_store_mb={settings.object_store_mb}"
                 raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
