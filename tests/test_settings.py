@@ -68,6 +68,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["evaluate.seconds=-1"], "evaluate.seconds=-1.0 must be above 0, or null"),
         ("ppo", ["log.samples_every=0"], "log.samples_every=0 must be above 0"),
         ("sft", ["seed=-1"], "seed=-1 must be 0 or more"),
+        ("sft", [f"seed={2**64}"], f"seed={2**64} must be below 2^64"),
         ("sft", ["train.steps=0"], "train.steps=0 must be above 0, or null"),
         ("sft", ["train.epochs=inf"], "train.epochs=inf"),
         ("sft", ["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan must be above 0"),

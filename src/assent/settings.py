@@ -250,6 +250,8 @@ def _about_numbers(s: Settings) -> list[str]:
     problems += [
         f"{key}={value} must be 0 or more" for key, value in at_least_none.items() if not 0 <= value < math.inf
     ]
+    if s.seed >= 1 << 64:
+        problems.append(f"seed={s.seed} must be below 2^64: torch's generators take 64 bits")
     often = {
         f"{name}.{unit}": getattr(every, unit)
         for name, every in (("save", s.save), ("evaluate", s.evaluate))

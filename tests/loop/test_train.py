@@ -48,6 +48,11 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(make_recipe: A
     assert timeless(one.folder / "metrics.jsonl") != timeless(other.folder / "metrics.jsonl")
 
 
+def test_minibatches_are_shuffled_by_any_seed(make_recipe: Any, tmp_path: Path) -> None:
+    done = run(settings_of(make_recipe, "ppo", tmp_path, seed=2**64 - 1, train={"steps": 1}))
+    assert done.metrics[0]["updates"] > 1
+
+
 @pytest.mark.parametrize("method", ["ppo", "remax"])
 def test_without_lag_every_token_is_of_the_newest_policy(method: str, make_recipe: Any, tmp_path: Path) -> None:
     done = run(settings_of(make_recipe, method, tmp_path, log={"sample_groups": 100}))

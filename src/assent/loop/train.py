@@ -119,7 +119,8 @@ async def update(cast: Cast, batch: Batch, *, step: int, seed: int) -> Stats:
     for number in range(passes):
         order = None
         if parts > 1:
-            generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 101 + number)
+            mixed = (seed * 1_000_003 + step) * 101 + number
+            generator = torch.Generator().manual_seed(mixed % (1 << 64))  # torch takes 64 bits
             order = torch.randperm(units, generator=generator)
         for mini in batch.split(min(parts, units), order=order):
             stats = await _one_update(cast, cast.objective.weigh(mini), step)
