@@ -73,6 +73,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["train.epochs=inf"], "train.epochs=inf"),
         ("sft", ["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan must be above 0"),
         ("ppo", ["critic.optimizer.schedule=cosin"], "critic.optimizer.schedule=cosin is not one of"),
+        ("sft", ["optimizer.eps=0"], "optimizer.eps=0.0 must be above 0"),
         ("sft", ["optimizer.betas=[0.9,1.5]"], "optimizer.betas=[0.9, 1.5]"),
         ("ppo", ["rollout.max_lag=-1"], "rollout.max_lag=-1"),
         ("ppo", ["rollout.cuda_graphs=false", "rollout.engine=vllm"], "set rollout.vllm.eager=true"),

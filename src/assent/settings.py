@@ -283,7 +283,9 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
         problems.append(f"warmup={s.warmup} is a share of the run: 0 <= warmup < 1")
     if not all(0 <= beta < 1 for beta in s.betas):
         problems.append(f"betas={list(s.betas)} must both be in [0, 1)")
-    for key in ("eps", "weight_decay", "min_ratio", "max_gradient_norm"):
+    if not 0 < s.eps < math.inf:
+        problems.append(f"eps={s.eps} must be above 0: a weight without a gradient would be divided by it")
+    for key in ("weight_decay", "min_ratio", "max_gradient_norm"):
         if not 0 <= getattr(s, key) < math.inf:
             problems.append(f"{key}={getattr(s, key)} must be 0 or more")
     return problems
