@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from assent.algorithms.base import Objective
 
 
+FIGURES = {"mean", "std", "failed", "greedy"}
+"""Of the whole reward, as reward/NAME, where those of its parts stand too."""
+
+
 class SettingsError(ValueError):
     """Settings that cannot be read or that contradict each other."""
 
@@ -217,6 +221,8 @@ def _about_rewards(s: Settings) -> list[str]:
             names.append(function_reward(reward).name)
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
             problems.append(f"rewards.{number}: {error}")
+    for name in sorted({*names} & FIGURES):
+        problems.append(f"a reward called {name!r} would take the place of the figure reward/{name}: give it a name")
     twice = sorted({name for name in names if names.count(name) > 1})
     return problems + [f"two rewards are called {name!r}: give each a name of its own" for name in twice]
 
