@@ -328,6 +328,14 @@ def test_failed_rewards_are_masked_and_counted(make_recipe: Any, tmp_path: Path)
         assert m["reward/mean"] == pytest.approx(sum(scored) / 5)
 
 
+def test_where_no_answer_has_a_reward_no_figure_says_0(make_recipe: Any, tmp_path: Path) -> None:
+    made = {"shaping": {"unfinished": "mask"}, "rollout": {"max_tokens": 1}, "train": {"steps": 2}}
+    done = run(settings_of(make_recipe, "grpo", tmp_path, data={"validation_percent": 1}, **made))
+    for m in done.metrics:
+        assert (m["unfinished"], m["reward/failed"]) == (1, 0)
+        assert not [name for name in m if name.endswith(("reward/mean", "reward/std"))]
+
+
 def test_too_many_failed_rewards_end_the_run_with_their_reasons(make_recipe: Any, tmp_path: Path) -> None:
     calls.clear()
     settings = settings_of(

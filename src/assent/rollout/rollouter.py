@@ -58,12 +58,14 @@ def completion_seed(seed: int, index: int, sample: int) -> int:
 
 
 def rollout_figures(groups: Sequence[Group]) -> Stats:
-    """Rewards (and each part of them), lengths and failures of a step's groups, for the metrics."""
+    """Rewards (and each part of them), lengths and failures of a step's groups, for the metrics. Where no answer has a
+    reward there is no mean of them: 0 would be read as one."""
     responses = [response for group in groups for response in group.responses]
     rewards = [response.reward for response in responses if response.reward is not None]
-    figures: Stats = {
-        "reward/mean": statistics.fmean(rewards) if rewards else 0.0,
-        "reward/std": statistics.pstdev(rewards) if rewards else 0.0,
+    figures: Stats = {}
+    if rewards:
+        figures = {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
+    figures |= {
         "reward/failed": sum(r.score.value is None for r in responses) / len(responses),
         "length/mean": statistics.fmean(len(r.tokens) for r in responses),
         "length/max": float(max(len(r.tokens) for r in responses)),
