@@ -59,6 +59,7 @@ SICK = {
     "unfinished, grown": ({"unfinished": lambda s: min(1.0, s / 100)}, r"2\d% of the answers are cut off .*\(3% at"),
     "unfinished, always": ({"unfinished": lambda s: 0.6}, r"60% of the answers are cut off by length"),
     "equal": ({"groups/equal": lambda s: 0.95}, r"in 95% of the groups all answers have the same reward"),
+    "empty": ({"empty": lambda s: float(s % 10 > 0)}, r"nothing was learned in (80|100)% of the latest steps"),
     "clipped": ({"clip_fraction": lambda s: 0.4}, r"40% of the tokens are clipped"),
     "sampler, at once": ({"kl/sampler": lambda s: 0.005}, r"before the first update .* differ by 0\.005 nats"),
     "sampler, later": ({"kl/sampler": lambda s: 0.001 * (s - 1)}, r"differ by 0\.02\d* nats a token \(0 in the first"),

@@ -98,7 +98,7 @@ class OnlineSource:
                 expected += 1
                 replaced.append(group)
                 self.slots.release()
-        stats = rollout_figures(seen) | {"groups/dropped": float(dropped)}
+        stats = rollout_figures(seen) | {"groups/dropped": float(dropped), "empty": float(not rows)}
         self._check_failures(seen, stats["reward/failed"])
         batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
         length = self.cursor.length

@@ -85,7 +85,7 @@ async def train(
 async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, seed: int) -> tuple[Batch | None, Stats]:
     """Everything between a delivery and its published weights: columns, credit, optimizer steps."""
     if delivery.batch is None:
-        return None, {"empty": 1.0}
+        return None, {}
     batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
     if isinstance(cast.objective, Algorithm):
         before = dict(memory)

@@ -231,6 +231,16 @@ def _equal_groups(share: Series) -> Sign:
     )
 
 
+@_watching("empty")
+def _empty(share: Series) -> Sign:
+    return Sign(
+        share.now / 0.8,
+        f"nothing was learned in {share.now:.0%} of the latest steps: no group had a signal. All answers to a prompt "
+        "had the same reward, or none had one, since it failed (reward/failed) or its answer was masked as unfinished. "
+        "Read some samples; try prompts of medium difficulty, more samples a prompt, or more room for answers.",
+    )
+
+
 @_watching("clip_fraction")
 def _clipping(share: Series) -> Sign:
     return Sign(
@@ -275,6 +285,7 @@ SIGNS: Mapping[str, Look] = {
     "length": _length,
     "unfinished": _unfinished,
     "equal groups": _equal_groups,
+    "empty": _empty,
     "clipping": _clipping,
     "sampler": _sampler,
 }
