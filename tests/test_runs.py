@@ -150,6 +150,16 @@ def test_save_and_evaluate_by_epochs(make_recipe: Any, tmp_path: Path) -> None:
     assert names == {"epoch1epochstep3globalstep3", "epoch2epochstep3globalstep6", "epoch3epochstep3globalstep9"}
 
 
+def test_what_is_done_between_steps_counts_among_the_seconds_to_the_next_save(make_recipe: Any, tmp_path: Path) -> None:
+    async def evaluate(moment: Moment) -> Stats:
+        await asyncio.sleep(0.4)
+        return {}
+
+    done = run(load_settings(make_recipe("sft", tmp_path, save={"seconds": 0.4, "keep": 0})), hooks=[evaluate])
+    names = [path.name for path in (done.folder / "checkpoints/state").iterdir()]
+    assert {int(name.rpartition("step")[2]) for name in names} >= {2, 3, 4}
+
+
 def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"take .* tokens together, the policy has room for 128"):
         run(load_settings(make_recipe("ppo", tmp_path, rollout={"max_tokens": 128})))

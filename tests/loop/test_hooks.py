@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ def test_due_by_steps_epochs_or_seconds(every: EverySettings, expected: list[int
 @pytest.mark.parametrize("resume", range(1, 10))
 def test_a_resumed_run_is_due_when_the_undisturbed_one_is(every: EverySettings, resume: int) -> None:
     assert due_at(every, TEN, resume=resume) == [step for step in due_at(every, TEN) if step > resume]
+
+
+def test_what_is_due_does_not_bring_itself_about() -> None:
+    due = Due(EverySettings(seconds=0.3), at_end=False)
+    assert not due(Progress(step=1, seconds=0.2), last=False)
+    assert due(Progress(step=2, seconds=0.4), last=False)
+    with due.apart():
+        time.sleep(0.4)
+    assert not due(Progress(step=3, seconds=0.9), last=False)
+    assert due(Progress(step=4, seconds=3.0), last=False)
 
 
 def test_what_ends_a_run_during_its_evaluation_is_raised_as_it_is() -> None:

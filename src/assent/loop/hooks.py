@@ -7,7 +7,9 @@ a checkpoint is taken that the records lead up to.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +52,13 @@ class Due:
         if every.seconds is not None and progress.seconds - self._seconds >= every.seconds:
             self._seconds, due = progress.seconds, True
         return due or (last and self.at_end)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is due, and takes place within it, counts for nothing among the seconds until it is due again."""
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
 
 
 class RecordMetrics:
@@ -126,7 +135,9 @@ class Evaluate:
     async def __call__(self, moment: Moment) -> Stats:
         if not self.due(moment.progress, last=moment.last):
             return {}
-        return {f"validation/{name}": value for name, value in (await self.figures()).items()}
+        with self.due.apart():
+            figures = await self.figures()
+        return {f"validation/{name}": value for name, value in figures.items()}
 
 
 async def validation_loss(cast: Cast, batch: Batch) -> Stats:
@@ -163,7 +174,8 @@ class SaveCheckpoint:
     async def __call__(self, moment: Moment) -> Stats:
         due = self.due(moment.progress, last=moment.last)
         if due or moment.stopping:
-            await self.save(moment.progress)
+            with self.due.apart():
+                await self.save(moment.progress)
         return {}
 
     async def save(self, progress: Progress) -> None:

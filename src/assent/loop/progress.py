@@ -52,7 +52,8 @@ class Progress:
     epochs_done: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    """Wall-clock seconds of training, earlier sittings of a resumed run included."""
+    """Wall-clock seconds up to the end of this step's training, with evaluations and saves before it and with earlier
+    sittings of a resumed run."""
     skipped: int = 0
     """Steps in a row with an update that was not made because a loss or gradient was not finite."""
 

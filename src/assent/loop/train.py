@@ -51,6 +51,7 @@ async def train(
     Raises NonFiniteError after `max_skipped` steps in a row with an update that was not finite; whatever a stage raises
     ends the run.
     """
+    clock = time.perf_counter()
     while not until(progress):
         started = time.perf_counter()
         delivery = await source.next()
@@ -59,8 +60,9 @@ async def train(
             batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
         learned = time.perf_counter()
         await publish(progress.step + 1)
-        seconds = time.perf_counter() - started
-        progress = progress.after(delivery, seconds=seconds, skipped=stats.get("skipped", 0.0) > 0)
+        before, clock = clock, time.perf_counter()
+        seconds = clock - started
+        progress = progress.after(delivery, seconds=clock - before, skipped=stats.get("skipped", 0.0) > 0)
         stats = delivery.stats | stats
         stats |= {"time/batch": sampled - started, "time/learn": learned - sampled, "time/step": seconds}
         last, stopping = until(progress), False
