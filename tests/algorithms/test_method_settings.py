@@ -52,6 +52,10 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: PPO(early_stop_ratio=0.9), "early_stop_ratio=0.9 must be at least 1"),
         (lambda: PPO(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
         (lambda: PPO(kl_target=0.0), "kl_target=0.0"),
+        (
+            lambda: PPO(kl_target=6.0, kl_coefficient=0.0),
+            r"kl_coefficient \(with kl_target\)=0.0 must be at least 1e-08",
+        ),
         (lambda: PPO(kl_horizon=0.0), "kl_horizon=0.0"),
         (lambda: PPO(discount=1.1), "discount=1.1 must be between"),
         (lambda: PPO(trace=-0.1), "trace=-0.1 must be between"),

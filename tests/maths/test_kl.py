@@ -66,3 +66,12 @@ def test_adaptive_coefficient_by_hand() -> None:
     assert adapted(3.0) == pytest.approx(0.099488)  # error -0.5, clipped to -0.2
     assert adapted(6.6) == pytest.approx(0.100256)  # error 0.1
     assert adapted(6.0) == pytest.approx(0.1)
+
+
+def test_no_step_takes_the_adaptive_coefficient_below_0() -> None:
+    def adapted(kl: float, sequences: int) -> float:
+        return adapted_coefficient(0.1, kl, target=6.0, horizon=100.0, sequences=sequences)
+
+    assert adapted(0.0, 100) == pytest.approx(0.08)
+    assert adapted(0.0, 1024) == pytest.approx(0.08)  # not 0.1 * (1 - 0.2 * 10.24)
+    assert adapted(60.0, 1024) == pytest.approx(0.12)

@@ -30,7 +30,7 @@ class PPO(PolicyGradient):
     kl_target: float | None = None
     """Adapt beta towards this KL a sequence, in nats; null keeps it fixed."""
     kl_horizon: float = 10_000.0
-    """Sequences over which beta adapts."""
+    """Sequences over which beta adapts, by a fifth at most; a step with more of them adapts it as one with so many."""
     discount: float = 1.0
     trace: float = 0.95
     """lambda of GAE."""
@@ -47,6 +47,8 @@ class PPO(PolicyGradient):
         super().__post_init__()
         check_range("kl_coefficient", self.kl_coefficient, 0.0)
         check_range("kl_target", self.kl_target, 1e-8)
+        if self.kl_target is not None:  # from 0, no factor leads away
+            check_range("kl_coefficient (with kl_target)", self.kl_coefficient, 1e-8)
         check_range("kl_horizon", self.kl_horizon, 1.0)
         check_range("discount", self.discount, 0.0, 1.0)
         check_range("trace", self.trace, 0.0, 1.0)
