@@ -52,6 +52,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["rewards=[{kind: judge, path: a}, {kind: judge, path: b}]"], "two rewards are called 'judge'"),
         ("ppo", ["rewards.0.name=failed"], "a reward called 'failed' would take the place of the figure reward/failed"),
         ("ppo", ["rollout.temperature=0"], "rollout.temperature=0.0 must be above 0"),
+        ("ppo", ["rollout.temperature=inf"], "rollout.temperature=inf must be above 0"),
         ("ppo", ["rollout.top_p=0.9"], "cut off part of the distribution that ppo's ratios are taken over"),
         ("grpo", ["rollout.top_k=5"], "set top_p=1 top_k=0"),
         ("rloo", ["rollout.min_tokens=3"], "set algorithm.recompute_old=true"),

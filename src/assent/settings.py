@@ -156,9 +156,9 @@ def _about_method(s: Settings) -> list[str]:
             problems.append(
                 f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
             )
-        if not s.rollout.temperature > 0:
+        if not 0 < s.rollout.temperature < math.inf:
             problems.append(
-                f"rollout.temperature={s.rollout.temperature} must be above 0: at 0 every answer is the same"
+                f"rollout.temperature={s.rollout.temperature} must be above 0, where all answers are one, and finite"
             )
         cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
         if objective.uses_ratio and cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +61,10 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: PPO(discount=1.1), "discount=1.1 must be between"),
         (lambda: PPO(trace=-0.1), "trace=-0.1 must be between"),
         (lambda: PPO(value_clip=-0.1), "value_clip=-0.1"),
+        (lambda: PPO(value_coefficient=-1.0), "value_coefficient=-1.0 must be at least 0"),
+        (lambda: PPO(kl_coefficient=math.inf), "kl_coefficient=inf must be at least 0.0, and finite"),
+        (lambda: GRPO(entropy_bonus=math.nan), "entropy_bonus=nan must be finite"),
+        (lambda: DPO(beta=math.inf), "beta=inf must be at least 1e-08, and finite"),
         (lambda: PPO(normalisation_decay=1.1), "normalisation_decay=1.1"),
         (lambda: GRPO(samples=1), "samples=1 must be at least 2"),
         (lambda: RLOO(samples=1), "samples=1 must be at least 2"),
@@ -83,6 +88,11 @@ def test_defaults_are_the_published_ones() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_bounds_that_may_be_infinite() -> None:
+    method = PPO(clip_high=math.inf, correction_cap=math.inf, entropy_bonus=-0.1)
+    assert method.clip_high == method.correction_cap == math.inf
 
 
 def test_early_stop_by_the_mean_ratio_in_both_directions() -> None:

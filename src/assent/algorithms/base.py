@@ -7,6 +7,7 @@ that a checkpoint saves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -133,10 +134,10 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
 
 
-def check_range(name: str, value: float | None, low: float, high: float = float("inf")) -> None:
-    """Raise ValueError unless low <= value <= high (None passes)."""
-    if value is not None and not low <= value <= high:
-        bound = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
+def check_range(name: str, value: float | None, low: float, high: float = math.inf, *, infinite: bool = False) -> None:
+    """Raise ValueError unless low <= value <= high (None passes); without a bound above, an `infinite` value may be."""
+    if value is not None and not (low <= value <= high and (infinite or math.isfinite(value))):
+        bound = f"at least {low}, and finite" if high == math.inf else f"between {low} and {high}"
         raise ValueError(f"{name}={value} must be {bound}")
 
 

@@ -5,6 +5,7 @@ They differ in `credit`, which fills `advantages`. The loss, its aggregation and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -79,14 +80,16 @@ class PolicyGradient(Algorithm):
                 "reward (kl_coefficient); set kl_estimator to k2, whose gradient is that of the KL itself, or to k3"
             )
         check_choice("correction", self.correction, ("none", "truncate", "mask"))
-        check_range("correction_cap", self.correction_cap, 1.0)
+        check_range("correction_cap", self.correction_cap, 1.0, infinite=True)
         check_choice("kl_estimator", self.kl_estimator, ("k2", "k3"))
         check_range("samples", self.samples, 1)
         check_range("clip_low", self.clip_low, 0.0, 1.0)
-        check_range("clip_high", self.clip_high, 0.0)
+        check_range("clip_high", self.clip_high, 0.0, infinite=True)
         check_range("dual_clip", self.dual_clip, 1.0)
         check_range("constant", self.constant, 1e-8)
         check_range("kl_in_loss", self.kl_in_loss, 0.0)
+        if not math.isfinite(self.entropy_bonus):
+            raise ValueError(f"entropy_bonus={self.entropy_bonus} must be finite")
         check_range("epochs", self.epochs, 1)
         check_range("minibatches", self.minibatches, 1)
         check_range("early_stop_ratio", self.early_stop_ratio, 1.0)

@@ -53,6 +53,7 @@ class PPO(PolicyGradient):
         check_range("discount", self.discount, 0.0, 1.0)
         check_range("trace", self.trace, 0.0, 1.0)
         check_range("value_clip", self.value_clip, 0.0)
+        check_range("value_coefficient", self.value_coefficient, 0.0)
         check_range("normalisation_decay", self.normalisation_decay, 0.0, 1.0)
 
     def losses(self) -> Mapping[Role, LossFn]:
