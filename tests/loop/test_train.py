@@ -225,6 +225,18 @@ def changes(done: Run) -> dict[str, list[bool]]:
     return found
 
 
+@pytest.mark.parametrize("more", [{"rollout": {"max_lag": 1}}, {"data": {"validation_percent": 1}}, {}])
+def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
+    more: dict[str, Any], make_recipe: Any, tmp_path: Path
+) -> None:
+    made = {"optimizer": {"learning_rate": 1e20}, "train": {"steps": 6}, "evaluate": {"steps": 1}}
+    settings = settings_of(make_recipe, "grpo", tmp_path, **made, **more)
+    with pytest.raises(
+        NonFiniteError, match=r"after step \d the policy's logits are not finite.* Lower the learning rate"
+    ):
+        run(settings)
+
+
 @pytest.mark.parametrize("role", ["policy", "critic"])
 def test_an_update_that_is_not_finite_in_one_model_is_made_in_none(
     role: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from assent.loop.cast import Cast
 from assent.loop.checkpoint import Store, Writer
 from assent.loop.progress import BatchSource, Moment, Progress
 from assent.loop.settings import EverySettings
+from assent.loop.train import diverged
 from assent.monitor.trackers import Tracker
 from assent.rollout.rollouter import Rollouter, rollout_figures
 from assent.runtime.coroutines import together
@@ -135,7 +136,7 @@ class Evaluate:
     async def __call__(self, moment: Moment) -> Stats:
         if not self.due(moment.progress, last=moment.last):
             return {}
-        with self.due.apart():
+        with self.due.apart(), diverged(moment.progress.step):
             figures = await self.figures()
         return {f"validation/{name}": value for name, value in figures.items()}
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -27,7 +27,7 @@ Training = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class NonFiniteError(RuntimeError):
-    """Losses or gradients were not finite in several steps in a row."""
+    """Losses or gradients were not finite in several steps in a row, or logits that answers are drawn from were not."""
 
 
 async def train(
@@ -54,7 +54,8 @@ async def train(
     clock = time.perf_counter()
     while not until(progress):
         started = time.perf_counter()
-        delivery = await source.next()
+        with diverged(progress.step):
+            delivery = await source.next()
         sampled = time.perf_counter()
         async with training():
             batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
@@ -82,6 +83,19 @@ async def train(
         if stopping:
             break
     return progress
+
+
+@contextmanager
+def diverged(step: int) -> Iterator[None]:
+    """Within it answers may be drawn from what the policy has become."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise NonFiniteError(
+            f"after step {step} the policy's logits are not finite, so that it answers nothing: its weights have "
+            "diverged, and so may those of the newest checkpoint. Lower the learning rate, and begin anew or with an "
+            "earlier one (resume=NAME)"
+        ) from error
 
 
 async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, seed: int) -> tuple[Batch | None, Stats]:
