@@ -11,7 +11,7 @@ import pytest
 from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
 from assent.recipes import completed, defaults, load_settings
 from assent.rollout.settings import RolloutSettings
-from assent.settings import Settings, SettingsError, _installed, check, resolved
+from assent.settings import Settings, SettingsError, _installed, check, resolved, to_plain
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 VALID: dict[str, Any] = {
@@ -131,9 +131,7 @@ def test_defaults_are_those_of_the_method(method: str) -> None:
 
 
 def test_typed_settings_are_completed_by_their_method() -> None:
-    assert completed(Settings(method="ppo")).algorithm == PPO(recompute_old=False)
-    lagging = Settings(method="ppo", rollout=RolloutSettings(max_lag=1))
-    assert completed(lagging).algorithm == PPO(recompute_old=True)
+    assert completed(Settings(method="ppo")).algorithm == PPO()
     assert completed(Settings(method="dpo", algorithm=DPO(beta=0.3))).algorithm == DPO(beta=0.3)
     with pytest.raises(SettingsError, match="method=sft takes a SFT as its algorithm, not PPO"):
         completed(Settings(method="sft", algorithm=PPO()))
@@ -141,6 +139,18 @@ def test_typed_settings_are_completed_by_their_method() -> None:
         completed(Settings(method="ppoo"))
     with pytest.raises(SettingsError, match="no model"):
         check(completed(Settings(algorithm=SFT())))
+
+
+def test_the_method_follows_the_lag_that_a_run_has_in_the_end() -> None:
+    settings = completed(Settings(method="ppo"))
+    assert settings.objective == PPO(recompute_old=False)
+    again = load_settings({**VALID, "algorithm": to_plain(settings.algorithm)}, ["rollout.max_lag=1"], method="ppo")
+    assert again.objective == PPO(recompute_old=True)  # from the settings that a run has saved
+    settings.rollout.max_lag = 1
+    assert settings.objective == PPO(recompute_old=True)
+    assert Settings(algorithm=PPO(recompute_old=False), rollout=RolloutSettings(max_lag=1)).objective == PPO(
+        recompute_old=False
+    )
 
 
 def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

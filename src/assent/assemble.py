@@ -131,7 +131,7 @@ class Job:
         self.record = record
         self.restored = False
         """Went on from `resume`: there are no later checkpoints than those of this sitting."""
-        self.objective: Objective = settings.algorithm
+        self.objective: Objective = settings.objective
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         self.data = self.load_data()
         self.total_steps = self.count_steps()

@@ -18,9 +18,6 @@ from typing import Any
 
 from assent.settings import Settings, SettingsError, check
 
-if typing.TYPE_CHECKING:
-    from assent.algorithms.base import Objective
-
 Tree = typing.TypeVar("Tree")
 
 
@@ -65,9 +62,7 @@ def completed(settings: Settings) -> Settings:
         raise SettingsError(
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
         )
-    off_policy = settings.rollout.max_lag > 0 or settings.rollout.engine != "native"
-    objective = typing.cast("Objective", settings.algorithm)
-    return dataclasses.replace(settings, algorithm=objective.adapted(off_policy=off_policy))
+    return settings
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,13 @@ class Settings:
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
 
     @property
+    def objective(self) -> Objective:
+        """The method, as the samples of this run ask for it."""
+        off_policy = self.rollout.max_lag > 0 or self.rollout.engine != "native"
+        objective: Objective = self.algorithm.adapted(off_policy=off_policy)
+        return objective
+
+    @property
     def samples(self) -> bool:
         """Whether the run draws answers and has them scored: it learns from the policy's own, and replays none."""
         return bool(self.algorithm.data == "prompts" and self.rollout.replay is None)
@@ -149,7 +156,7 @@ def _about_data(s: Settings) -> list[str]:
 
 
 def _about_method(s: Settings) -> list[str]:
-    objective: Objective = s.algorithm
+    objective = s.objective
     problems = []
     if objective.data == "prompts":
         if not s.rewards:

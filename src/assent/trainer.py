@@ -102,7 +102,7 @@ class Trainer:
 
     def __init__(self, settings: Settings, plan: Plan, ranks: Ranks | None = None):
         self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
-        self.objective: Objective = settings.algorithm
+        self.objective: Objective = settings.objective
         self.device = device_of(settings)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         self.store = Store(plan.checkpoints)
