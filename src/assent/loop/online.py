@@ -102,9 +102,9 @@ class OnlineSource:
         self._check_failures(seen, stats["reward/failed"])
         batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
         length = self.cursor.length
-        epoch, ends = first // length + 1, self.consumed // length > first // length
+        epoch, done = first // length + 1, self.consumed // length
         groups, others = tuple(kept), tuple(replaced)
-        return Delivery(batch=batch, epoch=epoch, ends_epoch=ends, stats=stats, groups=groups, dropped=others)
+        return Delivery(batch=batch, epoch=epoch, epochs_done=done, stats=stats, groups=groups, dropped=others)
 
     def _check_failures(self, groups: Sequence[Group], share: float) -> None:
         if share <= self.max_failed:

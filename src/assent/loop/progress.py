@@ -17,8 +17,8 @@ class Delivery:
     """None if nothing drawn carried a signal: the step passes without an update and is counted."""
     epoch: int
     """1-based."""
-    ends_epoch: bool = False
-    """The data of `epoch` is used up with it."""
+    epochs_done: int = 0
+    """Passes over the data that are complete with it, all told: one delivery may complete several."""
     stats: Stats = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     """Online methods: every group whose rows are in the batch."""
@@ -66,7 +66,7 @@ class Progress:
             step=self.step + 1,
             epoch=delivery.epoch,
             epoch_step=self.epoch_step + 1 if same else 1,
-            epochs_done=delivery.epoch - (not delivery.ends_epoch),
+            epochs_done=delivery.epochs_done,
             tokens=self.tokens + tokens,
             seconds=self.seconds + seconds,
             skipped=self.skipped + 1 if skipped else 0,
