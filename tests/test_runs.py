@@ -285,6 +285,22 @@ def test_going_back_to_an_older_checkpoint_keeps_what_is_made_from_there(make_re
     assert resumed.model.name.endswith("globalstep3")
 
 
+def test_what_is_refused_to_go_on_leaves_the_settings_of_the_run(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, train={"steps": 1})
+    done = run(load_settings(recipe))
+    before = (done.folder / "settings.yaml").read_text()
+    with pytest.raises(ValueError, match=r"saved under another learn\.precision"):
+        run(load_settings(recipe, ["resume=latest", "learn.precision=bfloat16"]))
+    for method in ("dpo", "grpo"):
+        with pytest.raises(
+            SettingsError, match=f"run is a run of sft, which {method} does not go on with: set another"
+        ):
+            run(load_settings(make_recipe(method, tmp_path), ["resume=latest"]))
+    assert (done.folder / "settings.yaml").read_text() == before
+    run(load_settings(done.folder / "settings.yaml", ["resume=latest", "train.steps=2"]))
+    assert "steps: 2" in (done.folder / "settings.yaml").read_text()
+
+
 def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, save={"steps": 2})
     threads = []

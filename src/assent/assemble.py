@@ -47,7 +47,7 @@ from assent.monitor.trackers import opened_trackers
 from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
-from assent.records import Run, find_resume, let_go, named, open_folder, open_record
+from assent.records import Run, find_resume, let_go, named, open_folder, open_record, save_settings
 from assent.rewards.base import Reward
 from assent.rewards.protocol import vocabulary_digest
 from assent.rewards.remote import HttpReward, check_servers
@@ -59,7 +59,7 @@ from assent.runtime.coroutines import finished
 from assent.runtime.gang import Gang, Part
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.worker import WorkerLost
-from assent.settings import Settings, check, resolved
+from assent.settings import Settings, check
 from assent.stopping import Stopped, stop_signals, unless
 from assent.trainer import Plan
 from assent.types import Role, Sampling, Stats
@@ -105,8 +105,8 @@ def _run(
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter, record=record)
-    # Whoever runs these settings again does not mean to remove what they have made.
-    (folder / records.SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
+    if resume is None:
+        save_settings(folder, settings)
     with stop_signals() as stop, Crews(settings, reporter.say) as crews:
         finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
@@ -286,6 +286,7 @@ class Job:
         if self.resume is not None:
             progress = await restore(self.store, self.resume, cast, source, memory)
             self.restored = True
+            save_settings(self.folder, settings)  # what was refused before here has not changed them
             left = "" if progress.step < self.last_step else ", nothing is left to do"
             self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}{left}")
         if self.resume is not None or crew.apart:

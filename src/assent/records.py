@@ -206,10 +206,22 @@ def _entries(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name not in (LOCK, MOVING, OVERWRITTEN, GONE)]
 
 
+def save_settings(folder: Path, settings: Settings) -> None:
+    """Beside what they make. Whoever runs them again does not mean to remove that."""
+    (folder / SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
+
+
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
     """The checkpoint to go on from, if any, and what is wrong with newer ones."""
     if settings.resume is None or (settings.resume == "latest" and not store.names()):
         return None, []
+    folder = store.folder.parent
+    method = _before_in(folder, "method")
+    if method not in (None, settings.method):
+        raise SettingsError(
+            f"{folder} is a run of {method}, which {settings.method} does not go on with: set another name, and "
+            f"model.path={folder} to start from its model"
+        )
     if settings.resume == "latest":
         return store.latest()
     if settings.resume not in store.names():
@@ -220,9 +232,16 @@ def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]
 
 def threads_before(folder: Path) -> int | None:
     """What the run that is resumed was told of `threads` before. Its file may have been cut off by what ended it."""
+    found = _before_in(folder, "threads")
+    return int(found) if found is not None and found.isdecimal() else None
+
+
+def _before_in(folder: Path, key: str) -> str | None:
+    """What a run's file says of a setting at its top. It may have been cut off."""
     path = folder / SETTINGS
-    found = re.search(r"^threads: (\d+)$", path.read_text(), re.MULTILINE) if path.exists() else None
-    return int(found[1]) if found else None
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    found = re.search(rf"^{key}: (.+)\n", text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def open_record(settings: Settings) -> Record | None:
