@@ -81,6 +81,15 @@ def test_a_chat_without_an_answer_stays_a_chat(write, tmp_path):
     assert rows_of(tmp_path / "b.jsonl") == [{"messages": [USER]}]
 
 
+def test_turns_after_the_last_answer_stay_in_a_chat_and_are_counted_where_they_cannot(write, tmp_path):
+    chat = {"messages": [USER, {"role": "assistant", "content": "a"}, USER]}
+    source = write("a.jsonl", [chat])
+    assert convert(source, tmp_path / "b.jsonl", to="messages").lost == {}
+    assert rows_of(tmp_path / "b.jsonl") == [chat]
+    assert convert(source, tmp_path / "c.jsonl", to="prompt/completion").lost == {"turns after the last answer": 1}
+    assert rows_of(tmp_path / "c.jsonl") == [{"prompt": [USER], "completion": "a"}]
+
+
 @pytest.mark.parametrize(
     ("row", "to", "message"),
     [

@@ -69,8 +69,8 @@ def convert(
     check_columns(columns or {})
     path = Path(target).expanduser()
     _check_target(source, path, overwrite)
-    samples, read, bad = _read(source, to, dialect=dialect, columns=columns or {}, split=split, bad_rows=bad_rows)
     lost: Counter[str] = Counter()
+    samples, read, bad = _read(source, to, lost, dialect=dialect, columns=columns or {}, split=split, bad_rows=bad_rows)
     if to == "prompt/pos_answers/neg_answers":
         samples = _merged(samples)
     rows = [row for one in samples for row in _written(one, to, writer, lost)]
@@ -79,7 +79,7 @@ def convert(
 
 
 def _read(
-    source: str, to: str, *, dialect: str, columns: Mapping[str, str], split: str, bad_rows: int
+    source: str, to: str, lost: Counter[str], *, dialect: str, columns: Mapping[str, str], split: str, bad_rows: int
 ) -> tuple[list[Sample], int, list[str]]:
     samples: list[Sample] = []
     bad: list[str] = []
@@ -89,7 +89,7 @@ def _read(
         try:
             if isinstance(row, DataError):
                 raise row
-            samples.append(_sample(row, to, where=where, dialect=dialect, columns=columns))
+            samples.append(_sample(row, to, lost, where=where, dialect=dialect, columns=columns))
         except DataError as error:
             bad.append(str(error))
             if len(bad) > bad_rows:
@@ -97,14 +97,16 @@ def _read(
     return samples, read, bad
 
 
-def _sample(row: Any, to: str, *, where: str, dialect: str, columns: Mapping[str, str]) -> Sample:
-    """The row as the kind of record that the target holds; a chat may do without an answer."""
+def _sample(row: Any, to: str, lost: Counter[str], *, where: str, dialect: str, columns: Mapping[str, str]) -> Sample:
+    """The row as the kind of record that the target holds; a chat may do without an answer, or go on after it."""
     kind = _kind(to)
     try:
         read, _ = sample(row, kind=kind, where=where, dialect=dialect, columns=columns)
-        if kind != DEMONSTRATION:
+        if kind != DEMONSTRATION or (to == "messages" and read.answer is None and not read.pairs):
             return read
         shown = demonstration_of(read)
+        if len(shown.messages) < len(read.messages):
+            lost["turns after the last answer"] += len(read.messages) - len(shown.messages) - 1
         return replace(read, prompt=shown.prompt, messages=shown.messages, answer=shown.completion)
     except DataError:
         if to != "messages":
