@@ -115,6 +115,14 @@ def test_impossible_conversions_are_refused_and_write_nothing(write, tmp_path, r
     assert not (tmp_path / "b.jsonl").exists()
 
 
+@pytest.mark.parametrize("value", [{}, 2**70, [1, "a"]])
+def test_what_parquet_cannot_hold_is_refused_and_leaves_nothing(write, tmp_path, value):
+    source = write("a.jsonl", [{"prompt": "q", "meta": value}])
+    with pytest.raises(DataError, match=r"b\.parquet: a column holds what this file format cannot: .+"):
+        convert(source, tmp_path / "b.parquet", to="prompt")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl"}
+
+
 def test_bad_rows_are_skipped_under_a_budget(write, tmp_path):
     source = write("a.jsonl", '{"prompt": "q"}\nnonsense\n')
     with pytest.raises(DataError, match=r"a\.jsonl:2"):

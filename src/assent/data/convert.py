@@ -264,7 +264,7 @@ def _save(rows: Rows, path: Path) -> None:
             one_list = path.suffix.lower() == ".json"
             text = "[\n" + ",\n".join(lines) + "\n]\n" if one_list else "".join(f"{line}\n" for line in lines)
             part.write_text(text, encoding="utf-8")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:  # Arrow raises all four
         part.unlink(missing_ok=True)
         raise DataError(f"a column holds what this file format cannot: {error}", str(path)) from error
     part.replace(path)
