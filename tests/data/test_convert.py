@@ -74,6 +74,10 @@ def test_what_the_target_has_no_place_for_is_counted(write, tmp_path):
     answered = write("b.jsonl", [{"question": "q", "answer": "a", "prompt": None}])
     assert convert(answered, tmp_path / "q.jsonl", to="prompt").lost == {"an answer": 1}
     assert rows_of(tmp_path / "q.jsonl") == [{"prompt": "q"}]
+    twice = write("c.jsonl", [{"prompt": "q", "completion": "a", "response": "b"}])
+    assert convert(twice, tmp_path / "t.jsonl", to="prompt/completion").lost == {
+        "the column response, whose name is taken": 1
+    }
 
 
 def test_a_chat_without_an_answer_stays_a_chat(write, tmp_path):

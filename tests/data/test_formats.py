@@ -136,6 +136,18 @@ def test_questions(name, row, prompt, messages, answer, by_name):
     assert read.extra["level"] == 3
 
 
+@pytest.mark.parametrize(
+    ("row", "extra"),
+    [
+        ({"prompt": "q", "context": "c", "question": "r"}, {"context": "c", "question": "r"}),
+        ({"instruction": "q", "input": "c", "query": "r"}, {"query": "r"}),
+        ({"prompt": "q", "completion": "a", "response": "b"}, {"response": "b"}),
+    ],
+)
+def test_columns_that_a_dialect_could_read_and_does_not_are_kept(row, extra):
+    assert question(row, where="f:1").extra == extra
+
+
 def test_a_completion_is_preferred_to_the_chosen_answer_unless_pairs_are_wanted():
     row = {"prompt": "q", "completion": "a", "chosen": "c", "rejected": "r"}
     assert demonstration(row, where="f:1").completion == "a"

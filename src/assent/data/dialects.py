@@ -6,6 +6,7 @@ Leaves out Python-side formats of single projects; `register_dialect` adds those
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from assent.data.fields import Fields, Message
 from assent.data.formats import (
@@ -24,6 +25,7 @@ ASSISTANT_MARK = "\n\nAssistant:"
 PROMPTS = "prompt|question|instruction|query"
 COMPLETIONS = "completion|response|output"
 ANSWERS = "response|output|answer|completion"
+CONTEXTS = ("context", "input")
 
 
 def read_completion(fields: Fields) -> Sample:
@@ -101,7 +103,9 @@ def read_text(fields: Fields) -> Sample:
 
 
 def read_prompt(fields: Fields) -> Sample:
-    return _asked(fields, next((name for name in PROMPTS.split("|") if fields.has(name)), "prompt"))
+    name = next((name for name in PROMPTS.split("|") if fields.has(name)), "prompt")
+    further = {} if name == "instruction" else {one: fields.row[one] for one in CONTEXTS if fields.has(one)}
+    return replace(_asked(fields, name), extra=further)
 
 
 def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple[Pair, ...] = ()) -> Sample:
@@ -112,7 +116,7 @@ def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple
             raise fields.error(f"{name!r} ends with an assistant turn; a prompt ends where the answer begins.")
         return Sample(messages=turns, answer=answer, pairs=pairs)
     prompt = fields.text(name)
-    context = fields.optional_text("context", "input") if name == "instruction" else ""
+    context = fields.optional_text(*CONTEXTS) if name == "instruction" else ""
     return Sample(prompt=f"{prompt}\n\n{context}" if context else prompt, answer=answer, pairs=pairs)
 
 
@@ -161,7 +165,7 @@ _ANSWERED, _PAIRED, _TEXT, _ASKED = (
     frozenset(kinds)
     for kinds in ({DEMONSTRATION, QUESTION}, {DEMONSTRATION, PREFERENCE, QUESTION}, {DEMONSTRATION}, {QUESTION})
 )
-_CONTEXT = ("context", "input")
+_CONTEXT = ("|".join(CONTEXTS),)
 
 for _name, _needs, _may, _read, _gives, _precedence in (
     ("messages", ("messages|conversations",), (), read_messages, _ANSWERED, 2),

@@ -74,8 +74,9 @@ class Question:
 class Dialect:
     """One way to write rows down.
 
-    `needs` lists what must be there, each entry a column or its alternatives ("input|context"); `may` what else is
-    read; `gives` which records it serves. `read` gets the row's fields and raises `DataError` for what it cannot read.
+    `needs` lists what must be there, each entry a column or its alternatives ("input|context": the first that is there
+    is read, others are further columns); `may`, alike, what else is read; `gives` which records it serves. `read` gets
+    the row's fields and raises `DataError` for what it cannot read.
     """
 
     name: str
@@ -89,6 +90,11 @@ class Dialect:
 
     def columns(self) -> frozenset[str]:
         return frozenset(name for entry in (*self.needs, *self.may) for name in entry.split("|"))
+
+    def read_of(self, fields: Fields) -> set[str]:
+        """The columns that `read` takes of a row: the first alternative of each entry that is there."""
+        entries = [entry.split("|") for entry in (*self.needs, *self.may)]
+        return {name for names in entries for name in [one for one in names if fields.has(one)][:1]}
 
     def matches(self, fields: Fields) -> bool:
         return all(any(fields.has(name) for name in entry.split("|")) for entry in self.needs)
@@ -163,8 +169,8 @@ def sample(
     if kind not in chosen.gives:
         raise DataError(f"rows in the dialect {chosen.name!r} hold no {kind}. {_serving(kind)}", where)
     read = chosen.read(fields)
-    known = chosen.columns()
-    extra = {str(name): value for name, value in fields.row.items() if name not in known and value is not None}
+    taken = chosen.read_of(fields)
+    extra = {str(name): value for name, value in fields.row.items() if name not in taken and value is not None}
     return replace(read, where=where, extra={**read.extra, **extra}), chosen.name
 
 
