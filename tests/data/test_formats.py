@@ -101,6 +101,18 @@ def test_preferences(name, row, prompt, messages, chosen, rejected, by_name):
     assert read.pairs == (Pair(chosen=chosen, rejected=rejected),)
 
 
+@pytest.mark.parametrize("prompt", ["q", [USER], [SYSTEM, USER]])
+def test_whole_chats_tell_the_prompt_again(prompt):
+    other = {"role": "assistant", "content": "b"}
+    told = [SYSTEM, USER, ASSISTANT, USER]
+    row = {"prompt": prompt, "chosen": [*told, ASSISTANT], "rejected": [*told, other]}
+    assert preference(row, where="f:1").messages == tuple(told)
+    went_on = [ASSISTANT, {"role": "user", "content": "r"}]
+    answers = {"prompt": prompt, "chosen": [*went_on, ASSISTANT], "rejected": [*went_on, other]}
+    with pytest.raises(DataError, match="f:1: chosen and rejected are chats of several turns that do not tell"):
+        preference(answers, where="f:1")
+
+
 @pytest.mark.parametrize("dialect", ["auto", "prompt/pos_answers/neg_answers"])
 def test_answer_lists_pair_up_in_order(dialect):
     row = {"prompt": "q", "pos_answers": ["a", "a"], "neg_answers": ["b", "c"], "margin": [0.5, 2]}
@@ -170,6 +182,7 @@ def test_columns_rename_and_unknown_ones_are_refused():
         (demonstration, {"prompt": "q", "completion": "\ud800"}, "half a surrogate pair at character 0"),
         (demonstration, {"messages": [USER]}, "no answer to imitate"),
         (demonstration, {"messages": [{"role": "owner", "content": "x"}]}, "role the text 'owner'; allowed are system"),
+        (demonstration, {"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "has function_call"),
         (preference, {"prompt": "q", "completion": "a"}, "no known dialect of preferences"),
         (preference, {"chosen": "a", "rejected": "b"}, "share no beginning"),
         (preference, {"prompt": "q", "chosen": "a", "rejected": "b", "margin": float("nan")}, "finite number"),

@@ -49,10 +49,26 @@ def read_instruction(fields: Fields) -> Sample:
 def read_pair(fields: Fields) -> Sample:
     """prompt/chosen/rejected and instruction/chosen/rejected; each answer a text or the assistant's one message."""
     if fields.is_chat("chosen") and fields.is_chat("rejected") and len(fields.messages("chosen")) > 1:
-        return read_transcripts(fields)  # the prompt is told again inside them, as chat
+        return _told_again(fields)  # what they share is the prompt
     pair = Pair(chosen=_answer(fields, "chosen"), rejected=_answer(fields, "rejected"), margin=fields.number("margin"))
     name = next((name for name in ("prompt", "messages", "instruction") if fields.has(name)), "prompt")
     return _asked(fields, name, pairs=(pair,))
+
+
+def _told_again(fields: Fields) -> Sample:
+    """Whole chats beside a prompt, which they must tell again: its turns, or a text in whatever words."""
+    read = _read_chat_transcripts(fields)
+    if fields.is_chat("prompt"):
+        asked = fields.messages("prompt")
+        told = asked in (read.messages[: len(asked)], read.messages[-len(asked) :])
+    else:
+        told = read.messages[:1] != () and read.messages[0]["role"] != "assistant"
+    if not told:
+        raise fields.error(
+            "chosen and rejected are chats of several turns that do not tell the prompt again; give whole chats, or "
+            "the last assistant turn of each alone."
+        )
+    return read
 
 
 def read_answer_lists(fields: Fields) -> Sample:

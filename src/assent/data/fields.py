@@ -104,8 +104,9 @@ class Fields:
             role = ROLE_NAMES.get(role, role)
         if not isinstance(role, str) or role not in ROLES:
             raise self.error(f"{name} has the role {shown(role)}; allowed are {', '.join(ROLES)}.")
-        if turn.get("tool_calls"):
-            raise self.error(f"{name} has tool_calls, which are not read; write the call into the content as text.")
+        for call in ("tool_calls", "function_call"):
+            if turn.get(call):
+                raise self.error(f"{name} has {call}, which are not read; write the call into the content as text.")
         if isinstance(content, list | tuple):
             content = self._joined_parts(content, name)
         return {"role": role, "content": self._checked_text(content, f"{name}.content")}
