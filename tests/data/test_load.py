@@ -57,6 +57,12 @@ def test_the_budget_of_bad_rows_is_kept(write, tokenizer):
     assert len(load_demonstrations(replace(SHORT, train=source, bad_rows=2), tokenizer, 0).items) == 1
 
 
+def test_a_bad_row_whose_column_is_no_text_can_be_reported(write, tokenizer):
+    source = write("a.jsonl", [*rows_of(1), {"\ud800": "1"}])
+    report = load_demonstrations(replace(SHORT, train=source, bad_rows=1), tokenizer, 0).report
+    assert r"a.jsonl:2: the columns \ud800 are no known dialect" in report.table().encode().decode()
+
+
 def test_items_of_preferences_are_prompts(write, tokenizer):
     one = write("a.jsonl", [{"prompt": "p", "pos_answers": ["1", "2", "3"], "neg_answers": ["4", "5", "6"]}])
     two = write("b.jsonl", [{"prompt": "q", "chosen": "1", "rejected": "2"}])

@@ -21,6 +21,8 @@ class DataError(ValueError):
     """Data that cannot be used. The message holds where it stands, what is wrong and what is allowed."""
 
     def __init__(self, reason: str, where: str = "") -> None:
+        # a column's name, quoted in it, may be no text that can be written
+        reason = reason.encode("utf-8", "backslashreplace").decode()
         super().__init__(f"{where}: {reason}" if where else reason)
         self.reason = reason
         self.where = where
