@@ -63,6 +63,21 @@ def test_a_bad_row_whose_column_is_no_text_can_be_reported(write, tokenizer):
     assert r"a.jsonl:2: the columns \ud800 are no known dialect" in report.table().encode().decode()
 
 
+@pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_prompts])
+def test_a_chat_that_the_template_refuses_is_a_bad_row(write, tokenizer, load):
+    user = {"role": "user", "content": "q"}
+    rows = [{"prompt": [*turns, user], "chosen": "a", "rejected": "b"} for turns in ([], [user], [])]
+    once = "{% if messages[1:] %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0].content }}"
+    source = write("a.jsonl", ["3", *rows])
+    chats = replace(SHORT, train=source, chat_template=once, bad_rows=2)
+    data = load(chats, tokenizer, 0)
+    (report,) = data.report.sources
+    assert (len(data.items), report.read, report.kept, report.bad_rows) == (2, 4, 2, 2)
+    assert "a.jsonl:3: the chat template refuses the turns user, user: one turn" in report.bad_examples[1]
+    with pytest.raises(DataError, match=r"a\.jsonl:3: the chat .*bad row number 2; data\.bad_rows=1 allows no more"):
+        load(replace(chats, bad_rows=1), tokenizer, 0)
+
+
 def test_items_of_preferences_are_prompts(write, tokenizer):
     one = write("a.jsonl", [{"prompt": "p", "pos_answers": ["1", "2", "3"], "neg_answers": ["4", "5", "6"]}])
     two = write("b.jsonl", [{"prompt": "q", "chosen": "1", "rejected": "2"}])

@@ -30,7 +30,7 @@ from assent.data.formats import (
     sample,
 )
 from assent.data.read import scan_rows
-from assent.data.report import DataReport, Tally
+from assent.data.report import Budget, DataReport, Tally
 from assent.data.settings import DataSettings, sources
 from assent.data.tokenize import demonstration_rows, preference_rows, prompts
 from assent.types import Prompt, Row
@@ -113,10 +113,11 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
     if settings.dialect != "auto":
         named(settings.dialect)
     tallies: list[Tally] = []
+    budget = Budget(settings.bad_rows)
 
     def items_of(source: str, role: str, first: int) -> list[ItemT]:
-        tallies.append(Tally(source=source, role=role))
-        return stage.items(_records(tallies, settings, stage), tallies[-1], first)
+        tallies.append(Tally(source=source, role=role, budget=budget))
+        return stage.items(_records(tallies[-1], settings, stage), tallies[-1], first)
 
     train: list[ItemT] = []
     validation: list[ItemT] = []
@@ -151,9 +152,8 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
     )
 
 
-def _records(tallies: Sequence[Tally], settings: DataSettings, stage: Stage[RecordT, ItemT]) -> list[RecordT]:
-    """Read the source of the last tally. The budget of bad rows is one for all tallies."""
-    tally = tallies[-1]
+def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT]) -> list[RecordT]:
+    """Read the source of a tally."""
     split = settings.split if tally.role == "train" else settings.validation_split
     records: list[RecordT] = []
     for where, row in scan_rows(tally.source, split=split):
@@ -168,21 +168,10 @@ def _records(tallies: Sequence[Tally], settings: DataSettings, stage: Stage[Reco
             )
             records.append(stage.record(read))
         except DataError as error:
-            tally.bad.append(str(error))
-            _refuse_beyond_budget(error, settings, sum(len(one.bad) for one in tallies))
+            tally.skip(error)
         else:
             tally.dialects[dialect] += 1
     return records
-
-
-def _refuse_beyond_budget(error: DataError, settings: DataSettings, bad: int) -> None:
-    if bad <= settings.bad_rows:
-        return
-    if settings.bad_rows == 0:
-        raise DataError(f"{error.reason} (Set data.bad_rows=N to skip up to N such rows.)", error.where) from error
-    raise DataError(
-        f"{error.reason} (This is bad row number {bad}; data.bad_rows={settings.bad_rows} allows no more.)", error.where
-    ) from error
 
 
 def _split(items: list[ItemT], percent: float, key: tuple[int, ...]) -> tuple[list[ItemT], list[ItemT]]:

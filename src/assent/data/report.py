@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from assent.data.fields import DataError
+
 SHOWN = 5
 """How many bad rows the report quotes."""
 
@@ -34,12 +36,31 @@ class Lengths:
         return cls(count=len(ordered), p5=low, p50=middle, p95=high, max=ordered[-1])
 
 
+@dataclass(slots=True)
+class Budget:
+    """How many bad rows may be skipped, of all sources together."""
+
+    allowed: int = 0
+    spent: int = 0
+
+    def spend(self, error: DataError) -> None:
+        """Skip one more, or raise its error with what allows that."""
+        self.spent += 1
+        if self.spent <= self.allowed:
+            return
+        hint = "Set data.bad_rows=N to skip up to N such rows."
+        if self.allowed:
+            hint = f"This is bad row number {self.spent}; data.bad_rows={self.allowed} allows no more."
+        raise DataError(f"{error.reason} ({hint})", error.where) from error
+
+
 @dataclass(slots=True, kw_only=True)
 class Tally:
     """Counts of one source while it is read and tokenised. `freeze` makes the part of the report."""
 
     source: str
     role: str = "train"
+    budget: Budget = field(default_factory=Budget)
     read: int = 0
     dialects: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -53,6 +74,11 @@ class Tally:
     prompt_lengths: list[int] = field(default_factory=list)
     completion_lengths: list[int] = field(default_factory=list)
     trained_tokens: int = 0
+
+    def skip(self, error: DataError) -> None:
+        """Count a bad row; beyond the budget it is raised."""
+        self.bad.append(str(error))
+        self.budget.spend(error)
 
     def freeze(self) -> SourceReport:
         return SourceReport(

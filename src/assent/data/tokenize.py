@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from assent.data.chat import chat_template, render
 from assent.data.fields import DataError, Message
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokens = tuple[int, ...]
+RecordT = TypeVar("RecordT", Demonstration, Preference, Question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def demonstration_rows(
 ) -> list[Row]:
     """One row a record, `group` counting them."""
     tally = tally or Tally(source="")
-    asked = encode_prompts(records, tokenizer, settings)
+    records, texts = prompt_texts(records, tokenizer, settings, tally)
+    asked = encode_prompts(texts, tokenizer)
     answers = encode_texts([record.completion for record in records], tokenizer)
     end, bos = end_token(tokenizer), first_token(tokenizer)
     rows: list[Row] = []
@@ -76,9 +78,10 @@ def preference_rows(
     """Chosen at 2i, rejected at 2i + 1; `group` counts prompts, `weight` is 1 / pairs of the prompt."""
     tally = tally or Tally(source="")
     end, bos = end_token(tokenizer), first_token(tokenizer)
-    asked = encode_prompts(records, tokenizer, settings)
-    texts = [text for record in records for pair in record.pairs for text in (pair.chosen, pair.rejected)]
-    encoded = iter(encode_texts(texts, tokenizer))
+    records, texts = prompt_texts(records, tokenizer, settings, tally)
+    asked = encode_prompts(texts, tokenizer)
+    answered = [text for record in records for pair in record.pairs for text in (pair.chosen, pair.rejected)]
+    encoded = iter(encode_texts(answered, tokenizer))
     rows: list[Row] = []
     group = first_group
     for record, prompt in zip(records, asked, strict=True):
@@ -119,8 +122,8 @@ def prompts(
 ) -> list[Prompt]:
     """One prompt a record; `text` is what the policy reads, `id` where the record stands."""
     tally = tally or Tally(source="")
-    texts = prompt_texts(records, tokenizer, settings)
-    asked, bos = _with_first_token(encode_texts(texts, tokenizer), tokenizer), first_token(tokenizer)
+    records, texts = prompt_texts(records, tokenizer, settings, tally)
+    asked, bos = encode_prompts(texts, tokenizer), first_token(tokenizer)
     kept: list[Prompt] = []
     for record, text, tokens in zip(records, texts, asked, strict=True):
         fitted = fit_prompt(tokens, settings, tally, where=record.where, bos=bos)
@@ -149,37 +152,46 @@ def _told(tokens: Tokens, tokenizer: PreTrainedTokenizerBase, bos: int | None) -
     return str(tokenizer.decode(list(own), clean_up_tokenization_spaces=False))
 
 
-def encode_prompts(
-    records: Sequence[Demonstration | Preference | Question],
-    tokenizer: PreTrainedTokenizerBase,
-    settings: DataSettings,
-) -> list[Tokens]:
+def encode_prompts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
     """The tokens that ask, never none: BOS in front where the tokenizer puts one or the prompt is empty."""
-    return _with_first_token(encode_texts(prompt_texts(records, tokenizer, settings), tokenizer), tokenizer)
+    return _with_first_token(encode_texts(texts, tokenizer), tokenizer)
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     """Tokens of one rendered prompt, as everywhere else."""
-    return _with_first_token(encode_texts([prompt], tokenizer), tokenizer)[0]
+    return encode_prompts([prompt], tokenizer)[0]
 
 
 def prompt_texts(
-    records: Sequence[Demonstration | Preference | Question],
-    tokenizer: PreTrainedTokenizerBase,
-    settings: DataSettings,
-) -> list[str]:
-    """What each record asks, as text: a rendered chat, or its prompt in the prompt template."""
+    records: Sequence[RecordT], tokenizer: PreTrainedTokenizerBase, settings: DataSettings, tally: Tally
+) -> tuple[list[RecordT], list[str]]:
+    """What each record asks, as text: a rendered chat, or its prompt in the prompt template. A record whose chat the
+    template refuses is a bad row and left out."""
     template = chat_template(settings.chat_template)
+    asked: list[RecordT] = []
     texts: list[str] = []
     for record in records:
-        chat = chat_of(record.prompt, record.messages, settings)
-        if chat:
-            texts.append(render(chat, tokenizer, template=template, where=record.where))
-        elif settings.prompt_template is not None:
-            texts.append(settings.prompt_template.replace("{prompt}", record.prompt))
+        try:
+            texts.append(_prompt_text(record, tokenizer, settings, template))
+        except DataError as error:
+            tally.skip(error)
         else:
-            texts.append(record.prompt)
-    return texts
+            asked.append(record)
+    return asked, texts
+
+
+def _prompt_text(
+    record: Demonstration | Preference | Question,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    template: str | None,
+) -> str:
+    chat = chat_of(record.prompt, record.messages, settings)
+    if chat:
+        return render(chat, tokenizer, template=template, where=record.where)
+    if settings.prompt_template is not None:
+        return settings.prompt_template.replace("{prompt}", record.prompt)
+    return record.prompt
 
 
 def chat_of(prompt: str, messages: Sequence[Message], settings: DataSettings) -> tuple[Message, ...]:
