@@ -110,6 +110,12 @@ def test_limits_and_mixtures(write, tokenizer):
     assert sum(cursor.item(draw) < 4 for draw in range(8)) == 6
 
 
+def test_a_source_that_would_never_be_drawn_from_is_refused(write, tokenizer):
+    mixture = replace(SHORT, train=[write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))], weights=[1000, 1])
+    with pytest.raises(DataError, match=r"b\.jsonl: data\.weights=\[1000, 1\] leave it none of the 18 rows"):
+        load_demonstrations(mixture, tokenizer, 0)
+
+
 def test_prompts_carry_their_place_and_answer(write, tokenizer):
     source = write("a.jsonl", [{"question": "q", "answer": "#### 4", "level": 2}])
     (prompt,) = load_prompts(replace(SHORT, train=source), tokenizer, 0).items

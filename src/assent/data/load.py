@@ -142,6 +142,8 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
         validation_items=len(validation),
     )
     weights = None if settings.weights is None else tuple(settings.weights)
+    if weights is not None:
+        _check_shares(counts, weights, sources(settings.train))
     return Dataset(
         items=train,
         validation=validation,
@@ -183,6 +185,17 @@ def _split(items: list[ItemT], percent: float, key: tuple[int, ...]) -> tuple[li
         return items, []
     apart = {int(i) for i in permutation(len(items), VALIDATION_SPLIT, *key)[:count]}
     return [item for i, item in enumerate(items) if i not in apart], [items[i] for i in sorted(apart)]
+
+
+def _check_shares(counts: Sequence[int], weights: tuple[float, ...], names: Sequence[str]) -> None:
+    """An epoch's share of a source is the same whole number every time: with 0 it would never be drawn from."""
+    quotas = Cursor(counts, weights=weights).quotas
+    if quotas is not None and 0 in quotas:
+        raise DataError(
+            f"data.weights={list(weights)} leave it none of the {sum(counts):,} rows of an epoch. Raise its weight, or "
+            "leave it out.",
+            names[quotas.index(0)],
+        )
 
 
 def _nothing_left(kind: str, tally: Tally, *, held_out: int = 0) -> str:
