@@ -46,6 +46,45 @@ def test_parquet_and_folders(write, tmp_path, monkeypatch):
     assert [row for _, row in read_rows(str(tmp_path / "plain"))] == [ROWS[0]]
 
 
+def test_every_file_of_a_folder_is_read_with_its_lines(write, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    first = write("all/a.jsonl", '{"prompt": "1", "answer": 4}\nnonsense\n{"prompt": "2", "answer": 4.5}\n')
+    second = write("all/more/b.json", '[{"prompt": "3", "day": "2020-01-01"}]')
+    parquet.write_table(pyarrow.table({"prompt": ["4"]}), tmp_path / "all" / "c.parquet")
+    write("all/README.md", "what it is")
+    write("all/.hidden.jsonl", "{}")
+    rows = dict(scan_rows(str(tmp_path / "all")))
+    assert isinstance(rows.pop(f"{first}:2"), DataError)
+    assert rows == {
+        f"{first}:1": {"prompt": "1", "answer": 4},
+        f"{first}:3": {"prompt": "2", "answer": 4.5},
+        f"{tmp_path}/all/c.parquet#1": {"prompt": "4"},
+        f"{second}#1": {"prompt": "3", "day": "2020-01-01"},
+    }
+
+
+def test_names_of_files_tell_their_split_and_none_is_left_out(write, tmp_path):
+    folder = str(tmp_path / "split")
+    for name in ("train/a.jsonl", "train_2.jsonl", "Dev.jsonl", "my-test-1.jsonl"):
+        write(f"split/{name}", [{"prompt": name}])
+    assert [row["prompt"] for _, row in read_rows(folder)] == ["train/a.jsonl", "train_2.jsonl"]
+    assert [row["prompt"] for _, row in read_rows(folder, split="validation")] == ["Dev.jsonl"]
+    write("split/more.jsonl", [{"prompt": "5"}])
+    with pytest.raises(
+        DataError, match=r"split: the name of more\.jsonl tells no split, and others tell test, train, v"
+    ):
+        list(read_rows(folder))
+    write("one/a.jsonl", [{"prompt": "1"}])
+    write("one/b.csv", "prompt\n2\n")
+    with pytest.raises(DataError, match=r"one: b\.csv is not read beside a\.jsonl; move it elsewhere, or list"):
+        list(read_rows(str(tmp_path / "one")))
+    write("other/test.jsonl", [{"prompt": "1"}])
+    with pytest.raises(DataError, match=r"other: there is no split 'train'; it has test"):
+        list(read_rows(str(tmp_path / "other")))
+
+
 def test_functions_in_a_file(write):
     source = write("mine.py", "def rows():\n    yield {'prompt': 'q'}\n    yield 3\n\ndef number():\n    return 1\n")
     first, second = scan_rows(f"{source}:rows")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,20 @@ Scanned = tuple[str, "dict[str, Any] | DataError"]
 FUNCTION = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]+))?")
 LIST_KEYS = ("data", "rows", "examples", "instances", "train")
+SPLITS = {
+    word: split
+    for split, words in {
+        "train": ("train", "training"),
+        "validation": ("validation", "valid", "val", "dev"),
+        "test": ("test", "testing", "eval", "evaluation"),
+    }.items()
+    for word in words
+}
+"""Words in names of files that tell a split, and which one."""
+SHARD = re.compile(r"-\d{5}-of-\d{5}")
+SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+DESCRIPTIONS = ("config.json", "dataset_infos.json")
+OTHER_DATA = (".csv", ".tsv", ".arrow", ".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 KNOWN = "a .jsonl, .json or .parquet file, a folder, a name that `datasets` loads, or file.py:function"
 
 
@@ -55,8 +70,7 @@ def scan_rows(source: str, *, split: str = "train") -> Iterator[Scanned]:
 
 
 def _of_file(source: str, path: Path) -> Iterator[Scanned]:
-    readers = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_file, ".parquet": _parquet}
-    reader = readers.get(path.suffix.lower())
+    reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
             f"files that end in {path.suffix or 'nothing'!r} are not read. A source is {KNOWN}; a function of your own "
@@ -131,24 +145,83 @@ def _parquet(source: str, path: Path) -> Iterator[Scanned]:
         raise DataError(f"it is no readable Parquet file: {error}", source) from error
 
 
+READERS = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_file, ".parquet": _parquet}
+
+
 def _of_folder(source: str, path: Path, split: str) -> Iterator[Scanned]:
-    """A folder that `datasets` saved, or one of data files in any layout that it knows."""
+    """A folder of data files, one that `datasets` saved, or one in any other layout that it knows."""
+    names = _names_of_split(source, path, split)
+    if names:
+        return (row for name in names for row in _of_file(str(Path(source, name)), path / name))
+    return _numbered(source, _by_datasets(source, path, split))
+
+
+def _names_of_split(source: str, path: Path, split: str) -> list[str]:
+    """The folder's data files of a split, all where no name tells one; none where `datasets` is to read it: what it
+    saved or cut into shards, what a README lists, no files of ours. Raises for files that neither would read."""
+    names = _files_within(path)
+    ours = [name for name in names if Path(name).suffix.lower() in READERS and Path(name).name not in DESCRIPTIONS]
+    readme = path / "README.md"
+    if (
+        split not in SPLITS
+        or not ours
+        or any((path / name).is_file() for name in SAVED)
+        or any(SHARD.search(name) for name in names)
+        or (readme.is_file() and b"\nconfigs:" in readme.read_bytes())
+    ):
+        return []
+    for name in names:
+        if Path(name).suffix.lower() in OTHER_DATA:
+            raise DataError(f"{name} is not read beside {ours[0]}; move it elsewhere, or list the files.", source)
+    splits = {name: _split_told(name) for name in ours}
+    told = sorted({one for one in splits.values() if one})
+    if not told:
+        return ours
+    for name, one in splits.items():
+        if not one:
+            raise DataError(
+                f"the name of {name} tells no split, and others tell {', '.join(told)}; rename it, or list the files.",
+                source,
+            )
+    if SPLITS[split] not in told:
+        raise DataError(f"there is no split {split!r}; it has {', '.join(told)}.", source)
+    return [name for name, one in splits.items() if one == SPLITS[split]]
+
+
+def _files_within(path: Path) -> list[str]:
+    """Paths from a folder to all files in it, but for hidden ones, in order of their names."""
+    return sorted(
+        name
+        for folder, _, files in os.walk(path, followlinks=True)
+        for file in files
+        for name in [(Path(folder) / file).relative_to(path).as_posix()]
+        if not name.startswith(".") and "/." not in name
+    )
+
+
+def _split_told(name: str) -> str:
+    """The split that a path tells by a word of its own, as `datasets` takes them; the last one counts."""
+    words = re.split(r"[\W\d_]+", name.lower())
+    return next((SPLITS[word] for word in reversed(words) if word in SPLITS), "")
+
+
+def _by_datasets(source: str, path: Path, split: str) -> Any:
     import datasets
 
     try:
-        if any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
-            saved = datasets.load_from_disk(str(path))
-            if isinstance(saved, datasets.DatasetDict):
-                if split not in saved:
-                    raise DataError(f"there is no split {split!r}; it has {', '.join(saved)}.", source)
-                saved = saved[split]
-        else:
-            saved = datasets.load_dataset(str(path), split=split)
+        if not any((path / name).is_file() for name in SAVED):
+            return datasets.load_dataset(str(path), split=split)
+        saved = datasets.load_from_disk(str(path))
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                raise DataError(f"there is no split {split!r}; it has {', '.join(saved)}.", source)
+            saved = saved[split]
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"`datasets` cannot load the split {split!r} of this folder: {error}", source) from error
-    return _numbered(source, saved)
+        why = f"{error} {error.__cause__ or ''}".rstrip()
+        raise DataError(f"`datasets` cannot load the split {split!r} of this folder: {why}", source) from error
+    return saved
 
 
 def _of_hub(source: str, split: str) -> Iterator[Scanned]:
