@@ -310,6 +310,15 @@ def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_
     assert threads == [(2, 2), (2, 2), (1, 1)]
 
 
+def test_other_data_on_resume_is_warned_of(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, train={"steps": 1})
+    done = run(load_settings(recipe))
+    run(load_settings(recipe, ["resume=latest", "train.steps=2"]))
+    assert "warning" not in (done.folder / "log.txt").read_text()
+    run(load_settings(recipe, ["resume=latest", "train.steps=3", "data.limit=5"]))
+    assert "warning: the data is not what this run has read" in (done.folder / "log.txt").read_text()
+
+
 def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, save={"steps": 1})
     done = run(load_settings(recipe))

@@ -5,7 +5,6 @@ settings -> tokenizer, data -> crew (training ranks, engine), rewards -> source,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -151,7 +150,10 @@ class Job:
         }
         data = loaders[self.objective.data](self.settings.data, self.tokenizer, self.settings.seed)
         self.reporter.say(data.report.table())
-        (self.folder / records.DATA).write_text(json.dumps(data.report.json(), indent=1))
+        if records.save_report(self.folder, data.report.json()) and self.resume is not None:
+            self.reporter.say(
+                "warning: the data is not what this run has read: its rows come in another order from here"
+            )
         return data
 
     def plan(self) -> Plan:

@@ -6,6 +6,7 @@ run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, groups.jsonl
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import re
@@ -242,6 +243,24 @@ def _before_in(folder: Path, key: str) -> str | None:
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     found = re.search(rf"^{key}: (.+)\n", text, re.MULTILINE)
     return found[1] if found else None
+
+
+def save_report(folder: Path, report: dict[str, Any]) -> bool:
+    """Write the data report of a run; whether it tells of other rows than the one before, where that is whole."""
+    path, text = folder / DATA, json.dumps(report, indent=1)
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = None
+    path.write_text(text, encoding="utf-8")
+    return before is not None and _of_rows(before) != _of_rows(json.loads(text))
+
+
+def _of_rows(report: Any) -> Any:
+    """A report without where the rows lie."""
+    if isinstance(report, dict):
+        return {name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples")}
+    return [_of_rows(one) for one in report] if isinstance(report, list) else report
 
 
 def open_record(settings: Settings) -> Record | None:
