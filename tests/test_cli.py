@@ -54,6 +54,17 @@ def test_the_methods_of_the_command_are_those_there_are() -> None:
     assert [name for name in ALGORITHMS if not name.startswith("test")][: len(METHODS)] == list(METHODS)
 
 
+def test_a_file_with_columns_of_its_own_and_bad_rows_is_converted(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    source.write_text('{"frage": "q", "antwort": "a"}\nnonsense\n')
+    words = ["convert", source, target, "--to", "prompt/completion", "--column", "prompt=frage"]
+    done = assent(*words, "--column", "completion=antwort", "--bad-rows", 1)
+    assert done.exit_code == 0, done.output
+    assert "2 rows read, 1 written, 1 bad rows skipped" in done.output
+    assert json.loads(target.read_text()) == {"prompt": "q", "completion": "a"}
+    assert "--column completion: write OURS=THEIRS" in assent(*words, "--column", "completion").output
+
+
 def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
     done = assent("pp0", "x.yaml")
     assert done.exit_code == 2

@@ -251,14 +251,21 @@ def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) ->
 @click.argument("target")
 @click.option("--to", required=True, help="Dialect of the target, such as prompt/chosen/rejected.")
 @click.option("--from", "dialect", default="auto", show_default=True, help="Dialect of the source.")
+@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="Another name of a column; repeatable.")
+@click.option("--split", default="train", show_default=True, help="Split of a source that tells splits.")
+@click.option("--bad-rows", default=0, show_default=True, help="How many unreadable rows may be skipped.")
 @click.option("--overwrite", is_flag=True)
 @traceback_option
-def convert(source: str, target: str, to: str, dialect: str, overwrite: bool, traceback: bool) -> None:
+def convert(source: str, target: str, columns: tuple[str, ...], traceback: bool, **options: Any) -> None:
     """Rewrite a data file in another dialect; the ending of TARGET (.jsonl, .json, .parquet) is its format."""
     with plain_errors():
         from assent.data.convert import convert as convert_data
 
-        click.echo(convert_data(source, target, to=to, dialect=dialect, overwrite=overwrite).summary())
+        pairs = [column.partition("=") for column in columns]
+        if lone := [ours for ours, _, theirs in pairs if not theirs]:
+            raise click.UsageError(f"--column {lone[0]}: write OURS=THEIRS, such as prompt=question_text")
+        names = {ours: theirs for ours, _, theirs in pairs}
+        click.echo(convert_data(source, target, columns=names, **options).summary())
 
 
 @main.command("settings")
