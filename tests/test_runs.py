@@ -310,6 +310,15 @@ def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_
     assert threads == [(2, 2), (2, 2), (1, 1)]
 
 
+def test_a_checkpoint_keeps_the_template_that_its_chats_were_rendered_with(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("sft", tmp_path, train={"steps": 1}, data={"as_chat": True, "chat_template": "default"})
+    saved = load_tokenizer(str(run(load_settings(recipe)).model))
+    turns = [{"role": "user", "content": "q"}]
+    assert (
+        saved.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == "<|user|>\nq\n<|assistant|>\n"
+    )
+
+
 def test_other_data_on_resume_is_warned_of(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, train={"steps": 1})
     done = run(load_settings(recipe))

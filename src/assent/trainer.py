@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from assent.algorithms.base import Objective
+from assent.data.chat import chat_template
 from assent.learn.learner import Learner
 from assent.learn.ranks import Alone, Ranks, free_address, join
 from assent.learn.scorer import BaseScorer, Scorer
@@ -105,6 +106,8 @@ class Trainer:
         self.objective: Objective = settings.objective
         self.device = device_of(settings)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        # Checkpoints keep the template that their chats were rendered with.
+        self.tokenizer.chat_template = chat_template(settings.data.chat_template) or self.tokenizer.chat_template
         self.store = Store(plan.checkpoints)
         self.models: dict[Role, LanguageModel] = {}
         self.placements: dict[Role, Placement] = {}
