@@ -412,3 +412,7 @@ def test_generate_answers_from_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
     assert all(1 <= len(answer["tokens"]) == len(answer["logprobs"]) <= 4 for answer in answers)
     shown = assent("generate", model, "--prompt", "We saw", "--temperature", "0", "--max-tokens", "3")
     assert shown.output.startswith("We saw |")
+    prompts = tmp_path / "long.jsonl"
+    prompts.write_text(json.dumps({"prompt": "We saw" + " it" * 600}))
+    refused = assent("generate", model, "--file", prompts)
+    assert "The prompt has 60" in refused.output, "it is not cut without a word"

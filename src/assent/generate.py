@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ def generate(
         for number, text in enumerate(prompts)
     ]
     if files:
-        asked += load_prompts(DataSettings(train=list(files), shuffle=False), tokenizer, seed).items
+        whole = DataSettings(train=list(files), max_prompt_tokens=sys.maxsize)  # the engine refuses what is too long
+        asked += load_prompts(whole, tokenizer, seed).items
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     engine = build_engine(load_model(model, device=device), tokenizer, slots=64)
