@@ -135,6 +135,11 @@ def test_a_bad_line_is_named_and_the_next_one_is_read(write, line, message):
         ("a.json", b"[]", "there are no rows in it"),
         ("a.json", b'[\n {"a": 1},\n {"b": }\n]', "Expecting value at line 3, column 8"),
         ("a.json", b"3", "the file holds the number 3"),
+        (
+            "a.json",
+            b'{"train": [{"a": 1}], "test": [{"a": 2}]}',
+            "several lists of rows in it: train, test. Give each",
+        ),
         ("a.jsonl", "{}".encode("utf-16"), "it is UTF-16"),
         ("a.parquet", b"{}", "no readable Parquet file"),
         ("a.txt", b"hello", r"files that end in '\.txt' are not read"),

@@ -119,8 +119,13 @@ def _row_list(value: Any, source: str) -> list[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
+        lists = [key for key, rows in value.items() if isinstance(rows, list) and rows and isinstance(rows[0], dict)]
         for key in LIST_KEYS:
             if isinstance(value.get(key), list):
+                if len(lists) > 1:
+                    raise DataError(
+                        f"there are several lists of rows in it: {', '.join(lists)}. Give each its file.", source
+                    )
                 return list(value[key])
         if value and not any(isinstance(entry, list) for entry in value.values()):
             return [value]  # one row alone, which is also a JSONL file of one line
