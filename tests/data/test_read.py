@@ -127,6 +127,20 @@ def test_a_bad_line_is_named_and_the_next_one_is_read(write, line, message):
         list(read_rows(source))
 
 
+def test_a_bad_row_of_a_parquet_file_is_named_and_the_next_one_is_read(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    source = str(tmp_path / "a.parquet")
+    texts = pyarrow.array([b"1", b"\xe9", b"3"]).view(pyarrow.string())
+    days = pyarrow.array([0, 0, 2**53], pyarrow.timestamp("s"))
+    parquet.write_table(pyarrow.table({"prompt": texts, "day": days}), source)
+    rows = [row for _, row in scan_rows(source)]
+    assert rows[0]["prompt"] == "1"
+    assert str(rows[1]).startswith(f"{source}#2: a value cannot be read: 'utf-8' codec can't decode byte 0xe9")
+    assert str(rows[2]).startswith(f"{source}#3: a value cannot be read: ")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

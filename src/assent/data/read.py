@@ -143,11 +143,24 @@ def _parquet(source: str, path: Path) -> Iterator[Scanned]:
         with parquet.ParquetFile(path) as file:
             number = 0
             for batch in file.iter_batches():
-                for row in batch.to_pylist():
+                for row in _plain_rows(batch):
                     number += 1
-                    yield f"{source}#{number}", row
-    except (arrow.ArrowException, OSError) as error:
+                    where = f"{source}#{number}"
+                    yield where, DataError(f"a value cannot be read: {row}.", where) if isinstance(row, str) else row
+    except (arrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"it is no readable Parquet file: {error}", source) from error
+
+
+def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | str]:
+    """Rows in Python's types, or why one is none: Parquet may hold texts that are no UTF-8, and times after 9999."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):
+        for number in range(batch.num_rows):
+            try:
+                yield batch.slice(number, 1).to_pylist()[0]
+            except (ValueError, OverflowError) as error:
+                yield str(error)
 
 
 READERS = {".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_file, ".parquet": _parquet}
