@@ -96,6 +96,14 @@ def test_functions_in_a_file(write):
         list(read_rows(f"{source}:number"))
 
 
+def test_a_file_of_functions_is_run_as_plugins_are(write):
+    lines = ["from __future__ import annotations", "from dataclasses import dataclass", "@dataclass", "class Ask:"]
+    lines += ["    prompt: str", "def rows():", "    yield vars(Ask('q'))"]
+    assert [row for _, row in read_rows(write("typed.py", "\n".join(lines)) + ":rows")] == [{"prompt": "q"}]
+    with pytest.raises(ImportError, match=r"Python cannot read .*broken\.py, line 1: .*Mend that line"):
+        list(read_rows(write("broken.py", "def rows(:\n") + ":rows"))
+
+
 def test_a_name_that_is_nowhere(monkeypatch):
     import datasets
 

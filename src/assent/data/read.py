@@ -9,7 +9,6 @@ that cannot be read raises one. Leaves out what the columns mean (`formats.py`).
 from __future__ import annotations
 
 import codecs
-import importlib.util
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assent.data.fields import DataError, shown
+from assent.plugins import load_file
 
 Scanned = tuple[str, "dict[str, Any] | DataError"]
 
@@ -268,11 +268,7 @@ def _of_function(source: str, path: Path, name: str) -> Iterator[Scanned]:
 def _function(source: str, path: Path, name: str) -> Callable[[], Iterable[Any]]:
     if not path.is_file():
         raise DataError(f"there is no file {path}.", source)
-    spec = importlib.util.spec_from_file_location(f"assent_user_data_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} cannot be imported as Python.", source)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # errors in it are the user's own and surface with their traceback
+    module = load_file(str(path))  # errors in it are the user's own and surface with their traceback
     found = getattr(module, name, None)
     if not callable(found):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
