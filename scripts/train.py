@@ -154,18 +154,26 @@ def prepare_tokenizer(settings: PipelineSettings) -> None:
 
 def texts(settings: PipelineSettings) -> Iterator[str]:
     """Every text of the training data of all stages, prompts and answers joined as they will be read."""
+    from assent.data.fields import DataError
     from assent.data.formats import sample
-    from assent.data.read import read_rows
+    from assent.data.read import scan_rows
     from assent.data.settings import sources
     from assent.pipeline import merged
 
     for key, stage in settings.stages.items():
         data = merged(settings.shared, stage).get("data") or {}
         for source in sources(data.get("train")):
-            for where, row in read_rows(source, split=data.get("split", "train")):
-                read, _ = sample(
-                    row, kind=KINDS[key], where=where, dialect=data.get("dialect", "auto"), columns=data.get("columns")
-                )
+            for where, row in scan_rows(source, split=data.get("split", "train")):
+                try:
+                    read, _ = sample(
+                        row,
+                        kind=KINDS[key],
+                        where=where,
+                        dialect=data.get("dialect", "auto"),
+                        columns=data.get("columns"),
+                    )
+                except DataError:
+                    continue  # the stage refuses it, or counts it as data.bad_rows allows
                 asked = "\n".join([read.prompt, *(turn["content"] for turn in read.messages)]).strip("\n")
                 answers = [read.answer or "", *(text for pair in read.pairs for text in (pair.chosen, pair.rejected))]
                 yield from (asked + answer for answer in answers if answer or not read.pairs)

@@ -119,6 +119,15 @@ def test_stages_one_by_one_pick_up_what_the_earlier_ones_left(call: Any, data: d
     assert Run(Path("outputs/logs/sft")).metrics[-1]["step"] == 3
 
 
+def test_bad_rows_are_skipped_by_the_tokenizer_that_is_trained_too(call: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": "Question: What is red?", "completion": " Answer: a colour."}, {"prompt": "Question?"}]
+    source = write_json(tmp_path / "sft.json", rows)
+    command = ("--config", CONFIG, "--stage", "sft", "--sft_data", source, *TINY)
+    assert "sft.json#2: the columns prompt are no known dialect" in call("train", *command, status=2).output
+    call("train", *command, "sft.data.bad_rows=1")
+    assert Run(Path("outputs/logs/sft")).metrics[-1]["step"] == 2
+
+
 def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, data: dict[str, str]) -> None:
     Path("dist.yaml").write_text(
         "cluster: {cpus_per_worker: 1, gpus_per_worker: 0}\n"

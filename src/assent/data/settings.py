@@ -1,7 +1,7 @@
 """What data a run reads and how: one dataclass, usable as an OmegaConf structured configuration.
 
 Leaves out model and algorithm settings, and the names that other systems give to these fields (`validation_file` and
-the like), which are translated before they arrive here.
+the like), which are refused with the nearest one of ours.
 """
 
 from __future__ import annotations
