@@ -8,7 +8,7 @@ from assent.data.fields import DataError
 from assent.data.formats import Demonstration, Pair, Preference, Question
 from assent.data.report import Tally
 from assent.data.settings import DataSettings
-from assent.data.tokenize import demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
+from assent.data.tokenize import AT_ONCE, demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
 
 USER = {"role": "user", "content": "q"}
 
@@ -44,6 +44,12 @@ def test_no_token_spans_the_seam_of_prompt_and_answer(tokenizer):
     assert row.tokens[:4] == (x, a, b, x)
     (prompt,) = prompts([asked("xa")], tokenizer, DataSettings())
     assert prompt.tokens == row.tokens[:2] == encode_prompt("xa", tokenizer)
+
+
+def test_many_texts_are_encoded_in_their_order(tokenizer):
+    texts = [str(number) for number in range(2 * AT_ONCE + 1)]
+    assert [tokenizer.decode(tokens) for tokens in encode_texts(texts, tokenizer)] == texts
+    assert encode_texts([], tokenizer) == []
 
 
 def test_an_empty_prompt_opens_with_the_end_token_where_there_is_no_bos(tokenizer):

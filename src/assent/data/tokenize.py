@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokens = tuple[int, ...]
+AT_ONCE = 512
+"""Texts in one call of a tokenizer, which holds some 130 bytes for each of their tokens until it returns."""
 RecordT = TypeVar("RecordT", Demonstration, Preference, Question)
 
 
@@ -206,11 +208,13 @@ def chat_of(prompt: str, messages: Sequence[Message], settings: DataSettings) ->
 
 
 def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
-    """Tokens of texts as they stand, nothing added, all in one call."""
-    if not texts:
-        return []
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
-    return [tuple(ids) for ids in encoded["input_ids"]]
+    """Tokens of texts as they stand, nothing added."""
+    tokens: list[Tokens] = []
+    for start in range(0, len(texts), AT_ONCE):
+        part = list(texts[start : start + AT_ONCE])
+        encoded = tokenizer(part, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        tokens += [tuple(ids) for ids in encoded["input_ids"]]
+    return tokens
 
 
 def first_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
