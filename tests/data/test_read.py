@@ -28,6 +28,11 @@ def test_json_lines_under_the_name_json(write):
     assert [row for _, row in read_rows(source)] == ROWS
 
 
+def test_a_json_list_under_the_name_jsonl(write):
+    source = write("a.jsonl", json.dumps(ROWS, indent=1))
+    assert list(read_rows(source)) == [(f"{source}#1", ROWS[0]), (f"{source}#2", ROWS[1])]
+
+
 def test_parquet_and_folders(write, tmp_path, monkeypatch):
     import datasets
 

@@ -81,10 +81,14 @@ def _of_file(source: str, path: Path) -> Iterator[Scanned]:
 
 
 def _json_lines(source: str, path: Path) -> Iterator[Scanned]:
+    """One row a line, or a list of rows under the wrong name."""
     with path.open("rb") as lines:  # bytes: text mode would also split at U+2028, which JSON allows inside texts
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = _without_mark(line, source)
+                if line.lstrip().startswith(b"["):  # no row does
+                    yield from _json_file(source, path)
+                    return
             if line.strip():
                 yield _row(f"{source}:{number}", line.rstrip())
 
