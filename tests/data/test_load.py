@@ -102,6 +102,26 @@ def test_validation_is_set_aside_by_seed_or_read_from_its_own_source(write, toke
     assert [source.role for source in apart.report.sources] == ["train", "validation"]
 
 
+@pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_prompts])
+def test_no_prompt_is_trained_on_and_set_aside(write, tokenizer, load):
+    rows = [{"prompt": f"q{i // 4}", "chosen": f"{i}", "rejected": "x"} for i in range(40)]
+    data = load(replace(SHORT, train=write("a.jsonl", rows), validation_percent=20), tokenizer, 0)
+    asked = [
+        {(item if load is load_prompts else item[0]).tokens[:2] for item in part}
+        for part in (data.items, data.validation)
+    ]
+    assert (len(data.items), len(data.validation)) == (32, 8)
+    assert [len(part) for part in asked] == [8, 2]
+    assert asked[0].isdisjoint(asked[1])
+
+
+@pytest.mark.parametrize(("prompts", "apart"), [("aa", 2), ("aaaaaaaaab", 1), ("aaaaabbbbb", 2), ("aaabbbcccd", 1)])
+def test_what_is_set_aside_where_prompts_repeat(write, tokenizer, prompts, apart):
+    rows = [{"prompt": f"q{prompt}", "completion": f"{i}"} for i, prompt in enumerate(prompts * (10 // len(prompts)))]
+    data = load_demonstrations(replace(SHORT, train=write("a.jsonl", rows), validation_percent=20), tokenizer, 0)
+    assert (len(data.items), len(data.validation)) == (10 - apart, apart)
+
+
 def test_limits_and_mixtures(write, tokenizer):
     one, two = write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))
     data = load_demonstrations(replace(SHORT, train=[one, two], limit=4, weights=[3, 1]), tokenizer, 0)

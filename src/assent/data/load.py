@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from assent.data.cursor import Cursor, permutation
@@ -32,7 +33,7 @@ from assent.data.formats import (
 from assent.data.read import scan_rows
 from assent.data.report import Budget, DataReport, Tally
 from assent.data.settings import DataSettings, sources
-from assent.data.tokenize import demonstration_rows, preference_rows, prompts
+from assent.data.tokenize import Tokens, demonstration_rows, preference_rows, prompts
 from assent.types import Prompt, Row
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def load_demonstrations(
         rows = demonstration_rows(records, tokenizer, settings, tally=tally, first_group=first)
         return [(row,) for row in rows]
 
-    return _load(settings, seed, Stage(DEMONSTRATION, demonstration_of, tokenised))
+    return _load(settings, seed, Stage(DEMONSTRATION, demonstration_of, tokenised, _asked))
 
 
 def load_preferences(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset[tuple[Row, ...]]:
@@ -86,7 +87,7 @@ def load_preferences(settings: DataSettings, tokenizer: PreTrainedTokenizerBase,
         rows = preference_rows(records, tokenizer, settings, tally=tally, first_group=first)
         return [tuple(pairs) for _, pairs in groupby(rows, key=lambda row: row.group)]
 
-    return _load(settings, seed, Stage(PREFERENCE, preference_of, tokenised))
+    return _load(settings, seed, Stage(PREFERENCE, preference_of, tokenised, _asked))
 
 
 def load_prompts(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset[Prompt]:
@@ -95,16 +96,18 @@ def load_prompts(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, see
     def tokenised(records: Sequence[Question], tally: Tally, first: int) -> list[Prompt]:
         return prompts(records, tokenizer, settings, tally=tally)
 
-    return _load(settings, seed, Stage(QUESTION, question_of, tokenised))
+    return _load(settings, seed, Stage(QUESTION, question_of, tokenised, attrgetter("tokens")))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[RecordT, ItemT]):
-    """What differs between the three kinds of data: the record read off a sample, and the items made of records."""
+    """What differs between the three kinds of data: the record read off a sample, the items made of records, and the
+    prompt of an item."""
 
     kind: str
     record: Callable[[Sample], RecordT]
     items: Callable[[Sequence[RecordT], Tally, int], list[ItemT]]
+    prompt: Callable[[ItemT], Tokens]
 
 
 def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Dataset[ItemT]:
@@ -124,7 +127,7 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
     counts: list[int] = []
     for index, source in enumerate(sources(settings.train)):
         items = items_of(source, "train", len(train) + len(validation))
-        kept, apart = _split(items, settings.validation_percent, (seed, index))
+        kept, apart = _split(items, settings.validation_percent, (seed, index), stage.prompt)
         if not kept:
             raise DataError(_nothing_left(stage.kind, tallies[-1], held_out=len(apart)), source)
         train += kept
@@ -176,15 +179,34 @@ def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT])
     return records
 
 
-def _split(items: list[ItemT], percent: float, key: tuple[int, ...]) -> tuple[list[ItemT], list[ItemT]]:
-    """Items to train on and items set aside, both in the order of the source."""
+def _split(
+    items: list[ItemT], percent: float, key: tuple[int, ...], prompt: Callable[[ItemT], Tokens]
+) -> tuple[list[ItemT], list[ItemT]]:
+    """Items to train on and items set aside, both in the order of the source, and no prompt in both.
+
+    Where each prompt has too many items for that (plain texts have none, all of them) each item stands for itself.
+    """
     count = round(len(items) * percent / 100)
     if percent > 0 and len(items) > 1:
         count = max(count, 1)
     if count == 0:
         return items, []
-    apart = {int(i) for i in permutation(len(items), VALIDATION_SPLIT, *key)[:count]}
+    of_prompt: dict[object, list[int]] = {}
+    for i, item in enumerate(items):
+        asked = prompt(item)
+        of_prompt.setdefault(asked if len(asked) > 1 else i, []).append(i)
+    groups = list(of_prompt.values())
+    if min(map(len, groups)) > count:
+        groups = [[i] for i in range(len(items))]
+    apart: set[int] = set()
+    for i in permutation(len(groups), VALIDATION_SPLIT, *key):
+        if len(apart) + len(groups[i]) <= count:
+            apart.update(groups[i])
     return [item for i, item in enumerate(items) if i not in apart], [items[i] for i in sorted(apart)]
+
+
+def _asked(item: tuple[Row, ...]) -> Tokens:
+    return item[0].tokens[: item[0].trainable.index(True)]
 
 
 def _check_shares(counts: Sequence[int], weights: tuple[float, ...], names: Sequence[str]) -> None:

@@ -26,7 +26,8 @@ class DataSettings:
     validation: Any = None
     """One source or a list, as `train`."""
     validation_percent: float = 0.0
-    """Per cent of the train prompts to set aside for validation, the same ones for the same seed."""
+    """Per cent of the train prompts to set aside for validation, each with all its rows (unless every prompt has more
+    than that), the same ones for the same seed."""
     split: str = "train"
     """Split of train sources that `datasets` loads."""
     validation_split: str = "validation"
