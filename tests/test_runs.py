@@ -150,6 +150,15 @@ def test_save_and_evaluate_by_epochs(make_recipe: Any, tmp_path: Path) -> None:
     assert names == {"epoch1epochstep3globalstep3", "epoch2epochstep3globalstep6", "epoch3epochstep3globalstep9"}
 
 
+def test_an_online_epoch_asks_every_prompt(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("rloo", tmp_path, train={"steps": None, "epochs": 1})
+    settings = load_settings(recipe, ["rollout.prompts_per_step=7"])
+    done = run(settings)
+    asked = json.loads((done.folder / "data.json").read_text())["sources"][0]["kept"]
+    assert asked % 7  # else nothing is told
+    assert len(done.metrics) == asked // 7 + 1
+
+
 def test_what_is_done_between_steps_counts_among_the_seconds_to_the_next_save(make_recipe: Any, tmp_path: Path) -> None:
     async def evaluate(moment: Moment) -> Stats:
         await asyncio.sleep(0.4)

@@ -258,7 +258,7 @@ class Job:
             return train.steps
         items = self.data.cursor(self.settings.seed).length
         if self.objective.data == "prompts":
-            return max(1, int(train.epochs * items / self.settings.rollout.prompts_per_step))
+            return max(1, -(-round(train.epochs * items) // self.settings.rollout.prompts_per_step))
         return max(1, round(train.epochs * -(-items // train.batch_size)))
 
     # --- the run

@@ -21,7 +21,7 @@ class TrainSettings:
     steps: int | None = None
     """Training steps; null lets `epochs` decide."""
     epochs: float = 1.0
-    """Passes over the data."""
+    """Passes over the data, to their end: online the last step, which is a whole one, may begin the next pass."""
     batch_size: int = 32
     """Offline methods: demonstrations, or prompts with all their pairs, of one step."""
     log_every: int = 10
