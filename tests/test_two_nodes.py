@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -25,6 +27,14 @@ SMALL = "--num-cpus 1 --object-store-memory 104857600"
 """What the test adds: two nodes of one machine must share it, and one process is to be on each."""
 
 
+FOUND = """
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.ray import RayRuntime
+print(RayRuntime(RuntimeSettings(kind="ray", address="auto")).start())
+"""
+"""Of a cluster on this machine Ray finds the token too."""
+
+
 def line(start: str) -> str:
     """The one line of the page's section that begins so."""
     section = PAGE.split("## Two nodes by hand")[1].split("\n## ")[0]
@@ -40,10 +50,16 @@ def free_port() -> int:
 
 def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RAY_TMPDIR": "/tmp"}
-    environment.pop("RAY_ADDRESS", None)
+    own = tempfile.mkdtemp(
+        dir="/tmp", prefix="two"
+    )  # where `auto` finds no other cluster; its sockets' names are short
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RAY_TMPDIR": own}
+    environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where kernels are
+    environment["HOME"] = str(tmp_path)  # of somebody who has no token, nor was given one by another test
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        environment.pop(name, None)
     port = str(free_port())
-    exports = line("export RAY_health")
+    exports = f"{line('export RAY_AUTH')}; {line('export RAY_health')}"
     recipe = tmp_path / "grpo.yaml"
     recipe.write_text(yaml.safe_dump(make_recipe("grpo", tmp_path / "runs", train={"steps": 2})))
     address = f"127.0.0.1:{port}"
@@ -63,6 +79,8 @@ def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path:
             time.sleep(0.1)
 
     nodes = []
+    subprocess.run(["bash", "-c", line("ray get-auth-token")], env=environment, check=True, timeout=60)
+    assert (tmp_path / ".ray" / "auth_token").stat().st_size == 64
     try:
         head = line("ray start --head").replace("6379", port) + " --include-dashboard false"
         nodes.append(started(f"{head} --node-ip-address 127.0.0.1 {SMALL}", "head"))
@@ -72,12 +90,18 @@ def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path:
         waits("second")
         command = line("assent grpo").replace("configs/grpo.yaml", str(recipe)).replace("FIRST:6379", address)
         command = command.replace("rollout.workers=4", "rollout.workers=1")
-        run = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=180)
-        assert run.returncode == 0, run.stdout + run.stderr
+
+        def runs(command: str) -> None:
+            shell = ["bash", "-c", command]
+            run = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=180, check=False)
+            assert run.returncode == 0, run.stdout + run.stderr
+
+        runs(f"{exports}; {command}")
         log = (tmp_path / "runs" / "run" / "log.txt").read_text()
         assert "2 nodes: 2 CPU" in log, log  # each has room for one of the two processes
         assert "1 training and 1 rollout workers are ready; a local run gives the same bits with threads=1" in log
         assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+        runs(f"{sys.executable} -c '{FOUND}'")
     finally:
         for node in reversed(nodes):
             node.send_signal(signal.SIGTERM)
@@ -88,3 +112,4 @@ def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path:
             except subprocess.TimeoutExpired:
                 node.kill()
                 raise
+        shutil.rmtree(own)

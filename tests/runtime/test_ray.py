@@ -323,6 +323,22 @@ def test_an_address_where_no_cluster_is_is_said_soon(monkeypatch: pytest.MonkeyP
         RayRuntime(RuntimeSettings(kind="ray", address="nonsense")).start()
 
 
+def test_a_token_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment |= {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        code = f"""
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.ray import RayRuntime
+RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start()
+"""
+        command = [sys.executable, "-c", code]
+        refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert f"ValueError: runtime.address={address}: no cluster lets us in there (Token authentication" in refused.stderr
+    assert "export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN" in refused.stderr
+
+
 def test_an_object_store_larger_than_the_machine_is_refused() -> None:
     with pytest.raises(ValueError, match=r"runtime.object_store_mb=100000000 is more than this machine's memory, "):
         RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100_000_000)).start()

@@ -59,12 +59,13 @@ class RayRuntime:
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
         if settings.address is not None:
             try:
-                address = _answering(settings.address)
-                ray.init(address=address, **common)
-            except (ConnectionError, ValueError) as error:
+                _answering(settings.address)
+                ray.init(address=settings.address, **common)  # of `auto` it looks for the token too
+            except (ConnectionError, ValueError, exceptions.RayError) as error:
                 raise ValueError(
                     f"runtime.address={settings.address}: no cluster lets us in there ({error}). Is one running (ray "
-                    "start --head), and is its token in RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token, if it asks for one?"
+                    "start --head)? If it asks for a token: export RAY_AUTH_MODE=token, with its token in "
+                    "~/.ray/auth_token or RAY_AUTH_TOKEN"
                 ) from error
         else:
             utilities: Any = ray._private.utils
@@ -222,9 +223,8 @@ class RayRuntime:
             ray.shutdown()
 
 
-def _answering(address: str) -> str:
-    """The address, host:port, of a head that answers. Ray itself would look for one there for a quarter of an hour.
-    Raises ConnectionError."""
+def _answering(address: str) -> None:
+    """Raises ConnectionError where no head answers. Ray itself would look for one there for a quarter of an hour."""
     if address == "auto":  # that of RAY_ADDRESS, or the one that was started last on this machine
         address = str(ray._private.services.canonicalize_bootstrap_address(address) or "")
     host, _, port = address.rpartition(":")
@@ -239,7 +239,7 @@ def _answering(address: str) -> str:
                 raise ConnectionError(f"{address}: {error.strerror or error}") from error
             time.sleep(0.5)
         else:
-            return address
+            return
 
 
 @contextlib.contextmanager
