@@ -339,6 +339,22 @@ RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start()
     assert "export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN" in refused.stderr
 
 
+@pytest.mark.parametrize("folder", ["file", 80 * "x"])
+def test_where_ray_cannot_have_its_files_is_said(folder: str, tmp_path: Path) -> None:
+    """It may not write there (a file is in the way, which holds for root too), or its sockets' names are too long."""
+    (tmp_path / "file").touch()
+    code = """
+from assent.runtime.settings import RuntimeSettings
+from assent.runtime.ray import RayRuntime
+RayRuntime(RuntimeSettings(kind="ray")).start()
+"""
+    environment = os.environ | {"RAY_TMPDIR": str(tmp_path / folder)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert "\nValueError: Ray cannot start here (" in done.stderr, done.stderr
+    assert "RAY_TMPDIR" in done.stderr.splitlines()[-1]
+
+
 def test_an_object_store_larger_than_the_machine_is_refused() -> None:
     with pytest.raises(ValueError, match=r"runtime.object_store_mb=100000000 is more than this machine's memory, "):
         RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100_000_000)).start()

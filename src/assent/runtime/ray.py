@@ -73,13 +73,19 @@ class RayRuntime:
             if settings.object_store_mb > memory:
                 given = f"runtime.object_store_mb={settings.object_store_mb}"
                 raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
-            with _processes_apart():
-                started = ray.init(
-                    address="local",
-                    include_dashboard=settings.dashboard,
-                    object_store_memory=settings.object_store_mb << 20,
-                    **common,
-                )
+            try:
+                with _processes_apart():
+                    started = ray.init(
+                        address="local",
+                        include_dashboard=settings.dashboard,
+                        object_store_memory=settings.object_store_mb << 20,
+                        **common,
+                    )
+            except OSError as error:
+                raise ValueError(
+                    f"Ray cannot start here ({error}). Its logs and sockets lie in /tmp/ray, or in `ray` of the folder "
+                    "that RAY_TMPDIR names: one that you may write to, on a disk with room, of 38 letters at most"
+                ) from error
             if settings.dashboard:
                 page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
         with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
