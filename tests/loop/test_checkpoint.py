@@ -372,6 +372,18 @@ def test_the_folder_of_a_run_is_flushed_into_its_parents(
         assert disk.entries[tmp_path.stat().st_ino] == {"deep": (tmp_path / "deep").stat().st_ino}
 
 
+def test_weights_may_be_read_by_whoever_may_read_the_rest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    before = os.umask(0o027)
+    try:
+        save(store, 1)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".safetensors" for path in files)
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o640"}
+
+
 def test_an_interrupted_removal_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
     def prepare(store: Store) -> None:
         for step in (1, 2, 3):

@@ -11,6 +11,7 @@ Tensors are safetensors and the rest is JSON; nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -18,7 +19,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Store:
 
         self._publish(STATE, name, write_state)
 
-    @contextmanager
+    @contextlib.contextmanager
     def writing(self, what: Path) -> Iterator[None]:
         """Within it, storage that cannot be written to ends as an UnwritableError, which says from where the run can go
         on. What is half written then makes room. `what`: what is being written, or the folder of it."""
@@ -183,6 +183,9 @@ def _publish(target: Path, write: Writer) -> str:
     files = {name: _digest(writing / name) for name in _names(writing)}
     manifest = writing / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=1))
+    for name in files:  # safetensors closes its files to all but their owner, whatever the umask says
+        with contextlib.suppress(OSError):  # not every file system has modes
+            (writing / name).chmod(manifest.stat().st_mode)
     for path in [*writing.rglob("*"), writing]:
         _flush(path)
     seal = _digest(manifest)
