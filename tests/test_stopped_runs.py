@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import PHASES, Kill, Killer
-from kills import Task, alike, steps
+from faults import PHASES, Kill, Killer, descendants
+from kills import Task, alike, lasting, steps
 
 from assent import Run, load_settings, run
 from assent.data.demo import DemoFiles
@@ -59,6 +61,32 @@ def test_sigterm_in_every_phase(cluster: Any, judge: Path, demo: DemoFiles, tmp_
         assert stop.reached < committed(done) == steps(done)
     whole, rest = task.recipe(stops, "whole"), task.recipe(stops, "stopped", resume="latest")
     assert alike(run(load_settings(whole)), run(load_settings(rest)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_ray_starts_is_heard_behind_that(
+    number: signal.Signals, make_recipe: Callable[..., dict[str, Any]], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Ray's own handler would end the run with a traceback, and status 15."""
+    (tmp_path / "recipe.json").write_text(json.dumps(make_recipe("grpo", tmp_path)))
+    command = [sys.executable, "-m", "assent.cli", "grpo", str(tmp_path / "recipe.json"), "runtime=ray"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        until = time.monotonic() + 60.0
+        while "gcs_server" not in map(name_of, started := descendants(process.pid)):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert said == f"stopped by {number.name} before its workers were ready; resume=latest goes on from there\n"
+    assert not lasting(started)
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:  # it has ended
+        return ""
 
 
 def committed(done: Run) -> int:

@@ -54,13 +54,13 @@ class RayRuntime:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # Ray would start a process for each core now, which has not our variables and is never used.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        on_sigterm = signal.getsignal(signal.SIGTERM)
         page = ""
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
         if settings.address is not None:
             try:
                 _answering(settings.address)
-                ray.init(address=settings.address, **common)  # of `auto` it looks for the token too
+                with _sigterm_left_alone():
+                    ray.init(address=settings.address, **common)  # of `auto` it looks for the token too
             except (ConnectionError, ValueError, exceptions.RayError) as error:
                 raise ValueError(
                     f"runtime.address={settings.address}: no cluster lets us in there ({error}). Is one running (ray "
@@ -74,7 +74,7 @@ class RayRuntime:
                 given = f"runtime.object_store_mb={settings.object_store_mb}"
                 raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
             try:
-                with _processes_apart():
+                with _sigterm_left_alone(), _processes_apart():
                     started = ray.init(
                         address="local",
                         include_dashboard=settings.dashboard,
@@ -88,8 +88,6 @@ class RayRuntime:
                 ) from error
             if settings.dashboard:
                 page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
-        with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run unsaved
         self._watch = HeadWatch(
             self.nodes,  # none where the head did not answer in time
             timeout=settings.heartbeat_timeout,
@@ -246,6 +244,20 @@ def _answering(address: str) -> None:
             time.sleep(0.5)
         else:
             return
+
+
+@contextlib.contextmanager
+def _sigterm_left_alone() -> Iterator[None]:
+    """Ray's own handler would end the run with a traceback while Ray starts, and unsaved later. Python is told of none;
+    the one that Ray's C++ sets gives way again."""
+    utilities: Any = ray._private.utils
+    setter, utilities.set_sigterm_handler = utilities.set_sigterm_handler, lambda handler: None
+    try:
+        yield
+    finally:
+        utilities.set_sigterm_handler = setter
+        with contextlib.suppress(ValueError):  # not in the main thread: then Ray has set none either
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextlib.contextmanager
