@@ -53,6 +53,26 @@ def test_each_has_a_gpu_where_there_is_one_for_each(
     assert "GPU" not in equal_share(there, processes)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "beside", "processes", "share"),
+    [
+        ([(16, 0)], [{"CPU": 8.0}], 4, {"CPU": 2.0}),
+        ([(2, 0)], [{"CPU": 1.0}], 2, {"CPU": 0.5}),
+        ([(8, 0), (4, 0)], [{"CPU": 6.0}], 2, {"CPU": 2.0}),  # 2 on the first node, 4 on the second
+        ([(16, 3)], [{"CPU": 8.0}], 2, {"CPU": 4.0, "GPU": 1.0}),
+        ([(16, 3)], [{"CPU": 8.0, "GPU": 1.0}], 3, {"CPU": 2.0}),  # three GPUs for four
+        ([(4, 0)], [{"CPU": 8.0}], 1, {"CPU": 0.01}),  # what does not fit is refused, with its sums
+        ([(4, 0)], [{"CPU": 2.0}], 0, {"CPU": 1.0}),  # for nobody
+    ],
+)
+def test_what_some_are_told_to_reserve_is_not_shared(
+    nodes: list[tuple[float, float]], beside: list[Resources], processes: int, share: Resources
+) -> None:
+    there: list[Resources] = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
+    assert equal_share(there, processes, beside=beside, gpus=True) == share
+    assert packed(there, [*beside, *[share] * processes]) == (beside[0]["CPU"] <= nodes[0][0])
+
+
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:
     one: list[Resources] = [{"CPU": 8.0, "GPU": 1.0}]
     with pytest.raises(ResourcesError, match=r"2 training workers would share a GPU.*resources_per_worker={GPU: 1}"):

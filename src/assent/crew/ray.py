@@ -64,8 +64,12 @@ class RayCrew:
         training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
-        processes = training + (0 if self.shares else rollout) + len(rewards)
-        self.share = share = equal_share(runtime.nodes(), processes, gpus=settings.device in ("auto", "cuda"))
+        told: list[Mapping[str, float]] = [settings.runtime.resources_per_worker] * training
+        told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout)
+        told += [reward.resources for reward in rewards]
+        beside = [dict(one) for one in told if "CPU" in one]
+        gpus = settings.device in ("auto", "cuda")
+        self.share = share = equal_share(runtime.nodes(), len(told) - len(beside), beside=beside, gpus=gpus)
         self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
         self.threads = self._threads(self.rank_bundles[0])
         self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)

@@ -33,22 +33,31 @@ def shown(resources: Resources) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def equal_share(nodes: Sequence[Resources], processes: int, *, gpus: bool = False) -> Resources:
-    """What each of so many equal processes may reserve: the most whole CPUs of which all find room, and no process
-    reaches over nodes; hundredths of a CPU where there are more processes than CPUs. `gpus`: they would use GPUs, and
-    reserve one where each can have its own."""
+def equal_share(
+    nodes: Sequence[Resources], processes: int, *, beside: Sequence[Resources] = (), gpus: bool = False
+) -> Resources:
+    """What each of so many equal processes may reserve: the most whole CPUs of which all find room `beside` those that
+    were told theirs, and no process reaches over nodes; hundredths of a CPU where there are more processes than CPUs.
+    `gpus`: they would use GPUs, and reserve one where each can have its own."""
     hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
     places = [int(node.get("GPU", 0.0)) for node in nodes]
-    own = gpus and sum(places) >= processes
+    own = gpus and sum(places) >= processes + len(beside)
+    gpu = {"GPU": 1.0} if own else {}
+    if not processes:
+        return {"CPU": 1.0} | gpu
 
     def fits(share: int) -> bool:
+        if beside:
+            alike = [{"CPU": share / 100} | gpu] * processes
+            return packed(nodes, [*(reserved(bundle, gpu) for bundle in beside), *alike])
         rooms = [cpus // share for cpus in hundredths]
         return sum(map(min, rooms, places) if own else rooms) >= processes
 
-    most = sum(hundredths) // processes
+    left = sum(hundredths) - int(100 * added(beside).get("CPU", 0.0))
+    most = max(0, left) // processes
     whole = range(most // 100 * 100, 0, -100)
     cpus = next(filter(fits, (*whole, *range(min(most, 99), 0, -1))), 1) / 100
-    return {"CPU": cpus} | ({"GPU": 1.0} if own else {})
+    return {"CPU": cpus} | gpu
 
 
 def reserved(given: Mapping[str, float], share: Resources) -> Resources:
