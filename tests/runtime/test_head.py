@@ -69,11 +69,12 @@ def test_a_head_that_is_silent_for_a_while(watch: Made, how: str) -> None:
 def test_a_head_that_stays_silent_is_the_end_once(watch: Made) -> None:
     said: list[str] = []
     ended: list[int] = []
-    watch(lambda: False, say=said.append, patience=0.4, end=lambda: ended.append(1))
+    watch(lambda: False, say=said.append, patience=0.4, again="start another", end=lambda: ended.append(1))
     until(lambda: ended)
     time.sleep(0.3)
     assert (len(said), len(ended)) == (2, 1)
-    assert "is lost: start a cluster again, and resume=latest" in said[1]
+    assert said[0].endswith("this run ends: start another")
+    assert said[1] == "the cluster's head is lost: start another"
 
 
 @pytest.mark.parametrize("how", ["raises", "never returns"])

@@ -17,7 +17,7 @@ SIGNS = 4
 """Questions within the time that the head has for an answer."""
 PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Ray's own variable: how long its processes wait for a head."""
-AGAIN = "start a cluster again, and resume=latest goes on from the newest checkpoint"
+AGAIN = "resume=latest goes on from the newest checkpoint"
 
 
 class HeadWatch:
@@ -30,12 +30,13 @@ class HeadWatch:
         timeout: float,
         patience: float,
         say: Callable[[str], None],
+        again: str = AGAIN,
         end: Callable[[], object] = lambda: os._exit(1),
     ):
         """`ask` tells whether the head answered, raises, or takes as long as it likes. Without a sign for `timeout`
-        seconds people are told, and after `patience` more it is the end."""
+        seconds people are told, and after `patience` more it is the end; `again` says how the run then goes on."""
         self._ask, self._timeout, self._patience, self._say, self._end = ask, timeout, patience, say, end
-        self._missed = 0
+        self._again, self._missed = again, 0
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._count)]
         for thread in self._threads:
@@ -64,10 +65,10 @@ class HeadWatch:
                 _told(
                     self._say,
                     f"the cluster's head has given no sign for {self._timeout:g} s (runtime.heartbeat_timeout). Unless "
-                    f"it does within {self._patience:g} s more ({PATIENCE}), this run ends: {AGAIN}",
+                    f"it does within {self._patience:g} s more ({PATIENCE}), this run ends: {self._again}",
                 )
             if self._missed == last:
-                _told(self._say, f"the cluster's head is lost: {AGAIN}").join(1.0)
+                _told(self._say, f"the cluster's head is lost: {self._again}").join(1.0)
                 self._end()
 
 

@@ -27,7 +27,7 @@ from ray import exceptions
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from assent.runtime.head import PATIENCE, HeadWatch, parting
+from assent.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
 from assent.runtime.ray_worker import HEART, Host, RayWorker
 from assent.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from assent.runtime.settings import RuntimeSettings
@@ -93,6 +93,7 @@ class RayRuntime:
             timeout=settings.heartbeat_timeout,
             patience=self._patience,
             say=self._say,
+            again=AGAIN if settings.address is None else f"start a cluster again, and {AGAIN}",
         )
         nodes = len(self.nodes())
         return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}{page}"
