@@ -63,8 +63,9 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
 
     crew: Any = object.__new__(RayCrew)
     runtime = SimpleNamespace(weights="store")
-    crew.settings = SimpleNamespace(device="cpu", runtime=runtime, rollout=SimpleNamespace(engine=engine, max_lag=0))
-    nodes = [{"object_store_memory": float(100 << 20)}]
+    rollout = SimpleNamespace(engine=engine, max_lag=0)
+    crew.settings = SimpleNamespace(device="cpu", threads=None, runtime=runtime, rollout=rollout)
+    nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes)
     crew.gang = LocalGang(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
     crew.rank_bundles, crew.rollout_bundle, crew.judge_bundles, crew._rollouts = [{}], {}, [], 1

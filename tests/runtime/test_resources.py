@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from assent.runtime.resources import Resources, ResourcesError, check_gpus, check_room, equal_share, packed, small_store
+from assent.runtime.resources import (
+    Resources,
+    ResourcesError,
+    check_gpus,
+    check_room,
+    crowded,
+    equal_share,
+    packed,
+    small_store,
+)
 
 
 def of(*cpus: float) -> list[Resources]:
@@ -71,6 +80,12 @@ def test_what_some_are_told_to_reserve_is_not_shared(
     there: list[Resources] = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
     assert equal_share(there, processes, beside=beside, gpus=True) == share
     assert packed(there, [*beside, *[share] * processes]) == (beside[0]["CPU"] <= nodes[0][0])
+
+
+def test_people_are_told_of_far_more_threads_than_cpus() -> None:
+    assert crowded(of(2, 2), [1] * 16) == ""
+    assert crowded(of(2), [1] * 101).startswith("101 processes have 101 threads in all, the cluster has 2 CPU: a step ")
+    assert crowded(of(2), [64, 64]).startswith("2 processes have 128 threads in all")
 
 
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:

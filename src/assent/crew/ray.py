@@ -23,7 +23,7 @@ from assent.rewards.workers import JudgeWorkers
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
 from assent.runtime.places import NODES, PAUSE
-from assent.runtime.resources import check_gpus, equal_share, reserved, small_store
+from assent.runtime.resources import check_gpus, crowded, equal_share, reserved, small_store
 from assent.runtime.worker import Failures, NodeLost, reason_of
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess
@@ -115,6 +115,8 @@ class RayCrew:
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
         if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
             check_gpus(self.runtime.nodes(), self.rank_bundles)
+        if advice := crowded(self.runtime.nodes(), [self._threads(bundle) for bundle in bundles]):
+            self.say(advice)
         self.rank_group = self.runtime.reserve(self.rank_bundles)
         if self.pool is None:
             await self._form()

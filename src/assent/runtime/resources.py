@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 Resources = dict[str, float]
 TINY = 1e-6
 """What sums of amounts may be off by."""
+CROWDED = 4.0
+"""Threads a CPU from which on people are told: some wait for others at any time."""
 
 
 class ResourcesError(ValueError):
@@ -101,6 +103,17 @@ def small_store(nodes: Sequence[Resources], size: int) -> str:
         f"an object store of {least / 2**20:.0f} MiB has no room for two versions of weights of {size / 2**20:.0f} "
         f"MiB: Ray puts them on disk, and updates take longer. Set runtime.object_store_mb={-(-5 * size // 2**21)} (of "
         "a cluster that runs: ray start --object-store-memory), or runtime.weights=collective"
+    )
+
+
+def crowded(nodes: Sequence[Resources], threads: Sequence[int]) -> str:
+    """What to say where processes of so many threads each keep each other from working."""
+    cpus = added(nodes).get("CPU", 0.0)
+    if sum(threads) <= CROWDED * cpus:
+        return ""
+    return (
+        f"{len(threads)} processes have {sum(threads)} threads in all, the cluster has {cpus:g} CPU: a step takes "
+        "longer than with fewer. Lower rollout.workers, runtime.num_training_workers or threads"
     )
 
 
