@@ -120,6 +120,7 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
         (["resume=epoch1epochstep9globalstep9"], "there is latest, or one of ['epoch1epochstep2globalstep2']"),
         (["name=../run", "overwrite=true"], "must be a plain folder name"),
         (["name=.", "overwrite=true"], "must be a plain folder name"),
+        (["name=", "overwrite=true"], "must be a plain folder name"),
         (["train.stepps=1", "overwrite=true"], "did you mean steps?"),
         (["train.batch_size=0", "overwrite=true"], "train.batch_size=0"),
     ):

@@ -146,7 +146,7 @@ def open_folder(settings: Settings) -> Iterator[Path]:
     runs. A run that is to be overwritten is back in its place at the end, unless `let_go` removed it. The run must have
     a name."""
     name = str(settings.name)
-    if Path(name).name != name or name.startswith("."):
+    if not name or Path(name).name != name or name.startswith("."):
         raise SettingsError(f"name={name!r} must be a plain folder name; its place is set by `output`")
     folder = Path(settings.output) / name
     if settings.resume and settings.overwrite:
