@@ -141,7 +141,7 @@ def main(
     traceback: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    with plain_errors():
+    with plain_errors(out or model_dir / "evaluation"):
         from assent.evaluate.evaluation import evaluate
         from assent.monitor.console import Reporter
 

@@ -46,7 +46,7 @@ def main(
     traceback: bool,
     overrides: tuple[str, ...],
 ) -> None:
-    with plain_errors():
+    with plain_errors(output_dir):
         folder = output_dir / "data"
         data = sources(folder)
         if create or not all(Path(source).exists() for source in data.values()):

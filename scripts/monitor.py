@@ -17,7 +17,7 @@ from assent.cli import plain_errors
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the pictures; default: plots in LOG_DIR.")
 @click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
 def main(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:
-    with plain_errors():
+    with plain_errors(out or log_dir / "plots"):
         from assent.monitor.plots import draw
 
         for path in draw(log_dir, plot_type, out):

@@ -215,7 +215,7 @@ def main(
     overrides: tuple[str, ...],
 ) -> None:
     data = {"sft": sft_data, "reward": preference_data, "rlhf": prompt_data}
-    with plain_errors():
+    with plain_errors(output_dir):
         done = train_pipeline(
             config, data, stage=stage, dist_config=dist_config, output=output_dir, overrides=overrides
         )

@@ -361,6 +361,37 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
     assert (folder / "checkpoints/state" / second).exists()
 
 
+def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
+    demo: Any, recipe: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """A full disk at the end, and before any work a place where nothing can be written."""
+    assert assent("sft", recipe, "train.steps=1").exit_code == 0
+    model = tmp_path / "runs/run"
+    limited = "import resource, sys; from assent.cli import main\n"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (16, -1)); main()"
+    (tmp_path / "file").write_text("")
+    evaluated = ("evaluate", f"model={model}", f"prompts={demo.prompts}", "limit=2", "out={}")
+    for words, place in (
+        (("convert", demo.sft, "{}", "--to", "prompt"), "converted/x.jsonl"),
+        (("convert", demo.sft, "{}", "--to", "prompt"), "converted/x.parquet"),
+        (("generate", model, "--prompt", "A film", "--max-tokens", 2, "--out", "{}"), "generated/x.jsonl"),
+        (evaluated, "evaluated"),
+        (("monitor", tmp_path / "runs", "--out", "{}"), "plots"),
+        (("demo", "--data-only", "{}"), "data"),
+    ):
+        full = tmp_path / place
+        command = [sys.executable, "-W", "ignore", "-c", limited, *(str(word).format(full) for word in words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.splitlines()[-1] == f"error: {full} cannot be written: File too large"
+        assert not list(tmp_path.glob("*/*.part"))
+        under = assent(*(str(word).format(tmp_path / "file" / "x.jsonl") for word in words))
+        assert under.exit_code == 2
+        assert f"error: {tmp_path}/file/x.jsonl: {tmp_path}/file is no folder" in under.output
+    told = assent(*(str(word).format(tmp_path / "file") for word in evaluated)).output
+    assert f"out={tmp_path}/file is a file: name a folder" in told
+
+
 def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_path: Path) -> None:
     disk = tmp_path / "runs"
     disk.mkdir()
@@ -371,6 +402,7 @@ def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_p
         assert assent("sft", recipe).exit_code == 0
         subprocess.run([mount, "-o", "remount,ro", disk], check=True)
         told = assent("sft", recipe, "resume=latest")
+        plots = assent("monitor", disk)
     finally:
         subprocess.run(["umount", disk], check=True)
     assert told.exit_code == 1
@@ -378,6 +410,7 @@ def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_p
         f"the run ended: {disk}/run/.lock cannot be written: Read-only file system. The newest"
     )
     assert "is epoch1epochstep2globalstep2: " in told.output
+    assert (plots.exit_code, plots.output) == (2, f"error: {disk}/plots: nothing can be written to {disk}\n")
 
 
 def test_what_a_refused_start_leaves_is_no_run(recipe: Path, refused: Path, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +26,18 @@ METHODS = {
     "best-of-k": "SFT on the policy's own best answers.",
 }
 USAGE_ERROR = 2
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""The system's words for what it does not read or write at a place."""
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
-    """What a person can mend is one line on stderr and exit status 2; everything else keeps its traceback."""
+def plain_errors(target: str | Path | None = None) -> Iterator[None]:
+    """What a person can mend is one line on stderr and exit status 2; everything else keeps its traceback. `target`,
+    which is written at the end, is refused before the work where nothing can be written."""
     try:
+        if target is not None:
+            _check_writable(Path(target).expanduser())
         yield
     except (ValueError, FileNotFoundError, ImportError) as error:
         if "--traceback" in sys.argv:
@@ -40,6 +49,31 @@ def plain_errors() -> Iterator[None]:
             raise
         click.echo(f"the run ended: {error}", err=True)
         raise SystemExit(1) from error
+    except Exception as error:
+        told = _of_storage(error, target)
+        if "--traceback" in sys.argv or told is None:
+            raise
+        click.echo(f"error: {told}", err=True)
+        raise SystemExit(USAGE_ERROR) from error
+
+
+def _check_writable(target: Path) -> None:
+    """Raise OSError where neither `target` nor what is to be made above it can be written."""
+    there = next(path for path in (target, *target.parents, Path.cwd()) if path.exists())
+    if there != target and not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder", str(target))
+    if not os.access(there, os.W_OK):
+        raise PermissionError(errno.EACCES, f"nothing can be written to {there}", str(target))
+
+
+def _of_storage(error: Exception, target: str | Path | None) -> str | None:
+    """The place and what the system said of it; libraries in Rust tell it within their text. None for other errors."""
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    number = int(told[1]) if told else getattr(error, "errno", None)
+    place = getattr(error, "filename", None) or target
+    if number in UNWRITABLE:
+        return f"{place or 'what is written'} cannot be written: {os.strerror(number)}"
+    return f"{place}: {getattr(error, 'strerror', None) or error}" if number in FORBIDDEN and place else None
 
 
 class Commands(click.Group):
@@ -146,7 +180,11 @@ def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Repeat for several.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
 @click.option("--output", default="runs/demo", show_default=True, help="Where everything is written.")
-@click.option("--data-only", type=click.Path(path_type=Path), help="Only write the task's files into this folder.")
+@click.option(
+    "--data-only",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Only write the task's files into this folder.",
+)
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def demo(
@@ -158,7 +196,7 @@ def demo(
     traceback: bool,
 ) -> None:
     """The main job on a generated task: SFT, reward model, PPO, and a table of before and after."""
-    with plain_errors():
+    with plain_errors(data_only or output):
         from assent.demo import demo_data, run_demo
         from assent.monitor.console import Reporter
 
@@ -187,8 +225,9 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) ->
         words = [word for word in (recipe, *overrides) if word is not None]
         given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
         reporter = Reporter()
-        result = evaluate_settings(load_tree(EvaluationSettings, given, words), reporter=reporter)
-        reporter.show(result.table())
+        settings = load_tree(EvaluationSettings, given, words)
+        with plain_errors(settings.out):
+            reporter.show(evaluate_settings(settings, reporter=reporter).table())
 
 
 @main.command()
@@ -202,11 +241,13 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) ->
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Write JSON lines here instead of the terminal.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
+)
 @traceback_option
 def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], traceback: bool, **options: Any) -> None:
     """Answer prompts with a model (a checkpoint's folder)."""
-    with plain_errors():
+    with plain_errors(options["out"]):
         from assent.generate import generate as answer
 
         answer(model, prompts=prompts, files=files, **options)
@@ -235,11 +276,11 @@ def serve_reward_command(model: str, traceback: bool, **options: Any) -> None:
 @main.command()
 @click.argument("log_dir", type=click.Path(exists=True, path_type=Path))
 @click.option("--plot", "plot_type", default="all", show_default=True, help="loss, reward, kl, entropy or all.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the pictures; default: plots/ in LOG_DIR.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
 @traceback_option
 def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:
     """Draw loss, reward, KL and entropy of the runs in a folder as PNG."""
-    with plain_errors():
+    with plain_errors(out or log_dir / "plots"):
         from assent.monitor.plots import draw
 
         for path in draw(log_dir, plot_type, out):
@@ -258,7 +299,7 @@ def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) ->
 @traceback_option
 def convert(source: str, target: str, columns: tuple[str, ...], traceback: bool, **options: Any) -> None:
     """Rewrite a data file in another dialect; the ending of TARGET (.jsonl, .json, .parquet) is its format."""
-    with plain_errors():
+    with plain_errors(target):
         from assent.data.convert import convert as convert_data
 
         pairs = [column.partition("=") for column in columns]

@@ -264,10 +264,11 @@ def _save(rows: Rows, path: Path) -> None:
             one_list = path.suffix.lower() == ".json"
             text = "[\n" + ",\n".join(lines) + "\n]\n" if one_list else "".join(f"{line}\n" for line in lines)
             part.write_text(text, encoding="utf-8")
+        part.replace(path)
     except (TypeError, ValueError, OverflowError, NotImplementedError) as error:  # Arrow raises all four
-        part.unlink(missing_ok=True)
         raise DataError(f"a column holds what this file format cannot: {error}", str(path)) from error
-    part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _save_parquet(rows: Rows, path: Path) -> None:

@@ -175,7 +175,10 @@ class EvaluationSettings(MeasureSettings):
         return [need for need in needs[kind] if not any(self.given(name) for name in need.split(" or "))]
 
     def problems(self) -> list[str]:
-        return [*self._about_kinds(), *super().problems(), *self._about_models()]
+        problems = [*self._about_kinds(), *super().problems(), *self._about_models()]
+        if self.out is not None and Path(self.out).is_file():
+            problems.append(f"out={self.out} is a file: name a folder")
+        return problems
 
     def _about_kinds(self) -> list[str]:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
