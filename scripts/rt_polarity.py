@@ -10,6 +10,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from assent.cli import plain_errors
 from assent.data.polarity import make_polarity
 from assent.demo import run_task
 from assent.monitor.console import Reporter
@@ -34,13 +35,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0 on")
     parser.add_argument("overrides", nargs="*", help="STAGE.key=value")
     arguments = parser.parse_args()
-    run_task(
-        RECIPES / f"{arguments.method}.yaml",
-        partial(polarity_data, arguments.source),
-        arguments.output or Path("runs") / f"rt_polarity_{arguments.method}",
-        seeds=range(arguments.seeds),
-        overrides=arguments.overrides,
-    )
+    output = arguments.output or Path("runs") / f"rt_polarity_{arguments.method}"
+    with plain_errors(output):
+        run_task(
+            RECIPES / f"{arguments.method}.yaml",
+            partial(polarity_data, arguments.source),
+            output,
+            seeds=range(arguments.seeds),
+            overrides=arguments.overrides,
+        )
 
 
 if __name__ == "__main__":

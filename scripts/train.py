@@ -44,18 +44,13 @@ def train_pipeline(
 ) -> PipelineRun:
     """Run `stage` (or all) of the pipeline in `config`; `data` holds each stage's source, where one was given."""
     from assent.pipeline import run_pipeline
-    from assent.stopping import Stopped
 
     settings = prepare(
         config, data, stage=stage, dist_config=dist_config, output=output, name=name, overrides=overrides
     )
     load_plugins(settings)
     prepare_tokenizer(settings)
-    try:
-        return run_pipeline(settings)
-    except Stopped as stopped:
-        click.echo(str(stopped), err=True)
-        raise SystemExit(stopped.code) from stopped
+    return run_pipeline(settings)
 
 
 def prepare(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from assent import records, run
-from assent.cli import METHODS, main
+from assent.cli import METHODS, main, plain_errors
 from assent.loop.progress import Moment
 from assent.recipes import load_settings
 from assent.types import Stats
@@ -335,6 +337,31 @@ def test_a_language_model_is_not_served_as_a_judge(recipe: Path, tmp_path: Path)
     told = assent("serve-reward", tmp_path / "runs/run", "--port", 0)
     assert told.exit_code == 2
     assert "run is no judge: the model in" in told.output
+
+
+def test_ctrl_c_ends_the_demo_in_one_line_and_resume_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    size = [f"sft.model.config.{key}" for key in ("n_embd=16", "n_layer=1", "n_head=2")]
+    command = ["-W", "ignore", "-m", "assent.cli", "demo", "--output", str(tmp_path), "only=[sft]", *size]
+    words = [sys.executable, *command, "sft.train.log_every=1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen([*words, "sft.train.steps=100000"], **pipes) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step"))
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    stopped = re.fullmatch(r"stopped by SIGINT after step (\d+); resume=latest goes on from there\n", told)
+    assert stopped, told
+    steps = int(stopped[1]) + 1
+    done = subprocess.run([*words, "resume=latest", f"sft.train.steps={steps}"], check=True, **pipes)
+    assert f"step {steps - 1} of {steps}" in done.stdout
+
+
+def test_ctrl_c_before_the_first_step_has_its_status_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, plain_errors():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
 
 
 def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIS
 
 @contextmanager
 def plain_errors(target: str | Path | None = None) -> Iterator[None]:
-    """What a person can mend is one line on stderr and exit status 2; everything else keeps its traceback. `target`,
-    which is written at the end, is refused before the work where nothing can be written."""
+    """What a person can mend is one line on stderr and exit status 2, a stop by signal one with a status of its own
+    (143 after SIGTERM, 130 after Ctrl-C); everything else keeps its traceback. `target`, which is written at the end,
+    is refused before the work where nothing can be written."""
     try:
         if target is not None:
             _check_writable(Path(target).expanduser())
@@ -49,7 +51,15 @@ def plain_errors(target: str | Path | None = None) -> Iterator[None]:
             raise
         click.echo(f"the run ended: {error}", err=True)
         raise SystemExit(1) from error
+    except KeyboardInterrupt as error:
+        click.echo("stopped by SIGINT", err=True)
+        raise SystemExit(128 + signal.SIGINT) from error
     except Exception as error:
+        from assent.stopping import Stopped
+
+        if isinstance(error, Stopped):
+            click.echo(str(error), err=True)
+            raise SystemExit(error.code) from error
         told = _of_storage(error, target)
         if "--traceback" in sys.argv or told is None:
             raise
@@ -115,22 +125,17 @@ def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
-    """Do one run. A stop by signal is its own exit status (143 after SIGTERM, 130 after Ctrl-C)."""
+    """Do one run."""
     with plain_errors():
         from assent.assemble import run
         from assent.recipes import load_settings
-        from assent.stopping import Stopped
 
         # A recipe is optional: `assent sft model.path=... data.train=...` says it all.
         if "=" in recipe and not Path(recipe).exists():
             settings = load_settings(None, [recipe, *overrides], method=method)
         else:
             settings = load_settings(recipe, overrides, method=method)
-        try:
-            run(settings)
-        except Stopped as stopped:
-            click.echo(str(stopped), err=True)
-            raise SystemExit(stopped.code) from stopped
+        run(settings)
 
 
 def add_method(name: str, text: str) -> None:
@@ -164,16 +169,11 @@ def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
     with plain_errors():
         from assent.monitor.console import Reporter
         from assent.pipeline import load_pipeline, run_pipeline
-        from assent.stopping import Stopped
 
-        try:
-            reporter = Reporter()
-            done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
-            if done.evaluation is not None:
-                reporter.show(done.evaluation.table())
-        except Stopped as stopped:
-            click.echo(str(stopped), err=True)
-            raise SystemExit(stopped.code) from stopped
+        reporter = Reporter()
+        done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
+        if done.evaluation is not None:
+            reporter.show(done.evaluation.table())
 
 
 @main.command()
@@ -195,7 +195,10 @@ def demo(
     overrides: tuple[str, ...],
     traceback: bool,
 ) -> None:
-    """The main job on a generated task: SFT, reward model, PPO, and a table of before and after."""
+    """The main job on a generated task: SFT, reward model, PPO, and a table of before and after.
+
+    What is in the folder is replaced; `assent demo resume=latest` goes on with a demo that was stopped.
+    """
     with plain_errors(data_only or output):
         from assent.demo import demo_data, run_demo
         from assent.monitor.console import Reporter

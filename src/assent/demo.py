@@ -49,7 +49,8 @@ def run_task(
 ) -> list[PipelineRun]:
     """Make the task's data and run its pipeline for each seed; tables on the terminal, everything else in `output`.
 
-    In the recipe, `data/` stands for the folder that `make` fills.
+    In the recipe, `data/` stands for the folder that `make` fills. Runs that are there are replaced, or, with an
+    override `resume`, gone on with.
     """
     if moved := [one for one in overrides if one.partition("=")[0] in ("name", "output")]:
         raise SettingsError(f"{moved[0]}: where everything is written is said by --output FOLDER")
@@ -93,7 +94,8 @@ def _one(
     started = time.monotonic()
     make(folder / "data", seed, reporter)
     stages = placed(read_yaml(recipe), folder / "data")
-    stages |= {"name": folder.name, "output": str(folder.parent), "overwrite": True}
+    resumes = any(one.partition("=")[0] == "resume" for one in overrides)
+    stages |= {"name": folder.name, "output": str(folder.parent), "overwrite": not resumes}
     stages["shared"] = {**stages.get("shared", {}), "seed": seed}
     run = run_pipeline(load_pipeline(stages, overrides), reporter=reporter)
     if run.evaluation is not None:
