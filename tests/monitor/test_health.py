@@ -17,7 +17,7 @@ def warnings(series, *, steps):
     return [
         (step, words)
         for step in range(1, steps + 1)
-        for words in health.check({"step": step, "time": 0.1 * step} | {n: f(step) for n, f in series.items()})
+        for words in health.check({"step": float(step), "time": 0.1 * step} | {n: f(step) for n, f in series.items()})
     ]
 
 

@@ -92,7 +92,7 @@ class Health:
                 self._history.setdefault(name, Series()).add(float(value))
         signs = {"finite": _not_finite(figures)}
         signs |= {name: sign(self._history) for name, sign in self._signs.items()}
-        place = f"Step {metrics['step']}: " if "step" in metrics else ""
+        place = f"Step {metrics['step']:.0f}: " if "step" in metrics else ""
         return [place + sign.words for name, sign in signs.items() if self._newly(name, sign.severity)]
 
     def state(self) -> dict[str, Any]:
