@@ -165,7 +165,7 @@ def _about_method(s: Settings) -> list[str]:
             )
         if not 0 < s.rollout.temperature < math.inf:
             problems.append(
-                f"rollout.temperature={s.rollout.temperature} must be above 0, where all answers are one, and finite"
+                f"rollout.temperature={s.rollout.temperature} must be above 0, and finite: at 0 all answers are alike"
             )
         cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
         if objective.uses_ratio and cut:
@@ -185,6 +185,12 @@ def _about_method(s: Settings) -> list[str]:
         problems.append(
             f"reference.ema={s.reference.ema} has no effect: {s.method} with these settings asks for no reference"
         )
+    for key, path, role in (
+        ("reference.path", s.reference.path, Role.REFERENCE),
+        ("critic.path", s.critic.path, Role.CRITIC),
+    ):
+        if path is not None and role not in objective.asks:
+            problems.append(f"{key}={path} has no effect: {s.method} with these settings asks for no {role.value}")
     if s.reference.once and (objective.data == "prompts" or Role.REFERENCE not in objective.asks):
         problems.append("reference.once is for offline methods with a reference (dpo)")
     if s.reference.once and s.reference.ema:
