@@ -339,6 +339,19 @@ def test_a_language_model_is_not_served_as_a_judge(recipe: Path, tmp_path: Path)
     assert "run is no judge: the model in" in told.output
 
 
+def test_settings_are_written_in_utf8_whatever_the_locale(
+    recipe: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told = yaml.safe_load(recipe.read_text())
+    told["data"]["prompt_template"] = "Fräge: {prompt}"
+    recipe.write_text(yaml.safe_dump(told, allow_unicode=True), encoding="utf-8")
+    for words in ([], ["resume=latest", "train.steps=3"]):
+        command = [sys.executable, "-W", "ignore", "-m", "assent.cli", "sft", str(recipe), *words]
+        subprocess.run(command, env=environment | ascii_only, check=True, capture_output=True)
+    assert "Fräge" in (tmp_path / "runs/run/settings.yaml").read_text(encoding="utf-8")
+
+
 def test_ctrl_c_ends_the_demo_in_one_line_and_resume_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
     size = [f"sft.model.config.{key}" for key in ("n_embd=16", "n_layer=1", "n_head=2")]
     command = ["-W", "ignore", "-m", "assent.cli", "demo", "--output", str(tmp_path), "only=[sft]", *size]

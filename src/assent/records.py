@@ -209,7 +209,7 @@ def _entries(folder: Path) -> list[Path]:
 
 def save_settings(folder: Path, settings: Settings) -> None:
     """Beside what they make. Whoever runs them again does not mean to remove that."""
-    (folder / SETTINGS).write_text(resolved(replace(settings, overwrite=False)))
+    (folder / SETTINGS).write_text(resolved(replace(settings, overwrite=False)), encoding="utf-8")
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
@@ -267,7 +267,7 @@ def open_record(settings: Settings) -> Record | None:
     """The record that the run replays, if it does. Raises SettingsError with everything that keeps it from being so."""
     if settings.rollout.replay is None:
         return None
-    folder = Path(settings.rollout.replay)
+    folder = Path(settings.rollout.replay).expanduser()
     if not (folder / GROUPS).is_file():
         raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
     if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():
