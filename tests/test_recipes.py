@@ -45,6 +45,14 @@ def test_overrides_win_over_the_recipe_and_the_recipe_over_defaults(tmp_path: Pa
     assert settings.rewards == [RewardSettings(kind="length", options={"target": 5})]
 
 
+def test_a_folder_under_home_is_one_wherever_a_recipe_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder called ~ is made."""
+    monkeypatch.setenv("HOME", "/some/home")
+    assert load_settings(BASE | {"output": "~/runs"}).output == "/some/home/runs"
+    assert load_settings(BASE | {"output": "~nobody at all/x"}).output == "~nobody at all/x"
+    assert load_pipeline({"output": "~/runs", "stages": {"sft": {}}}).output == "/some/home/runs"
+
+
 @pytest.mark.parametrize(
     ("override", "read"),
     [

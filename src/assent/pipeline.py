@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assent.evaluate.settings import BeforeAfterSettings
-from assent.recipes import check_known, load_settings, load_tree, nested, parse_override, read_yaml, spelled_out
+from assent.recipes import (
+    at_home,
+    check_known,
+    load_settings,
+    load_tree,
+    nested,
+    parse_override,
+    read_yaml,
+    spelled_out,
+)
 from assent.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -81,6 +90,7 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
     settings = load_tree(PipelineSettings, given, own, free=("shared", "stages"))
     for name in settings.only:
         check_known(name, stages, what="stage")
+    settings.output = at_home(settings.output)
     return settings
 
 

@@ -62,7 +62,15 @@ def completed(settings: Settings) -> Settings:
         raise SettingsError(
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
         )
-    return settings
+    return dataclasses.replace(settings, output=at_home(settings.output))
+
+
+def at_home(path: str) -> str:
+    """With the home folder in the place of `~`, which a shell leaves to us in a file; unknown homes as they stand."""
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:
+        return path
 
 
 @dataclass(frozen=True)

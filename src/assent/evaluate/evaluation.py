@@ -94,8 +94,9 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
         data=bench.reports,
     )
     if settings.out is not None:
-        result.save(Path(settings.out))
-        reporter.say(f"evaluation: {Path(settings.out) / RESULT}")
+        folder = Path(settings.out).expanduser()
+        result.save(folder)
+        reporter.say(f"evaluation: {folder / RESULT}")
     return result
 
 

@@ -176,7 +176,7 @@ class EvaluationSettings(MeasureSettings):
 
     def problems(self) -> list[str]:
         problems = [*self._about_kinds(), *super().problems(), *self._about_models()]
-        if self.out is not None and Path(self.out).is_file():
+        if self.out is not None and Path(self.out).expanduser().is_file():
             problems.append(f"out={self.out} is a file: name a folder")
         return problems
 
