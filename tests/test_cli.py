@@ -140,6 +140,25 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_a_run_goes_on_by_its_method_and_says_what_else_is_new(recipe: Path, tmp_path: Path, demo: Any) -> None:
+    """The model is the checkpoint's, whatever the settings say of it."""
+    assert assent("sft", recipe, "save.steps=1").exit_code == 0
+    folder = tmp_path / "runs/run"
+    settings = (folder / "settings.yaml").read_text()
+    words = ["method=dpo", f"data.train={demo.preferences}", "resume=latest", "train.steps=3"]
+    refused = assent("dpo", recipe, *words)
+    assert refused.exit_code == 2
+    assert f"{folder} is a run of sft, which dpo does not go on with: set another name" in refused.output
+    assert (folder / "settings.yaml").read_text() == settings
+
+    assert assent("sft", recipe, "resume=latest", "train.steps=3", "log.page=false", "threads=null").exit_code == 0
+    assert "warning" not in (folder / "log.txt").read_text()
+    assert assent("sft", recipe, "resume=latest", "train.steps=4", "model.config.n_layer=1").exit_code == 0
+    log = (folder / "log.txt").read_text()
+    assert "warning: the run goes on from its checkpoint with other settings than it had:" in log
+    assert re.findall(r"  - (.*)", log) == ["model.config.n_layer: 2 there, 1 here"]
+
+
 def test_a_run_without_a_name_is_gone_on_with_without_one(recipe: Path, tmp_path: Path) -> None:
     """The newest of the same settings; what may differ is what a resumed run may be told anew."""
 

@@ -97,8 +97,8 @@ def _run(
         reporter.say(f"warning: {problem}; the other reward servers are used")
     for problem in problems:
         reporter.say(f"warning: {problem}; an older checkpoint is used")
-    if resume is not None and settings.threads is None:
-        settings = replace(settings, threads=records.threads_before(folder))  # the last bits of sums depend on them
+    if resume is not None:
+        settings = records.resumed(settings, folder, reporter.say)
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)

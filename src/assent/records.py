@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -231,12 +231,6 @@ def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]
     return settings.resume, []
 
 
-def threads_before(folder: Path) -> int | None:
-    """What the run that is resumed was told of `threads` before. Its file may have been cut off by what ended it."""
-    found = _before_in(folder, "threads")
-    return int(found) if found is not None and found.isdecimal() else None
-
-
 def _before_in(folder: Path, key: str) -> str | None:
     """What a run's file says of a setting at its top. It may have been cut off."""
     path = folder / SETTINGS
@@ -261,6 +255,20 @@ def _of_rows(report: Any) -> Any:
     if isinstance(report, dict):
         return {name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples")}
     return [_of_rows(one) for one in report] if isinstance(report, list) else report
+
+
+def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Settings:
+    """With the threads that the run was told of before, on which the last bits of sums depend. Says in what else it
+    differs from then."""
+    threads = _before_in(folder, "threads")
+    if settings.threads is None and threads is not None and threads.isdecimal():
+        settings = replace(settings, threads=int(threads))
+    path, free = folder / SETTINGS, (*OF_NO_CONSEQUENCE, *LENGTHS)
+    different = _differences(path, _leaves(resolved(settings)), free) if path.exists() else []
+    if different:
+        listed = "\n".join(f"  - {line}" for line in different)
+        say(f"warning: the run goes on from its checkpoint with other settings than it had:\n{listed}")
+    return settings
 
 
 def open_record(settings: Settings) -> Record | None:
