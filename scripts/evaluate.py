@@ -50,6 +50,8 @@ def find_models(folder: Path) -> Found:
         raise FileNotFoundError(f"there is no folder {folder}; give the one that holds the trained models")
     made: dict[str, list[tuple[float, Path, Path]]] = {"policy": [], "judge": []}
     for state in folder.rglob("checkpoints/state"):
+        if any(part.startswith(".") for part in state.relative_to(folder).parts):
+            continue  # a run that another is taking the place of
         store = Store(state.parent)
         try:
             name, _ = store.latest()

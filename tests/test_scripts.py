@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,9 @@ def test_whole_pipeline_then_plots_and_every_evaluation(call: Any, data: dict[st
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
     call("monitor", "--log_dir", "./outputs/logs", "--plot_type", "kl")
 
+    shutil.copytree("outputs/logs/rlhf", "outputs/logs/sft/.overwritten")  # as while another run takes its place
     where = ("--config", CONFIG, "--model_dir", "./outputs", "--test_data", data["preference"])
-    call("evaluate", *where, "--eval_type", "all")
+    assert "\npolicy: outputs/logs/rlhf/" in "\n" + call("evaluate", *where, "--eval_type", "all").output
     figures = json.loads(Path("outputs/evaluation/evaluation.json").read_text())["figures"]
     assert {"perplexity", "kl", "reward/judge", "win_rate/judge", "preference/judge/accuracy"} <= set(figures)
     assert len(Path("outputs/evaluation/generations.jsonl").read_text().splitlines()) == len(COLOURS)

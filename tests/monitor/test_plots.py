@@ -77,6 +77,12 @@ def test_a_pipeline_folder_is_searched_and_runs_are_named_by_their_place(tmp_pat
     assert draw(tmp_path / "demo", "loss", out) == [out / "loss.png"]
 
 
+def test_a_run_that_is_being_overwritten_is_none(tmp_path):
+    for name in ("sft", "sft/.overwritten"):
+        write_run(tmp_path / ".home" / name, sft())
+    assert [run.name for run in find_runs(tmp_path / ".home")] == ["sft"]
+
+
 def test_runs_of_one_stage_share_a_panel(tmp_path):
     for seed in range(3):
         write_run(tmp_path / f"seed-{seed}" / "sft", sft())
@@ -124,7 +130,7 @@ def test_a_panel_has_title_labels_legend_and_a_thin_line_under_a_smooth_one():
     ]
     _fill(axes, Panel("reward", "reward per answer", curves))
     assert (axes.get_title(loc="left") or axes.get_title()) == "reward"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("optimizer step", "reward per answer")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "reward per answer")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ppo", "ppo, validation", "b"]
     raw, smoothed, validation, *_ = axes.get_lines()
     assert raw.get_linewidth() < smoothed.get_linewidth()

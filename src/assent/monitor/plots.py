@@ -126,7 +126,8 @@ def find_runs(log_dir: Path) -> list[Run]:
     """Every run in the folder or below it, in the order in which they began."""
     if not log_dir.is_dir():
         raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
-    files = sorted(log_dir.rglob(METRICS), key=lambda path: (path.stat().st_mtime, str(path)))
+    files = [path for path in log_dir.rglob(METRICS) if not _hidden(path.relative_to(log_dir))]
+    files.sort(key=lambda path: (path.stat().st_mtime, str(path)))
     if not files:
         raise FileNotFoundError(
             f"No {METRICS} in {log_dir.resolve()} or any folder below it. Give a run's folder (it is written with the "
@@ -139,6 +140,11 @@ def find_runs(log_dir: Path) -> list[Run]:
         name = own.name if own == root else own.relative_to(root).as_posix()
         runs.append(Run(name, own.name, read_jsonl(file)))
     return runs
+
+
+def _hidden(path: Path) -> bool:
+    """Whether it lies in a hidden folder, as a run that waits until another has taken its place."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:
@@ -225,7 +231,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
             axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.35)
             axes.plot(curve.steps, smooth(curve.values, width), color=colour, linewidth=1.9, label=curve.label)
     axes.set_title(panel.title)
-    axes.set_xlabel("optimizer step")
+    axes.set_xlabel("step")
     axes.set_ylabel(panel.unit)
     axes.margins(x=0.02)
     axes.legend(loc="best")
