@@ -84,7 +84,8 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
         (["sft", "train.stepps=3"], "no setting train.stepps; did you mean steps?"),
         (["pipeline", "absent.yaml"], "does not exist"),
         (["evaluate", "modle=x"], "no setting modle; did you mean model?"),
-        (["settings", "pp0"], "'pp0' is not one of"),
+        (["settings", "pp0"], "there is no method 'pp0'; did you mean ppo?"),
+        (["settings", "rank", "--plugin", "absent.py"], "there is no file"),
         (["generate", "absent/model/folder"], "no prompts"),
         (["generate", "./absent", "--prompt", "x"], "no folder ./absent"),
     ],
@@ -104,6 +105,22 @@ def test_settings_prints_a_recipe_that_loads(demo: Any, tmp_path: Path) -> None:
     (tmp_path / "ppo.yaml").write_text(done.output)
     words = ["model.path=m", f"data.train={demo.prompts}", "rewards=[{kind: length, options: {target: 3}}]"]
     assert load_settings(tmp_path / "ppo.yaml", words).method == "ppo"
+
+
+def test_settings_of_a_plugins_method_are_listed_too(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "from dataclasses import dataclass\n"
+        "from assent import PolicyGradient, register_algorithm\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Listed(PolicyGradient):\n    power: float = 1.5\n\n"
+        "register_algorithm('test-listed', Listed)\n"
+    )
+    done = assent("settings", "test-listed", "--plugin", plugin)
+    assert done.exit_code == 0, done.output
+    printed = yaml.safe_load(done.output)
+    assert printed["algorithm"]["power"] == 1.5
+    assert (printed["method"], printed["plugins"]) == ("test-listed", [str(plugin)])
 
 
 def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -313,13 +314,19 @@ def convert(source: str, target: str, columns: tuple[str, ...], traceback: bool,
 
 
 @main.command("settings")
-@click.argument("method", type=click.Choice(list(METHODS)))
-def settings_command(method: str) -> None:
+@click.argument("method")
+@click.option("--plugin", "plugins", multiple=True, help="A Python file that registers METHOD; repeat for several.")
+@traceback_option
+def settings_command(method: str, plugins: tuple[str, ...], traceback: bool) -> None:
     """Print every setting of a method with its default, as a recipe."""
-    from assent.recipes import defaults
-    from assent.settings import resolved
+    with plain_errors():
+        from assent.plugins import load_file
+        from assent.recipes import defaults
+        from assent.settings import resolved
 
-    click.echo(resolved(defaults(method)))
+        for plugin in plugins:
+            load_file(plugin)
+        click.echo(resolved(replace(defaults(method), plugins=list(plugins))))
 
 
 if __name__ == "__main__":
