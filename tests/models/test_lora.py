@@ -160,9 +160,26 @@ def test_what_does_not_fit_is_refused(tiny: Any, tmp_path: Path) -> None:
         load_lora(add_lora(fresh_model(tiny("llama")), LoraSettings(rank=3)), tmp_path)
     with pytest.raises(ValueError, match="belongs to another model"):
         load_lora(fresh_model(tiny("llama", intermediate_size=64)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("use_dora", True),
+        ("rank_pattern", {"q_proj": 2}),
+        ("bias", "lora_only"),
+        ("init_lora_weights", "pissa"),  # peft takes the first adapters off the weights beneath
+        ("init_lora_weights", "olora"),
+        ("alora_invocation_tokens", [5, 6]),  # the adapters act behind these tokens alone
+        ("kasa_config", {"beta": 1e-4}),
+        ("of_a_newer_peft", 3),
+    ],
+)
+def test_what_peft_would_compute_otherwise_is_refused(key: str, value: Any, tiny: Any, tmp_path: Path) -> None:
+    save_lora(add_lora(fresh_model(tiny("llama")), LoraSettings(rank=2)), tmp_path)
     path = tmp_path / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
-    with pytest.raises(ValueError, match="use_dora"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=f"has {key}=.* merge others with peft"):
         load_lora(fresh_model(tiny("llama")), tmp_path)
 
 
@@ -188,3 +205,21 @@ def test_peft_reads_our_adapters_and_we_read_its(family: str, head: Any, tiny: A
     plain = load_model(str(tmp_path / "base"), head=head)
     assert isinstance(plain, Decoder)
     assert torch.equal(logits(load_lora(plain, tmp_path / "theirs")), mine)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|v)_proj", ["self_attn.o_proj"]])
+def test_targets_that_peft_names_otherwise(targets: Any, tiny: Any, tmp_path: Path) -> None:
+    """A word that peft writes out as every module, a pattern, the end of a path: the tensors' names tell."""
+    peft = pytest.importorskip("peft", reason="pip install peft compares our adapter files with peft's")
+    from transformers import AutoModelForCausalLM
+
+    base = fresh_model(tiny("llama"), seed=3)
+    save_model(base, tmp_path / "base")
+    settings = peft.LoraConfig(r=2, lora_alpha=5, target_modules=targets, task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), settings).eval()
+    stir(theirs)
+    theirs.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        expected = theirs(TOKENS[None]).logits[0]
+    assert not torch.allclose(logits(base), expected, atol=1e-3)
+    assert torch.allclose(logits(load_lora(base, tmp_path / "theirs")), expected, atol=1e-5)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,18 @@ FOLDER = "adapter"
 """Where a checkpoint of ours keeps the adapters, beside the merged model."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+HALF = ".lora_A.weight"
 NATIVE_ONLY = "LoRA is for the families that the native decoder computes, not for {}. Set model.lora.rank=0."
-ONLY_PLAIN = (
-    *("use_dora", "use_rslora", "use_qalora", "lora_bias", "rank_pattern", "alpha_pattern", "layers_to_transform"),
-    *("exclude_modules", "layer_replication", "trainable_token_indices", "target_parameters"),
+PLAIN = frozenset(
+    """
+    peft_type peft_version task_type auto_mapping base_model_name_or_path revision inference_mode r lora_alpha bias
+    lora_dropout init_lora_weights fan_in_fan_out target_modules exclude_modules modules_to_save ensure_weight_tying
+    eva_config loftq_config corda_config megatron_core qalora_group_size
+    """.split()
 )
-"""Keys of peft's config that change the arithmetic in a way that is not computed here."""
+"""Keys of peft's config that are read, change nothing, or say no more than the tensors' names; any other is refused."""
+PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""How peft may have drawn fresh adapters. Others (PiSSA, OLoRA, LoftQ, ...) take something off the weights beneath."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +173,14 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
             f"{folder} lacks {CONFIG} or {WEIGHTS}. Give a folder that save_lora or peft wrote; a run that was started "
             "without model.lora is resumed without it."
         )
-    settings = _read_settings(folder / CONFIG)
+    found = dict(read_tensors([folder / WEIGHTS]))
+    settings = _read_settings(folder / CONFIG, found)
     present = lora_of(model)
     decoder = add_lora(model, settings) if present is None else model
     assert isinstance(decoder, Decoder) and decoder.lora is not None
-    if present is not None and replace(settings, targets=sorted(settings.targets)) != present:
+    if present is not None and settings != present:
         raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora as it was trained.")
-    wanted, found = _stored(decoder), dict(read_tensors([folder / WEIGHTS]))
+    wanted = _stored(decoder)
     if found.keys() != wanted.keys():
         missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
         raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
@@ -199,15 +206,17 @@ def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
     return decoder
 
 
-def _read_settings(path: Path) -> LoraSettings:
+def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
+    """What peft's config says. Targets go by the tensors' names: peft takes patterns, too, or lists every module."""
     config: Mapping[str, Any] = json.loads(path.read_text())
-    refused = [key for key in ONLY_PLAIN if config.get(key)]
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or refused:
-        what = f"{config.get('peft_type')} with bias={config.get('bias')}, {', '.join(refused) or 'nothing else'}"
-        raise ValueError(f"{path} is {what}. Only plain LoRA without biases is read; merge others with peft.")
-    targets = config.get("target_modules")
-    if not isinstance(targets, list) or not targets:
-        raise ValueError(f"{path}: target_modules={targets!r} must be a list of module names.")
+    refused = [f"{key}={value!r}" for key, value in sorted(config.items()) if value and key not in PLAIN]
+    plain = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": PLAIN_STARTS}
+    refused += [f"{key}={config.get(key)!r}" for key, known in plain.items() if config.get(key) not in known]
+    if refused:
+        raise ValueError(
+            f"{path} has {', '.join(refused)}. Only plain LoRA without biases is read; merge others with peft."
+        )
+    targets = sorted({_leaf(name.removesuffix(HALF)) for name in names if name.endswith(HALF)})
     return LoraSettings(rank=int(config["r"]), alpha=float(config["lora_alpha"]), targets=targets)
 
 
@@ -247,7 +256,7 @@ def _stored(model: Decoder) -> dict[str, Tensor]:
     for name, target in _targets(model).items():
         layer = model.get_submodule(target.layer)
         if isinstance(layer, LoraLinear) and _leaf(name) in layer.rows:
-            stored[f"{PREFIX}{name}.lora_A.weight"] = layer.lora_a[_leaf(name)]
+            stored[f"{PREFIX}{name}{HALF}"] = layer.lora_a[_leaf(name)]
             stored[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_b[_leaf(name)]
     if model.head_kind == "scalar":
         stored[f"{PREFIX}{family_of(model.config.family).scalar_head}.weight"] = model.head.weight
