@@ -34,6 +34,13 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["model.path=null"], "no model: set model.path, or model.config"),
         ("sft", ["model.config={model_type: gpt2}"], "model.path=some/model and model.config are both set"),
         ("sft", ["model.path=null", "model.config={model_type: gpt2}"], "needs model.tokenizer"),
+        (
+            "sft",
+            ["model.path=null", "model.config={model_type: gpt2, n_emdb: 64}"],
+            "n_emdb=64. Nearest known keys: n_embd",
+        ),
+        ("sft", ["model.path=null", 'model.config={model_type: gpt2, n_embd: "64"}'], "n_embd='64' must be a whole"),
+        ("sft", ["model.path=null", "model.config={n_embd: 64}"], "model.config: The model config has no model_type"),
         ("sft", ["data.train=null"], "data.train is empty"),
         ("sft", ["data.train=nowhere.jsonl"], "there is no nowhere.jsonl"),
         ("sft", ["data.validation=./nowhere"], "there is no ./nowhere"),

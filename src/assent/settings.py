@@ -121,12 +121,14 @@ def _about_model(s: Settings) -> list[str]:
         problems.append(f"model.path={s.model.path} and model.config are both set: keep one")
     if s.model.path is None and s.model.tokenizer is None:
         problems.append("a fresh model needs model.tokenizer, the folder of one")
+    unread = _unread(s.model.config) if s.model.path is None and s.model.config else []
+    problems += unread
     lora = s.model.lora
     if lora.rank < 0:
         problems.append(f"model.lora.rank={lora.rank} must be 0 (off) or more")
     if not 0 < lora.alpha < math.inf:
         problems.append(f"model.lora.alpha={lora.alpha} must be above 0")
-    if lora.rank > 0:
+    if lora.rank > 0 and not unread:
         from assent.models.lora import check_lora
 
         try:
@@ -139,6 +141,19 @@ def _about_model(s: Settings) -> list[str]:
             "is the model itself with its adapters off: keep one"
         )
     return problems
+
+
+def _unread(config: dict[str, Any]) -> list[str]:
+    """What is wrong with the keys of a fresh model; those of a family that is not ours are left to transformers."""
+    from assent.models.families import read_config
+    from assent.models.keys import UnknownKeyError, UnsupportedError
+
+    try:
+        read_config(config)
+    except ValueError as error:
+        theirs = isinstance(error, UnsupportedError) and not isinstance(error, UnknownKeyError)
+        return [] if theirs else [f"model.config: {error}"]
+    return []
 
 
 def _about_data(s: Settings) -> list[str]:

@@ -58,6 +58,10 @@ class DecoderConfig:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{self.family}: {name}={getattr(self, name)} must be at least 1.")
+        if not self.rope_theta > 0:
+            raise ValueError(f"{self.family}: rope_theta={self.rope_theta} must be above 0.")
+        if not self.init_std >= 0:
+            raise ValueError(f"{self.family}: initializer_range={self.init_std} must be 0 or more.")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.family}: {self.heads} attention heads cannot share {self.kv_heads} key-value heads evenly. "

@@ -87,7 +87,7 @@ def _read_gpt2(keys: Keys) -> DecoderConfig:
         keys.expect(name, only)
     keys.expect("add_cross_attention", False)
     width, heads = keys.take("n_embd", 768), keys.take("n_head", 12)
-    if width % heads:
+    if width % max(heads, 1):
         raise ValueError(f"gpt2: n_embd={width} must be a multiple of n_head={heads}.")
     return DecoderConfig(
         family="gpt2",
@@ -96,7 +96,7 @@ def _read_gpt2(keys: Keys) -> DecoderConfig:
         layers=keys.take("n_layer", 12),
         heads=heads,
         kv_heads=heads,
-        head_dim=width // heads,
+        head_dim=width // max(heads, 1),
         mlp_width=keys.take("n_inner", 4 * width),
         max_positions=keys.take("n_positions", 1024),
         positions="learned",
@@ -178,7 +178,7 @@ def _read_rotary(
         layers=keys.take("num_hidden_layers", 32),
         heads=heads,
         kv_heads=keys.take("num_key_value_heads", sizes.get("num_key_value_heads", heads)),
-        head_dim=keys.take("head_dim", sizes.get("head_dim", width // heads)),
+        head_dim=keys.take("head_dim", sizes.get("head_dim", width // max(heads, 1))),
         mlp_width=keys.take("intermediate_size", sizes["intermediate_size"]),
         max_positions=max_positions,
         positions="rotary",
@@ -229,6 +229,9 @@ def _write_rotary(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _read_llama(keys: Keys) -> DecoderConfig:
+    width, heads = keys.peek("hidden_size", 4096), keys.peek("num_attention_heads", 32)
+    if width % max(heads, 1):  # transformers would not load what is saved, whatever head_dim says
+        raise ValueError(f"llama: hidden_size={width} must be a multiple of num_attention_heads={heads}.")
     bias = keys.take("attention_bias", False)
     mlp_bias = keys.take("mlp_bias", False)
     sizes = {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048}

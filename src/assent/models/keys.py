@@ -45,6 +45,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
     "relu": "relu",
 }
+TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+}
 
 
 class Keys:
@@ -57,18 +65,25 @@ class Keys:
 
     def take(self, name: str, default: Any = None) -> Any:
         """The key's value, or `default` where it is missing or null."""
-        value = self.nullable(name, None)
+        value = self.nullable(name, default)
         return default if value is None else value
 
     def nullable(self, name: str, default: Any) -> Any:
         """The key's value where null is a value of its own, or `default` where it is missing."""
         self._known.add(name)
-        return self._left.pop(name, default)
+        return self._typed(name, self._left.pop(name, default), default)
 
     def peek(self, name: str, default: Any = None) -> Any:
         """The value of a key that someone else takes."""
-        value = self._left.get(name)
+        value = self._typed(name, self._left.get(name), default)
         return default if value is None else value
+
+    def _typed(self, name: str, value: Any, like: Any) -> Any:
+        """`value`. Raises ValueError if it is of another type than `like`, where both are something."""
+        fits = value is None or like is None or type(value) is type(like) or (type(like), type(value)) == (float, int)
+        if not fits:
+            raise ValueError(f"{self.model_type}: {name}={value!r} must be {TYPES[type(like)]}.")
+        return value
 
     def expect(self, name: str, only: Any) -> None:
         """Refuse every value of `name` but the one that the decoder computes."""
@@ -84,10 +99,10 @@ class Keys:
 
     def rope(self, max_positions: int) -> tuple[float, RopeScaling | None]:
         """Rotary base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
-        rope = dict(self.take("rope_scaling") or self.take("rope_parameters", {}))
-        self.take("rope_parameters")
+        rope = dict(self.take("rope_scaling", {}) or self.take("rope_parameters", {}))
+        self.take("rope_parameters", {})
         top = self.take("rope_theta", 10_000.0)
-        theta = float(rope.pop("rope_theta", None) or top)
+        theta = float(self._typed("rope_theta", rope.pop("rope_theta", None), 1.0) or top)
         kind = rope.pop("type", "default")
         kind = rope.pop("rope_type", kind)
         original = rope.pop("original_max_position_embeddings", max_positions)
@@ -97,11 +112,15 @@ class Keys:
             self.refuse("partial_rotary_factor below 1")
         scaling = None
         if kind == "llama3":
+            names = ("factor", "low_freq_factor", "high_freq_factor")
+            if missing := [name for name in names if rope.get(name) is None]:
+                raise ValueError(f"{self.model_type}: rope_type='llama3' needs {', '.join(missing)}.")
+            factor, low, high = (self._typed(name, rope.pop(name), 1.0) for name in names)
             scaling = RopeScaling(
-                factor=float(rope.pop("factor")),
-                low_frequency_factor=float(rope.pop("low_freq_factor")),
-                high_frequency_factor=float(rope.pop("high_freq_factor")),
-                original_positions=int(original),
+                factor=float(factor),
+                low_frequency_factor=float(low),
+                high_frequency_factor=float(high),
+                original_positions=self._typed("original_max_position_embeddings", original, 1),
             )
         elif kind != "default":
             self.refuse(f"rope_scaling with rope_type={kind!r} (known: 'default', 'llama3')")

@@ -91,9 +91,10 @@ def fresh_model(
     `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name.
     """
     config = dict(config)
-    if vocab_size is not None and config.setdefault("vocab_size", vocab_size) < vocab_size:
+    named = config.setdefault("vocab_size", vocab_size) if vocab_size is not None else None
+    if vocab_size is not None and isinstance(named, int) and named < vocab_size:
         raise ValueError(
-            f"The model's vocab_size={config['vocab_size']} is smaller than the tokenizer's {vocab_size}. "
+            f"The model's vocab_size={named} is smaller than the tokenizer's {vocab_size}. "
             "Leave vocab_size out of the model's keys, or raise it."
         )
     try:
