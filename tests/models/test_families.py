@@ -148,6 +148,11 @@ def test_values_of_another_type_are_refused_by_name(changes: Any, message: str, 
     assert not isinstance(raised.value, UnsupportedError)  # transformers is not asked
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_no_number_of_key_value_heads_is_one_for_each_head(model_type: str, tiny: Tiny) -> None:
+    assert read_config(tiny(model_type, num_key_value_heads=None)).kv_heads == 4
+
+
 def test_a_config_that_the_family_cannot_write_is_refused(tiny: Tiny) -> None:
     from dataclasses import replace
 

@@ -169,6 +169,7 @@ def _read_rotary(
     heads = keys.take("num_attention_heads", 32)
     max_positions = keys.take("max_position_embeddings", sizes["max_position_embeddings"])
     rope_theta, rope_scaling = keys.rope(max_positions)
+    kv_heads = keys.nullable("num_key_value_heads", sizes.get("num_key_value_heads", heads))
     for name, only in (("is_causal", True), ("rope_interleaved", False), ("use_mrope", False)):
         keys.expect(name, only)
     return DecoderConfig(
@@ -177,7 +178,7 @@ def _read_rotary(
         width=width,
         layers=keys.take("num_hidden_layers", 32),
         heads=heads,
-        kv_heads=keys.take("num_key_value_heads", sizes.get("num_key_value_heads", heads)),
+        kv_heads=heads if kv_heads is None else kv_heads,  # null, which is not the default everywhere
         head_dim=keys.take("head_dim", sizes.get("head_dim", width // max(heads, 1))),
         mlp_width=keys.take("intermediate_size", sizes["intermediate_size"]),
         max_positions=max_positions,
