@@ -13,7 +13,7 @@ import torch
 from assent.data.load import load_prompts
 from assent.data.settings import DataSettings
 from assent.data.tokenize import encode_prompt
-from assent.models.load import load_model, load_tokenizer
+from assent.evaluate.policy import Policy
 from assent.monitor.console import Reporter
 from assent.rollout.build import build_engine
 from assent.rollout.rollouter import completion_seed
@@ -38,18 +38,16 @@ def generate(
     """Answer `prompts` and those of `files`; printed, or written to `out`. Returns them all."""
     if not prompts and not files:
         raise ValueError("no prompts: give --prompt TEXT or --file FILE, once or more")
-    tokenizer = load_tokenizer(model)
-    asked = [
-        Prompt(id=f"prompt:{number}", text=text, tokens=tuple(encode_prompt(text, tokenizer)))
-        for number, text in enumerate(prompts)
-    ]
-    if files:
-        whole = DataSettings(train=list(files), max_prompt_tokens=sys.maxsize)  # the engine refuses what is too long
-        asked += load_prompts(whole, tokenizer, seed).items
+    if samples < 1:
+        raise ValueError(f"samples={samples}: a prompt gets at least one completion. Give 1 or more.")
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    if out is not None:
+        _writable(out)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    engine = build_engine(load_model(model, device=device), tokenizer, slots=64)
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    policy = Policy.load(model, device=device)
+    asked = _asked(prompts, files, policy)
+    engine = build_engine(policy.model, policy.tokenizer, slots=64)
     reporter = Reporter(quiet=out is None and len(asked) < 8)
     with reporter.track("generate", len(asked)) as tracker:
 
@@ -65,13 +63,43 @@ def generate(
     return answered
 
 
+def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy) -> list[Prompt]:
+    """All of them, whole: what the model has no room for is refused, not cut."""
+    found = [
+        Prompt(id=f"prompt:{number}", text=text, tokens=tuple(encode_prompt(text, policy.tokenizer)))
+        for number, text in enumerate(prompts)
+    ]
+    if files:
+        settings = DataSettings(train=list(files), shuffle=False, max_prompt_tokens=sys.maxsize)
+        found += load_prompts(settings, policy.tokenizer, 0).items
+    room = policy.model.max_positions - 1
+    for prompt in found:
+        if len(prompt.tokens) > room:
+            raise ValueError(
+                f"{prompt.id} has {len(prompt.tokens)} tokens ({prompt.text[:40]!r}...), and the model has room for "
+                f"{room} before an answer. Shorten it, or leave it out."
+            )
+    return found
+
+
+def _writable(out: Path) -> None:
+    """Raise ValueError if it is not, before anything is loaded: the answers would be lost."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        there = out.exists()
+        out.open("a").close()
+        if not there:
+            out.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write the answers to {out}: {error.strerror}. Give another --out.") from error
+
+
 def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None) -> None:
     if out is None:
         for prompt, completions in answered:
             for completion in completions:
                 print(f"{prompt.text} |{completion.text}  [{completion.finish}]")
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", encoding="utf-8") as file:
         for prompt, completions in answered:
             for completion in completions:

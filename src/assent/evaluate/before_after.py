@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from assent.data.write import write_rows
 from assent.evaluate.bench import Bench
 from assent.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
-from assent.evaluate.evaluation import COMPARISON, RESULT, figure_cells, figure_json, number
+from assent.evaluate.evaluation import COMPARISON, RESULT, figure_cells, figure_json, made_folder, number
 from assent.evaluate.generation import Figures, generation_figures, reward_figures
 from assent.evaluate.policy import Answers, Policy
 from assent.evaluate.settings import BeforeAfterSettings
@@ -125,6 +125,8 @@ def before_after(
 ) -> BeforeAfter:
     """Measure both policies (folders of checkpoints, or loaded ones); with `out`, save the result there."""
     settings.check()
+    if out is not None:
+        made_folder(out)
     bench = Bench(settings, reporter or Reporter(quiet=True))
     old, new = (bench.policy(policy) if isinstance(policy, str) else policy for policy in (before, after))
     old_figures, old_answers = _measured(bench, old, judge, "before")

@@ -132,6 +132,9 @@ class Bench:
 
 def _gold(settings: MeasureSettings) -> Reward:
     assert settings.gold is not None
-    return function_reward(
-        RewardSettings(kind="function", name="gold", function=settings.gold, options=dict(settings.gold_options))
-    )
+    try:
+        return function_reward(
+            RewardSettings(kind="function", name="gold", function=settings.gold, options=dict(settings.gold_options))
+        )
+    except (AttributeError, TypeError) as error:  # no such function, or one of other arguments
+        raise ValueError(f"gold: {error}") from error

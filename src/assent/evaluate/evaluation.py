@@ -72,6 +72,8 @@ class Evaluation:
 def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) -> Evaluation:
     """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
     settings.check()
+    if settings.out is not None:
+        made_folder(Path(settings.out))
     reporter = reporter or Reporter(quiet=True)
     bench = Bench(settings, reporter)
     kinds = settings.chosen()
@@ -135,6 +137,14 @@ def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | Non
         assert policy is not None and settings.reference is not None
         found, whose = bench.implied_accuracy(policy, bench.policy(settings.reference)), "policy"
     return {f"preference/{whose}/{name}": figure for name, figure in found.items()}
+
+
+def made_folder(out: Path) -> None:
+    """Make the folder of the figures, before anything is loaded: they would be lost."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write the figures to {out}: {error.strerror}. Give another folder as out.") from error
 
 
 def figure_json(figure: Interval | float) -> Any:
