@@ -88,6 +88,10 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
         (["settings", "rank", "--plugin", "absent.py"], "there is no file"),
         (["generate", "absent/model/folder"], "no prompts"),
         (["generate", "./absent", "--prompt", "x"], "no folder ./absent"),
+        (["evaluate", "model=x", "prompts=x.jsonl", "device=tpu"], "device=tpu is not one of"),
+        (["serve-reward", "./absent", "--port", "65536"], "65536 is not in the range"),
+        (["serve-reward", "./absent", "--threads", "-1"], "-1 is not in the range"),
+        (["serve-reward", "./absent", "--port", "0", "--device", "tpu"], "device=tpu is not one of"),
     ],
 )
 def test_what_a_person_can_mend_is_one_line_and_status_2(words: list[str], told: str) -> None:

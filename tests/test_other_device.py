@@ -61,8 +61,8 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
         crews.append(crew)
 
     monkeypatch.setattr(LocalCrew, "__init__", begun)
-    monkeypatch.setattr("assent.trainer.device_of", lambda settings: "meta")
-    monkeypatch.setattr("assent.processes.device_of", lambda settings: "meta")
+    monkeypatch.setattr("assent.trainer.device_of", lambda name: "meta")
+    monkeypatch.setattr("assent.processes.device_of", lambda name: "meta")
     monkeypatch.setattr("assent.trainer.load_model", made(load_model))
     monkeypatch.setattr("assent.trainer.fresh_model", made(fresh_model))
     monkeypatch.setattr("assent.evaluate.judge.load_model", made(load_model))

@@ -260,14 +260,14 @@ def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], trace
 @main.command("serve-reward")
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need --token-env.")
-@click.option("--port", default=8008, show_default=True, help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8008, show_default=True, help="0 takes a free one.")
 @click.option("--token-env", default="", help="Environment variable with the token that clients must send.")
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, help="A name by which clients call this server; repeatable."
 )
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
-@click.option("--threads", default=0, show_default=True, help="CPU threads; 0 takes all cores.")
+@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0 takes all cores.")
 @traceback_option
 def serve_reward_command(model: str, traceback: bool, **options: Any) -> None:
     """Serve a judge (a checkpoint's folder) over HTTP to runs with rewards of kind http (docs/rewards.md)."""

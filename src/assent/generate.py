@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
 from assent.data.load import load_prompts
 from assent.data.settings import DataSettings
 from assent.data.tokenize import encode_prompt
 from assent.evaluate.policy import Policy
+from assent.models.device import device_of
 from assent.monitor.console import Reporter
 from assent.rollout.build import build_engine
 from assent.rollout.rollouter import completion_seed
@@ -43,9 +42,7 @@ def generate(
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
     if out is not None:
         _writable(out)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = Policy.load(model, device=device)
+    policy = Policy.load(model, device=device_of(device))
     asked = _asked(prompts, files, policy)
     engine = build_engine(policy.model, policy.tokenizer, slots=64)
     reporter = Reporter(quiet=out is None and len(asked) < 8)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assent.evaluate.judge import Judge
+from assent.models.device import device_of
 from assent.models.load import load_tokenizer
 from assent.models.lora import add_lora, merged_copy
 from assent.rollout.build import build_engine
@@ -14,7 +15,7 @@ from assent.rollout.worker import RolloutWorker
 from assent.runtime import stage
 from assent.runtime.memory import keep_freed_memory
 from assent.settings import Settings
-from assent.trainer import device_of, dtype_of, initial_model
+from assent.trainer import dtype_of, initial_model
 from assent.weights.collective import Receiver
 
 
@@ -27,7 +28,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
     rollout = settings.rollout
     vllm = rollout.for_vllm()
-    device = device_of(settings) if vllm is None else "cpu"  # vLLM copies the model to its own
+    device = device_of(settings.device) if vllm is None else "cpu"  # vLLM copies the model to its own
     model, content = initial_model(settings, tokenizer, device), Content()
     if settings.model.lora.rank > 0:
         adapted = add_lora(model, settings.model.lora, seed=settings.seed)
@@ -37,7 +38,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     model = model.requires_grad_(False)
     graphs = rollout.cuda_graphs
     engine = build_engine(model, tokenizer, slots=rollout.slots, cuda_graphs=graphs, vllm=vllm, say=stage.enter)
-    return RolloutWorker(engine, content, Receiver(device_of(settings)), interrupt=rollout.interrupt)
+    return RolloutWorker(engine, content, Receiver(device_of(settings.device)), interrupt=rollout.interrupt)
 
 
 def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
@@ -50,6 +51,6 @@ def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
 
 def load_judge(settings: Settings, path: str) -> Judge:
     """On the run's device, in its precision."""
-    device, dtype = device_of(settings), dtype_of(settings)
+    device, dtype = device_of(settings.device), dtype_of(settings)
     offload = any(reward.offload for reward in settings.rewards if reward.path == path)
     return Judge.load(path, device=device, dtype=dtype, token_budget=settings.learn.score_tokens, offload=offload)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from assent.evaluate.judge import Judge
+from assent.models.device import device_of
 from assent.rewards.judge import JudgeReward, Tokens
 from assent.rewards.protocol import Question, vocabulary_digest
 from assent.rewards.server import Guard, RewardApplication
@@ -92,10 +93,11 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
         raise ImportError("serving needs uvicorn: pip install 'assent[serve]'") from None
     import torch
 
+    device = device_of(settings.device)
     listening = _listen(settings)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
-    judge = Judge.load(path, device=settings.device, dtype=dtype, token_budget=settings.token_budget)
+    judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
     service = JudgeService(judge)
     about = {"model": Path(path).name, "vocabulary": service.vocabulary}
     application: Any = RewardApplication(service, guard, about=about)

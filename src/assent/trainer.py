@@ -26,6 +26,7 @@ from assent.learn.sharding import Placement, Sharded, Waiting, Whole, apart, rec
 from assent.loop.checkpoint import Store
 from assent.models.base import LanguageModel
 from assent.models.config import HeadKind
+from assent.models.device import device_of
 from assent.models.digest import digest
 from assent.models.load import fresh_model, load_model, load_tokenizer, local_folder, save_model
 from assent.models.lora import FOLDER, adapter_names, add_lora, lora_of, restore_lora, save_lora
@@ -60,13 +61,6 @@ class Plan:
                 f"{self.longest_is} take {self.longest} tokens together, {whose} has room for {room}: "
                 "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens" + otherwise
             )
-
-
-def device_of(settings: Settings) -> str:
-    """Where this process computes."""
-    if settings.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return settings.device
 
 
 def dtype_of(settings: Settings) -> torch.dtype:
@@ -104,7 +98,7 @@ class Trainer:
     def __init__(self, settings: Settings, plan: Plan, ranks: Ranks | None = None):
         self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
         self.objective: Objective = settings.objective
-        self.device = device_of(settings)
+        self.device = device_of(settings.device)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chat_template(settings.data.chat_template) or self.tokenizer.chat_template
@@ -279,7 +273,7 @@ class RankProcess:
         keep_freed_memory()
         settings = load_settings(self.recipe)
         torch.manual_seed(settings.seed)
-        device = torch.device(device_of(settings))
+        device = torch.device(device_of(settings.device))
         shards = settings.runtime.strategy == "fsdp"
         backend = settings.runtime.backend
         if shards and backend == "gloo" and device.type == "cuda":

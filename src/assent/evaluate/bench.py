@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import Judge
 from assent.evaluate.kl import kl_figures
@@ -18,6 +16,7 @@ from assent.evaluate.policy import Answers, Policy, scored
 from assent.evaluate.preference import implied_margins, judge_margins, margin_figures
 from assent.evaluate.settings import MeasureSettings
 from assent.evaluate.statistics import Interval
+from assent.models.device import device_of
 from assent.monitor.console import Reporter, clock
 from assent.rewards.base import Reward
 from assent.rewards.rules import function_reward
@@ -36,8 +35,7 @@ class Bench:
 
     def __init__(self, settings: MeasureSettings, reporter: Reporter):
         self.settings, self.reporter = settings, reporter
-        automatic = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = automatic if settings.device == "auto" else settings.device
+        self.device = device_of(settings.device)
         self.gold = None if settings.gold is None else _gold(settings)
         self.reports: dict[str, dict[str, Any]] = {}
         """What became of the rows of each data set that was read."""
