@@ -154,6 +154,34 @@ def test_what_comes_together_is_one_batch(judge: Path) -> None:
     assert sizes == [48], "twelve requests of four, in one pass of the model"
 
 
+def test_a_long_text_holds_nobody_up(judge: Path) -> None:
+    """Reading the texts of a full request takes seconds, in which others get their answers."""
+    loaded = Judge.load(str(judge))
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(Judge):
+        def encode(self, prompt: Prompt, completion: Completion) -> tuple[int, ...]:
+            reading.set()
+            assert go_on.wait(60), "the loop waits for the reader"
+            return super().encode(prompt, completion)
+
+    service = JudgeService(Slow(loaded.model, loaded.tokenizer))
+    (prompt, (completion, *_)), *_ = answers(loaded.tokenizer)
+
+    async def run() -> tuple[list[Score], list[Score]]:
+        texts = asyncio.ensure_future(service([Question(prompt=prompt, completion=completion, same_vocabulary=False)]))
+        while not reading.is_set():
+            await asyncio.sleep(0.001)
+        tokens = await service([Question(prompt=prompt, completion=completion, same_vocabulary=True)])
+        assert not texts.done()
+        go_on.set()
+        return await texts, tokens
+
+    texts, tokens = asyncio.run(run())
+    assert texts[0].value is not None
+    assert tokens[0].value is not None
+
+
 def test_a_port_that_is_taken_is_said_in_a_line(server: Server, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "assent.cli", "serve-reward", "judge", "--port", str(server.port)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

@@ -1,6 +1,6 @@
 """`assent serve-reward`: a judge's checkpoint as a server of the reward protocol, for runs on this machine or others.
 
-    requests -> RewardApplication -> JudgeService (what waits is one batch) -> a thread with the model
+    requests -> RewardApplication -> JudgeService (texts are read; what waits is one batch) -> a thread with the model
 
 uvicorn does the HTTP (`pip install assent[serve]`). Without a token only this machine may ask. Transport security is
 left to a proxy in front, or to the network.
@@ -59,15 +59,22 @@ class JudgeService:
         self.vocabulary = vocabulary_digest(vocabulary)
         self._largest = max(vocabulary.values())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         end = judge.tokenizer.eos_token_id
         most = judge.model.max_positions
         self._of_tokens = JudgeReward(self._scored, pause=GATHERING, append_eos=end, longest=most)
         self._of_texts = JudgeReward(self._scored, encode=judge.encode, append_eos=end)
 
     async def __call__(self, questions: Sequence[Question]) -> list[Score]:
-        return list(await asyncio.gather(*(self._score(question) for question in questions)))
+        if all(question.same_vocabulary for question in questions):
+            read = [self._read(question) for question in questions]
+        else:  # texts: long ones take seconds to read, in which nobody else would be answered
+            loop = asyncio.get_running_loop()
+            read = await loop.run_in_executor(self._reader, lambda: [self._read(question) for question in questions])
+        return list(await asyncio.gather(*map(self._score, read)))
 
-    async def _score(self, question: Question) -> Score:
+    def _read(self, question: Question) -> Tokens | Score:
+        """What the judge is to read, or the score of what it cannot."""
         reader = self._of_tokens if question.same_vocabulary else self._of_texts
         try:
             sequence = reader.sequence(question.prompt, question.completion)
@@ -77,7 +84,12 @@ class JudgeService:
             return refused
         if max(sequence) > self._largest:
             return Score(value=None, reason=f"token {max(sequence)} is not in the vocabulary")
-        (score,) = await self._of_tokens.scored([sequence])
+        return sequence
+
+    async def _score(self, read: Tokens | Score) -> Score:
+        if isinstance(read, Score):
+            return read
+        (score,) = await self._of_tokens.scored([read])
         return score
 
     async def _scored(self, sequences: list[Tokens]) -> list[float]:
