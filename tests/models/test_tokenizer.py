@@ -81,6 +81,14 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen2"])
+def test_a_model_without_a_tokenizer_gets_no_empty_one(model_type: str, tmp_path: Path) -> None:
+    """transformers makes one of the model's class, by which every text has no tokens: runs trained on nothing."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 40}))
+    with pytest.raises(ValueError, match=r"holds no tokenizer: .*set model\.tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_an_end_token_is_never_left_as_the_pad(tmp_path: Path) -> None:
     _save(tmp_path, specials=["<end>"], eos_token="<end>", pad_token="<end>")
     # transformers' classifiers skip pads to find the last token, and would skip the end.

@@ -38,6 +38,12 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
         tokenizer = tokenizer_class(folder).from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} holds no tokenizer that transformers can load ({error}).") from error
+    if not set(tokenizer.get_vocab()) - {str(token) for token in tokenizer.added_tokens_decoder.values()}:
+        # transformers makes an empty one of the model's class where a folder has no tokenizer: all texts have no tokens
+        raise ValueError(
+            f"{path} holds no tokenizer: transformers found no vocabulary there. "
+            "Save the tokenizer beside the model, or set model.tokenizer to the folder of one."
+        )
     if tokenizer.eos_token_id is None:
         raise ValueError(
             f"The tokenizer of {path} has no end token, without which no answer ends. "
