@@ -208,3 +208,10 @@ def test_a_fresh_model_takes_the_tokenizers_size(tiny: Tiny) -> None:
     assert fresh_model({**keys, "vocab_size": 64}, vocab_size=33).vocab_size == 64
     with pytest.raises(ValueError, match=r"vocab_size=20 is smaller than the tokenizer's 33"):
         fresh_model({**keys, "vocab_size": 20}, vocab_size=33)
+
+
+@pytest.mark.parametrize(("content", "told"), [("{bad", "is not JSON"), ("[]", "holds a list")])
+def test_a_config_that_is_none_is_named(content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"config\.json {told}"):
+        load_model(str(tmp_path))

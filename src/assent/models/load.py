@@ -175,7 +175,12 @@ def _config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} has no config.json. Give the folder of a model saved in Hugging Face's form."
         )
-    config: dict[str, Any] = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}). Copy or save it again.") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}, not a model's keys. Copy or save it again.")
     return config
 
 
