@@ -417,6 +417,14 @@ def test_ctrl_c_before_the_first_step_has_its_status_too(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "stopped by SIGINT\n"
 
 
+@pytest.mark.parametrize(("option", "value"), [("--samples", 0), ("--temperature", "nan"), ("--temperature", "inf")])
+def test_generate_refuses_numbers_that_draw_no_answer(option: str, value: Any, recipe: Path, tmp_path: Path) -> None:
+    assert assent("sft", recipe).exit_code == 0
+    told = assent("generate", tmp_path / "runs/run", "--prompt", "A film", "--max-tokens", 2, option, value)
+    assert told.exit_code == 2
+    assert "is not in the range x>=1" in told.output or f"temperature={value} is no number" in told.output
+
+
 def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     """A limit on the size of a file takes the disk's place, with room for records and none for a model."""
     first, second = "epoch1epochstep1globalstep1", "epoch1epochstep2globalstep2"

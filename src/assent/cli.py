@@ -238,7 +238,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) ->
 @click.argument("model")
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; repeat for several.")
 @click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
-@click.option("--samples", default=1, show_default=True, help="Completions a prompt.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions a prompt.")
 @click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
 @click.option("--top-p", default=1.0, show_default=True)
 @click.option("--top-k", default=0, show_default=True)

@@ -47,7 +47,7 @@ class SamplingSettings:
             for name in ("max_tokens", "samples", "slots")
             if getattr(self, name) < 1
         ]
-        if self.temperature < 0:
+        if not 0 <= self.temperature < float("inf"):
             found.append(f"sampling.temperature={self.temperature} must be 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             found.append(f"sampling.top_p={self.top_p} must be in (0, 1]; 1 keeps all")

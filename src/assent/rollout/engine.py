@@ -8,6 +8,7 @@ Left out: retries, slots of the training loop and rewards; those belong to whoev
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,8 +89,8 @@ def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_le
     for sampling in plan:
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens={sampling.max_tokens}: a completion has at least one token. Give 1 or more.")
-        if sampling.temperature < 0:
-            raise ValueError(f"temperature={sampling.temperature} is negative. Give 0 (greedy) or more.")
+        if not 0 <= sampling.temperature < math.inf:
+            raise ValueError(f"temperature={sampling.temperature} is no number from 0 on. Give 0 (greedy) or more.")
         if not 0.0 < sampling.top_p <= 1.0:
             raise ValueError(f"top_p={sampling.top_p} is outside (0, 1]. Give 1 to keep every token.")
         if sampling.top_k < 0:
