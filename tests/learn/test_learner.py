@@ -199,9 +199,11 @@ def test_micro_batches_add_up_in_float32_under_bfloat16(make_learner: Make, batc
     """Four equal passes: each alone gives the same gradient, and their sum is four times it, exactly."""
     learner = make_learner(dtype=torch.bfloat16)
     learner._backward(batch)
+    learner.optimizer.collect()
     once = {name: p.grad.clone() for name, p in learner.optimizer.masters.items() if p.grad is not None}
     for _ in range(2):
         learner._backward(batch)
+    learner.optimizer.collect()
     assert once.keys() == learner.optimizer.masters.keys()
     for name, master in learner.optimizer.masters.items():
         assert master.grad is not None

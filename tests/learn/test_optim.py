@@ -102,6 +102,15 @@ def test_a_step_is_noted_by_every_parameter() -> None:
     assert all(now > then for now, then in zip((p._version for p in model.parameters()), before, strict=True))
 
 
+def test_gradients_of_a_weight_that_is_used_twice_are_added_up_in_float32() -> None:
+    """1 + 2^-9 has one bit more than bfloat16."""
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    optimizer = Optimizer(model, OptimizerSettings())
+    (model(torch.ones(1, 1).bfloat16()) + 2**-9 * model(torch.ones(1, 1).bfloat16())).sum().backward()
+    optimizer.collect()
+    assert optimizer.gradient_norm() == 1 + 2**-9
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rest_between_steps_changes_nothing(device: str, dtype: torch.dtype) -> None:
@@ -117,7 +126,7 @@ def test_rest_between_steps_changes_nothing(device: str, dtype: torch.dtype) -> 
         assert {value.device.type for value in optimizers[1].state().values()} == {device}
         for model, optimizer in zip(models, optimizers, strict=True):
             for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, 1.0 + step)
+                parameter.grad = torch.full_like(parameter, 1.0 + step, dtype=torch.float32)
             optimizer.collect()
             optimizer.gradient_norm()
             optimizer.step()

@@ -66,6 +66,7 @@ class Learner:
         self.optimizer.rate = rate
         parts = self._micro(batch, self.settings.micro_tokens)
         stats = self.placement.ranks.merge(merge_stats([self._backward(part) for part in parts]))
+        self.optimizer.collect()
         self.placement.sum(self.optimizer.gradients())
         norm = self.optimizer.gradient_norm()
         stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate}
@@ -92,7 +93,6 @@ class Learner:
     def _backward(self, part: Batch) -> Stats:
         loss, stats = self._loss(part)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.collect()
         return stats
 
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:

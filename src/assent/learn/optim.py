@@ -33,9 +33,9 @@ def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
 class Optimizer:
     """AdamW in float32 on a model's trained parameters, whatever their precision; decay on matrices only.
 
-    A parameter of lower precision has a master, a float32 copy: gradients are added up there, it moves, and the
-    parameter is what it rounds to. In bfloat16 most steps of a small learning rate would round to nothing. Of sharded
-    parameters, which are float32, a rank moves its own rows.
+    A parameter of lower precision has a master, a float32 copy, which moves; the parameter is what it rounds to. In
+    bfloat16 most steps of a small learning rate would round to nothing. Its gradients are added up in float32 too, over
+    its uses and over micro-batches. Of sharded parameters, which are float32, a rank moves its own rows.
 
     Torch's kernel is called directly: its `torch.optim` loads the compiler, for seconds, to be passed over by it.
     """
@@ -46,18 +46,15 @@ class Optimizer:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: local(p) if p.dtype.itemsize >= 4 else _master(p) for name, p in self.parameters.items()}
         self.moments = {name: _moments(master) for name, master in self.masters.items()}
+        for _, parameter in self._rounded():
+            parameter.grad_dtype = torch.float32
 
     def collect(self) -> None:
-        """Add the gradients of one backward pass to those of the passes before."""
+        """The masters have the gradients that autograd has added up by now."""
         for name, parameter in self.parameters.items():
             master = self.masters[name]
-            if master is parameter or parameter.grad is None:
-                continue
-            if parameter.dtype == master.dtype:  # sharded: added up where it is
+            if master is not parameter and parameter.grad is not None:
                 master.grad = local(parameter.grad)
-                continue
-            master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
-            parameter.grad = None
 
     def gradients(self) -> Iterator[Tensor]:
         """What was collected for every trained parameter; one that no row touched has zeros."""

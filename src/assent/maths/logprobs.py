@@ -82,7 +82,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), grad_bias, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
 def _chunk_rows(hidden: Tensor, vocab: int) -> int:

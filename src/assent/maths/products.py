@@ -46,9 +46,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, alone: boo
 
 
 def summed_outer_products(first: Tensor, second: Tensor) -> Tensor:
-    """first (n, a) transposed times second (n, b): a weight's gradient, (a, b). Not differentiable."""
+    """first (n, a) transposed times second (n, b): a weight's gradient, (a, b). That of bfloat16 is float32, unless a
+    library has rounded it. Not differentiable."""
     if widened(first, second):
-        return summed_outer_products(first.float(), second.float()).to(first.dtype)
+        return summed_outer_products(first.float(), second.float())
     if not by_onednn(first, second):
         return first.T @ second
     if first.shape[1] < second.shape[1]:  # oneDNN's first factor is copied if it is transposed: let it be the smaller
@@ -202,6 +203,6 @@ class _Product(torch.autograd.Function):
         wide = grad.float() if widened(grad, weight) else grad  # once for both
         return (
             _plain(wide, weight.T.to(wide.dtype), None).to(grad.dtype) if of_x else None,
-            summed_outer_products(wide, x.to(wide.dtype)).to(grad.dtype) if of_weight else None,
-            wide.sum(0).to(grad.dtype) if of_bias else None,
+            summed_outer_products(wide, x.to(wide.dtype)) if of_weight else None,
+            wide.sum(0) if of_bias else None,
         )

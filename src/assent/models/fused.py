@@ -129,7 +129,7 @@ class _RmsNorm(torch.autograd.Function):
         grad = grad.contiguous()
         of_x, parts = torch.empty_like(x), scales.new_empty(number("parts_of_sums"), x.shape[1])
         run("rms_norm_back", x.dtype, *x.shape, x, weight, scales, grad, of_x, parts, torch.get_num_threads())
-        return of_x, parts[0].to(weight.dtype, copy=True), None
+        return of_x, parts[0].clone(), None
 
 
 class _Rotate(torch.autograd.Function):
@@ -163,4 +163,4 @@ class _Embed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (tokens,) = ctx.saved_tensors
         total = torch.zeros(ctx.rows, grad.shape[1], dtype=torch.float32, device=grad.device)
-        return None, total.index_add_(0, tokens, grad.float()).to(grad.dtype)
+        return None, total.index_add_(0, tokens, grad.float())
