@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -423,6 +424,29 @@ def test_generate_refuses_numbers_that_draw_no_answer(option: str, value: Any, r
     told = assent("generate", tmp_path / "runs/run", "--prompt", "A film", "--max-tokens", 2, option, value)
     assert told.exit_code == 2
     assert "is not in the range x>=1" in told.output or f"temperature={value} is no number" in told.output
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["head", "full"])
+def test_a_run_that_nobody_listens_to_goes_on(
+    full: bool, recipe: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """`| head -1`, and a standard output that takes nothing at all."""
+    command = [sys.executable, "-m", "assent.cli", "sft", str(recipe), "log.quiet=false"]
+    if full and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full, whose place a full disk could take")
+    with Path("/dev/full" if full else os.devnull).open("w") as away:
+        out = away if full else subprocess.PIPE
+        with subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE, text=True) as run:
+            if run.stdout is not None:
+                run.stdout.readline()
+                run.stdout.close()
+            assert run.stderr is not None
+            said = run.stderr.read()
+            assert run.wait(timeout=120) == 0, said
+    told = (tmp_path / "runs/run/log.txt").read_text()
+    assert "this log alone" in told
+    assert "step 2/2" in told
+    assert "Error" not in said
 
 
 def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:

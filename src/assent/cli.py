@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,27 +45,33 @@ def plain_errors(target: str | Path | None = None) -> Iterator[None]:
     except (ValueError, FileNotFoundError, ImportError) as error:
         if "--traceback" in sys.argv:
             raise
-        click.echo(f"error: {error}", err=True)
+        _tell(f"error: {error}")
         raise SystemExit(USAGE_ERROR) from error
     except RuntimeError as error:
         if "--traceback" in sys.argv or not type(error).__module__.startswith("assent."):
             raise
-        click.echo(f"the run ended: {error}", err=True)
+        _tell(f"the run ended: {error}")
         raise SystemExit(1) from error
     except KeyboardInterrupt as error:
-        click.echo("stopped by SIGINT", err=True)
+        _tell("stopped by SIGINT")
         raise SystemExit(128 + signal.SIGINT) from error
     except Exception as error:
         from assent.stopping import Stopped
 
         if isinstance(error, Stopped):
-            click.echo(str(error), err=True)
+            _tell(str(error))
             raise SystemExit(error.code) from error
         told = _of_storage(error, target)
         if "--traceback" in sys.argv or told is None:
             raise
-        click.echo(f"error: {told}", err=True)
+        _tell(f"error: {told}")
         raise SystemExit(USAGE_ERROR) from error
+
+
+def _tell(text: str) -> None:
+    """On stderr, where anybody is there to read it."""
+    with suppress(OSError):
+        click.echo(text, err=True)
 
 
 def _check_writable(target: Path) -> None:

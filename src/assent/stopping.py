@@ -1,4 +1,5 @@
-"""Ending a run on a signal: the first one is noted and the loop ends at its next step, saved; a second acts as ever."""
+"""Ending a run on a signal: the first one is noted and the loop ends at its next step, saved; a second acts as ever,
+but for one that the terminal is gone, which often comes twice."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
+HANGUP: int | None = getattr(signal, "SIGHUP", None)
+"""What a terminal sends that is closed; some systems have none."""
 
 
 class Stopped(Exception):
@@ -23,17 +27,21 @@ class Stopped(Exception):
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that holds the signal once SIGTERM or SIGINT came. Outside the main thread signals are left alone."""
+    """A list that holds the signal once SIGTERM, SIGINT or (unless it is ignored, as under nohup) SIGHUP came. Outside
+    the main thread signals are left alone."""
     received: list[int] = []
     previous: dict[int, Any] = {}
 
     def note(signum: int, frame: Any) -> None:
         received.append(signum)
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if number == HANGUP else handler)
 
+    numbers = [int(signal.SIGTERM), int(signal.SIGINT)]
+    if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+        numbers.append(HANGUP)
     try:
-        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
+        for number in numbers:
             previous[number] = signal.signal(number, note)
     except ValueError:  # not in the main thread: whoever owns it deals with signals
         previous.clear()

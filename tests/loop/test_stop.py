@@ -76,3 +76,19 @@ def test_a_second_signal_acts_as_ever() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_closed_terminal_is_a_stop_however_often_it_is_told() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with stop_signals() as received:
+            for _ in range(3):
+                signal.raise_signal(signal.SIGHUP)
+            assert received == [signal.SIGHUP]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+        with stop_signals() as received:
+            signal.raise_signal(signal.SIGHUP)
+            assert received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -5,6 +5,9 @@ Everything said is also written to the run's log. On a terminal the bar is live;
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +41,7 @@ class Reporter:
         from rich.console import Console
 
         self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.console.on_broken_pipe = self._unheard  # type: ignore[method-assign]  # rich's own ends the process
         self._log: Path | None = None
         self._bar: Bar | None = None
 
@@ -48,7 +52,7 @@ class Reporter:
     def say(self, text: str) -> None:
         """One line (or more) that stays."""
         self._record(text)
-        self.console.print(text, markup=False)
+        self._print(text)
 
     def show(self, table: Any) -> None:
         """A rich table, in the log as text."""
@@ -57,7 +61,21 @@ class Reporter:
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as file:
                 Console(file=file, width=120).print(table)
-        self.console.print(table)
+        self._print(table)
+
+    def _print(self, what: Any) -> None:
+        try:
+            self.console.print(what, markup=False)
+        except OSError:  # a terminal that is closed, a full disk behind `>`
+            self._unheard()
+
+    def _unheard(self) -> None:
+        """Nobody reads along any more (`| head`, a closed terminal): that is no reason to end a run."""
+        if not self.console.quiet:
+            self.console.quiet = True
+            with contextlib.suppress(OSError, ValueError):  # no file behind it
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what it holds yet may go
+            self._record("standard output takes nothing any more: what is said stands in this log alone")
 
     def _record(self, text: str) -> None:
         if self._log is not None:
