@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
@@ -229,6 +230,9 @@ def test_a_value_bootstraps_only_where_the_answer_was_cut_off() -> None:
     rise = [[0.95**d for d in reversed(range(len(tokens)))] for tokens in spans(batch)]
     expected = [mine if cut else [0.0] * len(mine) for mine, cut in zip(rise, batch.truncated.tolist(), strict=True)]
     assert any(batch.truncated) and not all(batch.truncated)
+    method = replace(method, bootstrap_unfinished=False)
+    ended = credited(method, batch.with_columns(truncated=torch.zeros_like(batch.truncated))).advantages
+    assert torch.equal(credited(method, batch).advantages, ended)
     assert_column(batch, after - before, expected)
 
 

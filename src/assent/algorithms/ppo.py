@@ -34,6 +34,9 @@ class PPO(PolicyGradient):
     discount: float = 1.0
     trace: float = 0.95
     """lambda of GAE."""
+    bootstrap_unfinished: bool = True
+    """Count the critic's value of what would follow an answer that was cut off, beside the reward or penalty that it is
+    given. Where values are above 0 being cut off is then worth more than ending; false takes a cut for an end."""
     whiten_advantages: bool = True
     value_clip: float | None = 0.2
     value_coefficient: float = 0.1
@@ -67,7 +70,8 @@ class PPO(PolicyGradient):
         rewards = token_rewards(batch.reward, kl, batch.trainable, batch.row, coefficient=beta)
         moments = Moments(*(memory.get(f"values/{name}", 0.0) for name in ("first", "second", "debias")))
         values = batch.values * moments.std + moments.mean
-        after = (batch.bootstrap * moments.std + moments.mean) * batch.truncated
+        cut = batch.truncated & self.bootstrap_unfinished
+        after = (batch.bootstrap * moments.std + moments.mean) * cut
         advantages, returns = generalised_advantages(
             rewards, values, after, batch.trainable, batch.row, discount=self.discount, trace=self.trace
         )
