@@ -18,7 +18,7 @@ from assent import load_settings
 from assent.batch import Batch
 from assent.learn.ranks import Alone, free_address, join
 from assent.learn.readout import policy_output
-from assent.learn.sharding import Placement, Sharded, Whole, recompute_layers
+from assent.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
 from assent.models.load import fresh_model
 from assent.settings import SettingsError
 from assent.trainer import Plan, Trainer
@@ -246,3 +246,11 @@ def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_
             Trainer(load_settings(recipe), Plan(tmp_path, None, 1, 8, "a row"), ranks)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_model_whose_passes_go_by_its_rows_is_not_sharded() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 21, "long_factor": [2.0] * 21, "factor": 2.0}
+    rope |= {"rope_theta": 10_000.0, "original_max_position_embeddings": 8}
+    model = fresh_model({**LLAMA, "num_hidden_layers": 1, "rope_parameters": rope}, vocab_size=10)
+    with pytest.raises(ValueError, match=r"longrope.*strategy=replicate"):
+        _shard(model, torch.device("cpu"), 1, compute=None, cpu_offload=False)

@@ -163,6 +163,24 @@ def test_both_ways_compute_the_same(tiny: Tiny, tmp_path: Path) -> None:
     torch.testing.assert_close(native(rows, context), other(rows, context), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+def test_a_long_row_does_not_stretch_the_others(model_type: str, tiny: Tiny) -> None:
+    """With longrope transformers rotates all rows as the longest one needs; each is computed as if it were alone."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 2.0}
+    rope |= {"rope_theta": 10_000.0, "original_max_position_embeddings": 8}
+    own = {"original_max_position_embeddings": 8} if model_type == "phi3" else {}
+    model = fresh_model(tiny(model_type, rope_parameters=rope, **own))
+    assert isinstance(model, Fallback)
+    rows = _rows()
+    lengths = [len(row) for row in rows]
+    with torch.no_grad():
+        together = model(torch.cat(rows), model.packed(lengths)).split(lengths)
+        for row, hidden in zip(rows, together, strict=True):
+            theirs = model.inner.base_model(row[None], use_cache=False).last_hidden_state[0]
+            assert torch.allclose(hidden, theirs, atol=1e-5)
+        assert not torch.allclose(together[2][:3], model(rows[2][:3], model.packed([3])), atol=1e-3)
+
+
 def test_a_cache_is_refused(tiny: Tiny) -> None:
     model = fresh_model(NEOX)
     cache = ProductCache(read_config(tiny("llama")), 1, 8, dtype=torch.float32)

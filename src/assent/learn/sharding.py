@@ -274,7 +274,13 @@ def _shard(
     model: LanguageModel, device: torch.device, world: int, *, compute: torch.dtype | None, cpu_offload: bool
 ) -> None:
     """Each layer is a unit; embeddings, last norm and head are one, which stays put together until its backward pass:
-    log-probs are read off the head's weight after `forward`."""
+    log-probs are read off the head's weight after `forward`. Raises ValueError where passes go by the rows' lengths."""
+    if model.turn:
+        raise ValueError(
+            "runtime.strategy=fsdp cannot shard a model with rotary frequencies of two kinds (longrope): rows of "
+            "either kind are computed apart, and ranks would wait for passes that others do not make. Set "
+            "runtime.strategy=replicate"
+        )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,

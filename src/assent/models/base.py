@@ -33,6 +33,8 @@ class LanguageModel(nn.Module, ABC):
 
     caches: ClassVar[bool]
     """Whether contexts with a KV cache are understood; if not, `forward` takes whole sequences (`Packed`) alone."""
+    turn: int = 0
+    """Length up to which rows are computed apart from longer ones; 0 if all are computed alike."""
     head: nn.Module
     """Hidden states (tokens, width) to logits (tokens, vocab_size), or to one number a token (tokens, 1)."""
     head_kind: HeadKind

@@ -62,6 +62,7 @@ class Fallback(LanguageModel):
         self._text = inner.config.get_text_config()
         accepted = inspect.signature(inner.base_model.forward).parameters
         self._masked = "attention_mask" in accepted
+        self.turn = _turn(self._text)
         self.head = Logits(inner.get_output_embeddings(), self._text) if head == "lm" else inner.score
         self.eval()
 
@@ -93,13 +94,26 @@ class Fallback(LanguageModel):
                 "Use model.packed(lengths), or generate without a cache."
             )
         rows = torch.split(tokens, list(context.lengths))
-        padded = nn.utils.rnn.pad_sequence(list(rows), batch_first=True)  # (rows, longest)
-        lengths = torch.tensor(context.lengths, device=tokens.device)
-        real = torch.arange(padded.shape[1], device=tokens.device)[None, :] < lengths[:, None]
+        short = [k for k, length in enumerate(context.lengths) if length <= self.turn]
+        if 0 < len(short) < len(rows):
+            long = sorted({*range(len(rows))} - {*short})
+            states = {
+                k: state for side in (short, long) for k, state in zip(side, self._states(rows, side), strict=True)
+            }
+            hidden = torch.cat([states[k] for k in range(len(rows))])
+        else:
+            hidden = torch.cat(self._states(rows, range(len(rows))))
+        return hidden if read is None else hidden.index_select(0, read)
+
+    def _states(self, rows: Sequence[Tensor], chosen: Sequence[int]) -> list[Tensor]:
+        """Hidden states of the chosen rows, computed side by side."""
+        lengths = [len(rows[k]) for k in chosen]
+        padded = nn.utils.rnn.pad_sequence([rows[k] for k in chosen], batch_first=True)  # (rows, longest)
+        ends = torch.tensor(lengths, device=padded.device)
+        real = torch.arange(padded.shape[1], device=padded.device)[None, :] < ends[:, None]
         mask = {"attention_mask": real.long()} if self._masked else {}
         output = self.inner.base_model(padded, use_cache=False, **mask)
-        hidden: Tensor = output.last_hidden_state[real]
-        return hidden if read is None else hidden.index_select(0, read)
+        return list(torch.split(output.last_hidden_state[real], lengths))
 
     def hf_config(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(self.inner.config.to_json_string())
@@ -112,6 +126,14 @@ class Fallback(LanguageModel):
 
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         self.inner.save_pretrained(folder, max_shard_size=int(max_shard_bytes))
+
+
+def _turn(config: Any) -> int:
+    """Length beyond which transformers takes other rotary frequencies, for all that it is given at once (longrope):
+    rows of either kind are computed apart, so that none depends on its neighbours."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    return int(longest or 0)
 
 
 def load_fallback(folder: Path, *, head: HeadKind, dtype: torch.dtype, reason: str, seed: int) -> Fallback:
