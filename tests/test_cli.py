@@ -561,4 +561,4 @@ def test_generate_answers_from_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
     prompts = tmp_path / "long.jsonl"
     prompts.write_text(json.dumps({"prompt": "We saw" + " it" * 600}))
     refused = assent("generate", model, "--file", prompts)
-    assert "The prompt has 60" in refused.output, "it is not cut without a word"
+    assert "long.jsonl:1 has 602 tokens" in refused.output, "it is not cut without a word"

@@ -118,8 +118,8 @@ def test_contradictions_come_before_models(task: Task) -> None:
 
 def test_what_would_be_lost_is_refused_before_models(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write the figures to .*file: File exists"):
-        evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, out=str(tmp_path / "file")))
+    with pytest.raises(ValueError, match=r"cannot write the figures to .*file.within: Not a directory"):
+        evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, out=str(tmp_path / "file/within")))
     with pytest.raises(ValueError, match=r"gold: .* the nearest name is 'gold_reward'"):
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, gold=f"{GOLD}s"))
 
