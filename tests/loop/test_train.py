@@ -82,7 +82,7 @@ def test_a_step_that_gives_up_replacing_groups_leaves_nothing_of_older_weights_t
 def test_a_run_that_learns_nothing_says_so(make_recipe: Any, tmp_path: Path) -> None:
     made = {"algorithm": {"samples": 2, "dynamic_sampling": True}, "rewards": function("always_equal")}
     done = run(settings_of(make_recipe, "grpo", tmp_path, train={"steps": 5}, **made))
-    assert "health: Step 5.0: nothing was learned in 100% of the latest steps" in (done.folder / "log.txt").read_text()
+    assert "health: Step 5: nothing was learned in 100% of the latest steps" in (done.folder / "log.txt").read_text()
 
 
 def test_with_lag_samples_are_at_most_that_old_and_the_run_repeats(make_recipe: Any, tmp_path: Path) -> None:
