@@ -124,6 +124,15 @@ def test_what_would_be_lost_is_refused_before_models(tmp_path: Path) -> None:
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, gold=f"{GOLD}s"))
 
 
+def test_figures_under_home_are_there_alone(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder called ~ is made."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    evaluate(everything(task, kinds=["generation"], out="~/figures"))
+    assert (tmp_path / "home" / "figures" / "evaluation.json").exists()
+    assert not (tmp_path / "~").exists()
+
+
 def test_lines_are_spoken(task: Task, tmp_path: Path) -> None:
     reporter = Reporter(quiet=True)
     reporter.log_to(tmp_path / "log.txt")

@@ -72,8 +72,9 @@ class Evaluation:
 def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) -> Evaluation:
     """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
     settings.check()
-    if settings.out is not None:
-        made_folder(Path(settings.out))
+    folder = None if settings.out is None else Path(settings.out).expanduser()
+    if folder is not None:
+        made_folder(folder)
     reporter = reporter or Reporter(quiet=True)
     bench = Bench(settings, reporter)
     kinds = settings.chosen()
@@ -95,8 +96,7 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
         pairings=pairings,
         data=bench.reports,
     )
-    if settings.out is not None:
-        folder = Path(settings.out).expanduser()
+    if folder is not None:
         result.save(folder)
         reporter.say(f"evaluation: {folder / RESULT}")
     return result
