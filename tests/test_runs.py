@@ -333,8 +333,12 @@ def test_other_data_on_resume_is_warned_of(make_recipe: Any, tmp_path: Path) -> 
     done = run(load_settings(recipe))
     run(load_settings(recipe, ["resume=latest", "train.steps=2"]))
     assert "warning" not in (done.folder / "log.txt").read_text()
-    run(load_settings(recipe, ["resume=latest", "train.steps=3", "data.limit=5"]))
-    assert "warning: the data is not what this run has read" in (done.folder / "log.txt").read_text()
+    told, limited = "warning: the data is not what this run has read", ["resume=latest", "data.limit=5"]
+    with pytest.raises(ValueError, match=r"saved under another learn\.precision"):
+        run(load_settings(recipe, [*limited, "learn.precision=bfloat16"]))
+    for times in (2, 2):  # told of by the start that was refused, and by that which went on, from where it is known
+        run(load_settings(recipe, [*limited, "train.steps=3"]))
+        assert (done.folder / "log.txt").read_text().count(told) == times
 
 
 def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from assent.monitor.trackers import opened_trackers
 from assent.page import ShowPage
 from assent.processes import load_judge
 from assent.recipes import completed
-from assent.records import Run, find_resume, let_go, named, open_folder, open_record, save_settings
+from assent.records import Run, find_resume, let_go, named, open_folder, open_record, other_rows, save_start
 from assent.rewards.base import Reward
 from assent.rewards.protocol import vocabulary_digest
 from assent.rewards.remote import HttpReward, check_servers
@@ -105,7 +105,7 @@ def _run(
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
     job = Job(settings, folder, store, resume, reporter, record=record)
     if resume is None:
-        save_settings(folder, settings)
+        save_start(folder, settings, job.data.report.json())
     with stop_signals() as stop, Crews(settings, reporter.say) as crews:
         finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
@@ -142,7 +142,7 @@ class Job:
     # --- data
 
     def load_data(self) -> Dataset[Any]:
-        """The data set; its report is printed and saved before anything costly starts."""
+        """The data set; its report is printed before anything costly starts."""
         loaders: Mapping[str, Callable[..., Dataset[Any]]] = {
             "demonstrations": load_demonstrations,
             "preferences": load_preferences,
@@ -150,10 +150,8 @@ class Job:
         }
         data = loaders[self.objective.data](self.settings.data, self.tokenizer, self.settings.seed)
         self.reporter.say(data.report.table())
-        if records.save_report(self.folder, data.report.json()) and self.resume is not None:
-            self.reporter.say(
-                "warning: the data is not what this run has read: its rows come in another order from here"
-            )
+        if self.resume is not None and other_rows(self.folder, data.report.json()):
+            self.reporter.say("warning: the data is not what this run has read: rows come in another order from here")
         return data
 
     def plan(self) -> Plan:
@@ -288,7 +286,7 @@ class Job:
         if self.resume is not None:
             progress = await restore(self.store, self.resume, cast, source, memory)
             self.restored = True
-            save_settings(self.folder, settings)  # what was refused before here has not changed them
+            save_start(self.folder, settings, self.data.report.json())  # one that was refused has changed nothing
             left = "" if progress.step < self.last_step else ", nothing is left to do"
             self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}{left}")
         if self.resume is not None or crew.apart:

@@ -207,9 +207,11 @@ def _entries(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name not in (LOCK, MOVING, OVERWRITTEN, GONE)]
 
 
-def save_settings(folder: Path, settings: Settings) -> None:
-    """Beside what they make. Whoever runs them again does not mean to remove that."""
+def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None:
+    """The settings and the data report of a run, beside what they make. Whoever runs these settings again does not mean
+    to remove that."""
     (folder / SETTINGS).write_text(resolved(replace(settings, overwrite=False)), encoding="utf-8")
+    (folder / DATA).write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
@@ -239,15 +241,13 @@ def _before_in(folder: Path, key: str) -> str | None:
     return found[1] if found else None
 
 
-def save_report(folder: Path, report: dict[str, Any]) -> bool:
-    """Write the data report of a run; whether it tells of other rows than the one before, where that is whole."""
-    path, text = folder / DATA, json.dumps(report, indent=1)
+def other_rows(folder: Path, report: dict[str, Any]) -> bool:
+    """Whether a data report tells of other rows than the one that the run has, where that is whole."""
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = json.loads((folder / DATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        before = None
-    path.write_text(text, encoding="utf-8")
-    return before is not None and _of_rows(before) != _of_rows(json.loads(text))
+        return False
+    return bool(_of_rows(before) != _of_rows(json.loads(json.dumps(report))))
 
 
 def _of_rows(report: Any) -> Any:
