@@ -53,11 +53,10 @@ class PPO(PolicyGradient):
         if self.kl_target is not None:  # from 0, no factor leads away
             check_range("kl_coefficient (with kl_target)", self.kl_coefficient, 1e-8)
         check_range("kl_horizon", self.kl_horizon, 1.0)
-        check_range("discount", self.discount, 0.0, 1.0)
-        check_range("trace", self.trace, 0.0, 1.0)
+        for name in ("discount", "trace", "normalisation_decay"):
+            check_range(name, getattr(self, name), 0.0, 1.0)
         check_range("value_clip", self.value_clip, 0.0)
         check_range("value_coefficient", self.value_coefficient, 0.0)
-        check_range("normalisation_decay", self.normalisation_decay, 0.0, 1.0)
 
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.policy_loss, Role.CRITIC: self.value_loss}
@@ -70,8 +69,7 @@ class PPO(PolicyGradient):
         rewards = token_rewards(batch.reward, kl, batch.trainable, batch.row, coefficient=beta)
         moments = Moments(*(memory.get(f"values/{name}", 0.0) for name in ("first", "second", "debias")))
         values = batch.values * moments.std + moments.mean
-        cut = batch.truncated & self.bootstrap_unfinished
-        after = (batch.bootstrap * moments.std + moments.mean) * cut
+        after = (batch.bootstrap * moments.std + moments.mean) * (batch.truncated & self.bootstrap_unfinished)
         advantages, returns = generalised_advantages(
             rewards, values, after, batch.trainable, batch.row, discount=self.discount, trace=self.trace
         )
