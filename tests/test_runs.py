@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from tiny import GPT2
 
 from assent import Settings, SettingsError, load_settings, run
@@ -326,6 +327,25 @@ def test_a_checkpoint_keeps_the_template_that_its_chats_were_rendered_with(make_
     assert (
         saved.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == "<|user|>\nq\n<|assistant|>\n"
     )
+
+
+def test_settings_that_an_older_run_did_not_have_are_their_defaults(make_recipe: Any, tmp_path: Path) -> None:
+    recipe = make_recipe("ppo", tmp_path, rollout={"record": True}, train={"steps": 2})
+    done = run(load_settings(recipe))
+    path = done.folder / "settings.yaml"
+    older = yaml.safe_load(path.read_text())
+    assert older["algorithm"].pop("bootstrap_unfinished") is True
+    assert older["algorithm"]["recompute_old"] is None
+    older["algorithm"]["recompute_old"] = False  # as it was written once
+    path.write_text(yaml.safe_dump(older))
+    replays = ["rollout.record=false", f"rollout.replay={done.folder}", "name=again"]
+    with pytest.raises(SettingsError) as error:
+        run(load_settings(recipe, [*replays, "algorithm.bootstrap_unfinished=false", "algorithm.recompute_old=true"]))
+    assert "algorithm.bootstrap_unfinished: True there, False here" in str(error.value)
+    assert "algorithm.recompute_old: False there, True here" in str(error.value)
+    assert len(run(load_settings(recipe, replays)).metrics) == 2
+    run(load_settings(recipe, ["resume=latest", "train.steps=3"]))
+    assert "warning" not in (done.folder / "log.txt").read_text()
 
 
 def test_other_data_on_resume_is_warned_of(make_recipe: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def _before(settings: Settings) -> str | None:
     """The newest run that got its name from its method and the time, saved something, and had these settings. None if
     there is no other such run either, and `resume` asks for none."""
     folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
-    here, newest = _leaves(resolved(settings)), ""
+    here, newest = _told(settings), ""
     for folder in sorted(folders, reverse=True):
         if (folder / SETTINGS).exists() and Store(folder / CHECKPOINTS).names():
             different = _differences(folder / SETTINGS, here, (*OF_NO_CONSEQUENCE, *LENGTHS), never=("rollout.replay",))
@@ -264,7 +264,7 @@ def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Set
     if settings.threads is None and threads is not None and threads.isdecimal():
         settings = replace(settings, threads=int(threads))
     path, free = folder / SETTINGS, (*OF_NO_CONSEQUENCE, *LENGTHS)
-    different = _differences(path, _leaves(resolved(settings)), free) if path.exists() else []
+    different = _differences(path, _told(settings), free) if path.exists() else []
     if different:
         listed = "\n".join(f"  - {line}" for line in different)
         say(f"warning: the run goes on from its checkpoint with other settings than it had:\n{listed}")
@@ -283,8 +283,7 @@ def open_record(settings: Settings) -> Record | None:
     record = Record(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
-    here = _leaves(resolved(settings))
-    different = _differences(folder / SETTINGS, here, OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
+    different = _differences(folder / SETTINGS, _told(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
     if settings.threads not in (None, record.threads):
         different.append(f"threads: {record.threads} there, {settings.threads} here")
     if different:
@@ -293,16 +292,30 @@ def open_record(settings: Settings) -> Record | None:
     return record
 
 
+def _told(settings: Settings) -> tuple[dict[str, Any], ...]:
+    """What settings say, the same with what is left to the method, and what they say by default."""
+    method: Any = settings.algorithm
+    asked = [one.name for one in fields(method) if one.default is one.default_factory is MISSING]
+    fresh = type(method)(**{name: getattr(method, name) for name in asked})
+    alike = settings, replace(settings, algorithm=settings.objective), Settings(algorithm=fresh)
+    return tuple(_leaves(resolved(one)) for one in alike)
+
+
 def _differences(
-    theirs: Path, here: dict[str, Any], free: tuple[str, ...], *, never: tuple[str, ...] = ()
+    theirs: Path, told: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
 ) -> list[str]:
-    """Where a run's file says other things, but for what is `free` to differ, of which some is `never`."""
+    """Where a run's file says other things, but for what is `free` to differ, of which some is `never`. An older file
+    lacks settings that came later, which had their defaults, and has those that were left to the method as it took
+    them."""
+    here, adapted, default = told
     try:
         there = _leaves(theirs.read_text(encoding="utf-8", errors="replace"))
     except (yaml.YAMLError, OmegaConfBaseException):
         return ["its settings cannot be read"]  # the file was cut off by what ended the run
+    there = {key: default[key] for key in here if key in default} | there
     keys = [key for key in {**there, **here} if key in never or not _within(key, free)]
-    return [f"{key}: {there.get(key)} there, {here.get(key)} here" for key in keys if there.get(key) != here.get(key)]
+    different = [key for key in keys if there.get(key) not in (here.get(key), adapted.get(key))]
+    return [f"{key}: {there.get(key)} there, {here.get(key)} here" for key in different]
 
 
 def _within(key: str, sections: tuple[str, ...]) -> bool:
