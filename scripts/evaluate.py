@@ -21,7 +21,7 @@ from typing import Any
 import click
 from train import load_plugins
 
-from assent.cli import plain_errors
+from assent.cli import HomePath, plain_errors
 
 KINDS = {
     "perplexity": ("perplexity",),
@@ -125,13 +125,13 @@ def _differing(settings: Any, plain: Any) -> dict[str, Any]:
 
 
 @click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
-@click.option("--config", type=click.Path(path_type=Path), required=True, help="The pipeline that trained the models.")
-@click.option("--model_dir", type=click.Path(path_type=Path), required=True, help="Folder to look for models in.")
+@click.option("--config", type=HomePath(path_type=Path), required=True, help="The pipeline that trained the models.")
+@click.option("--model_dir", type=HomePath(path_type=Path), required=True, help="Folder to look for models in.")
 @click.option("--eval_type", type=click.Choice([*KINDS, "all"]), default="all", show_default=True)
 @click.option(
     "--test_data", required=True, multiple=True, help="Held-out rows in any dialect; repeat for several files."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the results; default: MODEL_DIR/evaluation.")
+@click.option("--out", type=HomePath(path_type=Path), help="Folder of the results; default: MODEL_DIR/evaluation.")
 @click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
 @click.argument("overrides", nargs=-1)
 def main(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from assent.cli import plain_errors
+from assent.cli import HomePath, plain_errors
 
 if TYPE_CHECKING:
     from assent.pipeline import PipelineRun, PipelineSettings
@@ -176,7 +176,7 @@ def texts(settings: PipelineSettings) -> Iterator[str]:
 
 def pipeline_options(config: Path | None = None) -> Callable[[Command], Command]:
     """The flags of every script that runs a pipeline; `config` is the recipe where none is given."""
-    file = click.Path(path_type=Path)
+    file = HomePath(path_type=Path)
     which = (
         "The pipeline, such as configs/model_config.yaml."
         if config is None

@@ -504,6 +504,17 @@ def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
     assert f"out={tmp_path}/file is a file: name a folder" in told
 
 
+def test_paths_on_the_command_line_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where shells leave `~` as it is. No folder called ~ is made."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "metrics.jsonl").write_text('{"step": 1, "loss/policy": 2.0}\n')
+    assert assent("monitor", "~", "--plot=loss", "--out=~/plots").exit_code == 0
+    assert (tmp_path / "home" / "plots" / "loss.png").exists()
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_path: Path) -> None:
     disk = tmp_path / "runs"
     disk.mkdir()

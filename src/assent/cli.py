@@ -93,6 +93,13 @@ def _of_storage(error: Exception, target: str | Path | None) -> str | None:
     return f"{place}: {getattr(error, 'strerror', None) or error}" if number in FORBIDDEN and place else None
 
 
+class HomePath(click.Path):
+    """A path with the home folder in the place of `~`, which shells leave as it is in --out=~/answers.jsonl."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(Path(value).expanduser()), param, ctx)
+
+
 class Commands(click.Group):
     """Commands in the order of the list, and the nearest one for a misspelt word."""
 
@@ -168,7 +175,7 @@ def train_command(recipe: str, overrides: tuple[str, ...], traceback: bool) -> N
 
 
 @main.command()
-@click.argument("recipe", type=click.Path(exists=True, dir_okay=False))
+@click.argument("recipe", type=HomePath(exists=True, dir_okay=False))
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
@@ -186,10 +193,10 @@ def pipeline(recipe: str, overrides: tuple[str, ...], traceback: bool) -> None:
 @main.command()
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Repeat for several.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
-@click.option("--output", default="runs/demo", show_default=True, help="Where everything is written.")
+@click.option("--output", type=HomePath(), default="runs/demo", show_default=True, help="Where everything is written.")
 @click.option(
     "--data-only",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=HomePath(path_type=Path, file_okay=False),
     help="Only write the task's files into this folder.",
 )
 @click.argument("overrides", nargs=-1)
@@ -252,7 +259,7 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) ->
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
+    "--out", type=HomePath(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
 )
 @traceback_option
 def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], traceback: bool, **options: Any) -> None:
@@ -284,9 +291,9 @@ def serve_reward_command(model: str, traceback: bool, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("log_dir", type=click.Path(exists=True, path_type=Path))
+@click.argument("log_dir", type=HomePath(exists=True, path_type=Path))
 @click.option("--plot", "plot_type", default="all", show_default=True, help="loss, reward, kl, entropy or all.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
+@click.option("--out", type=HomePath(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
 @traceback_option
 def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:
     """Draw loss, reward, KL and entropy of the runs in a folder as PNG."""
