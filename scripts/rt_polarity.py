@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="default: runs/rt_polarity_METHOD")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0 on")
     parser.add_argument("overrides", nargs="*", help="STAGE.key=value")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # overrides may stand behind the flags, too
     output = arguments.output or Path("runs") / f"rt_polarity_{arguments.method}"
     with plain_errors(output):
         run_task(

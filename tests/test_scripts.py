@@ -247,3 +247,16 @@ def test_example_makes_its_data_and_can_be_run_again_with_custom_files(call: Any
     call("example", *files, *small, "sft.train.steps=1")
     assert Path("outputs/data/sft.jsonl").read_bytes() == written
     assert len(Run(Path("outputs/logs/example/sft")).metrics) == 1
+
+
+@pytest.mark.parametrize("flags_first", [True, False])
+def test_overrides_of_the_real_sentences_stand_before_or_behind_the_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags_first: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    flags, overrides = ["--method", "grpo", "--output", str(tmp_path / "runs")], ["sft.train.steps=1", "name=other"]
+    rest = [*flags, *overrides] if flags_first else [*overrides, *flags]
+    monkeypatch.setattr("sys.argv", ["rt_polarity.py", str(tmp_path), *rest])
+    with pytest.raises(SystemExit):
+        importlib.import_module("rt_polarity").main()
+    assert "name=other: where everything is written is said by --output" in capsys.readouterr().err
