@@ -24,7 +24,8 @@ from assent.cli import HomePath, plain_errors
 if TYPE_CHECKING:
     from assent.pipeline import PipelineRun, PipelineSettings
 
-KINDS = {"sft": "demonstrations", "reward": "preferences", "rlhf": "prompts"}
+STAGES = ("sft", "reward", "rlhf")
+"""Those that have a flag for their data; a pipeline may have others, whose recipes name it."""
 VOCABULARY = 4096
 """Tokens of a tokenizer that is trained here, where the model's keys name no vocab_size."""
 
@@ -149,6 +150,7 @@ def prepare_tokenizer(settings: PipelineSettings) -> None:
 
 def texts(settings: PipelineSettings) -> Iterator[str]:
     """Every text of the training data of all stages, prompts and answers joined as they will be read."""
+    from assent.algorithms import ALGORITHMS
     from assent.data.fields import DataError
     from assent.data.formats import sample
     from assent.data.read import scan_rows
@@ -156,13 +158,16 @@ def texts(settings: PipelineSettings) -> Iterator[str]:
     from assent.pipeline import merged
 
     for key, stage in settings.stages.items():
-        data = merged(settings.shared, stage).get("data") or {}
+        recipe = merged(settings.shared, stage)
+        method, data = recipe.get("method", key), recipe.get("data") or {}
+        if method not in ALGORITHMS:
+            continue  # the stage is refused
         for source in sources(data.get("train")):
             for where, row in scan_rows(source, split=data.get("split", "train")):
                 try:
                     read, _ = sample(
                         row,
-                        kind=KINDS[key],
+                        kind=ALGORITHMS[method].data,
                         where=where,
                         dialect=data.get("dialect", "auto"),
                         columns=data.get("columns"),
@@ -194,7 +199,7 @@ def pipeline_options(config: Path | None = None) -> Callable[[Command], Command]
 
 @click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
 @pipeline_options()
-@click.option("--stage", type=click.Choice([*KINDS, "all"]), default="all", show_default=True)
+@click.option("--stage", type=click.Choice([*STAGES, "all"]), default="all", show_default=True)
 @click.option("--sft_data", help="Demonstrations: prompt and completion.")
 @click.option("--preference_data", help="Preferences: prompt, chosen and rejected.")
 @click.option("--prompt_data", help="Prompts to answer.")

@@ -130,6 +130,27 @@ def test_bad_rows_are_skipped_by_the_tokenizer_that_is_trained_too(call: Any, tm
     assert Run(Path("outputs/logs/sft")).metrics[-1]["step"] == 2
 
 
+def test_stages_may_have_names_of_their_own(call: Any, data: dict[str, str]) -> None:
+    """The tokenizer is trained on what each stage's method reads."""
+    model = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 300}
+    train = {"steps": 1, "batch_size": 4}
+    stages = {
+        "sft": {"model": {"config": model}, "train": train},
+        "dpo": {"data": {"train": data["preference"]}, "train": train},
+        "last": {
+            "method": "rloo",
+            "data": {"train": data["prompt"]},
+            "rewards": [{"kind": "length", "options": {"target": 3}}],
+            "rollout": {"prompts_per_step": 2, "max_tokens": 4},
+            "train": {"steps": 1},
+        },
+    }
+    recipe = {"shared": {"threads": 1, "log": {"quiet": True}}, "stages": stages}
+    Path("own.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    call("train", "--config", "own.yaml", "--sft_data", data["sft"])
+    assert [len(Run(Path("outputs/logs") / stage).metrics) for stage in stages] == [1, 1, 1]
+
+
 def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, data: dict[str, str]) -> None:
     Path("dist.yaml").write_text(
         "cluster: {cpus_per_worker: 1, gpus_per_worker: 0}\n"
