@@ -321,6 +321,32 @@ def test_figures_by_hand() -> None:
     )
 
 
+def test_equal_groups_are_counted_where_they_carry_no_signal() -> None:
+    # Rewards: group 0 all 1, group 1 all 0. The greedy answers' are 0 and 0: all of group 0 beat theirs.
+    row = Row(tokens=(1, 2), trainable=(False, True), logprobs=(0.0, 0.0), reference=(0.0, 0.0), versions=(-1, 0))
+    batch = Batch.of([row] * 6).with_columns(
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+        reward=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
+        baseline=torch.zeros(6),
+        values=torch.zeros(12),
+        bootstrap=torch.zeros(6),
+    )
+    found = {
+        name: method.credit(batch, {})[1].get("groups/equal")
+        for name, method in {
+            "grpo": GRPO(),
+            "rloo": RLOO(),
+            "baseline": Reinforce(samples=3, group_baseline=True),
+            "remax": ReMax(samples=3),
+            "reinforce": Reinforce(samples=3),
+            "ppo": PPO(samples=3),
+        }.items()
+    }
+    assert found == {"grpo": 1.0, "rloo": 1.0, "baseline": 1.0, "remax": 0.5, "reinforce": None, "ppo": None}
+    _, figures = ReMax().credit(batch.split(2)[0].with_columns(group=torch.arange(3)), {})
+    assert figures["groups/equal"] == 0.0  # one sample each, and each beats the greedy answer
+
+
 def test_explained_variance_by_hand() -> None:
     # One token a row, gamma 1: returns are the rewards 0, 2, 4. Values 0, 2, 4 explain all; 1, 1, 1 nothing;
     # 0, 1, 2 leave residuals 0, 1, 2 of variance 2/3 against 8/3.

@@ -173,10 +173,11 @@ def spread(advantage: Tensor, batch: Batch) -> Tensor:
     return advantage[batch.row] * batch.trainable
 
 
-def credit_figures(batch: Batch, *, kl: Tensor | None = None) -> Stats:
+def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = True) -> Stats:
     """Figures of the credit step: what was rewarded, how far the policy is from the reference, what is left to learn.
 
-    `kl` is the per-row sum of k1.
+    `kl` is the per-row sum of k1; `grouped` says that answers are compared with their group's, so that equal ones
+    carry no signal.
     """
     assert batch.reward is not None and batch.advantages is not None
     lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
@@ -184,8 +185,9 @@ def credit_figures(batch: Batch, *, kl: Tensor | None = None) -> Stats:
         "advantage/mean": mean_where(batch.advantages, batch.trainable),
         "advantage/std": float(batch.advantages[batch.trainable].std()) if int(batch.trainable.sum()) > 1 else 0.0,
         "length/trained": float(lengths.mean()),
-        "groups/equal": equal_groups(batch.reward, batch.group),
     }
+    if grouped:
+        stats["groups/equal"] = equal_groups(batch.reward, batch.group)
     if kl is not None:
         stats["kl/reference"] = float(kl.mean())
     return stats

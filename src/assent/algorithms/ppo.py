@@ -87,7 +87,7 @@ class PPO(PolicyGradient):
         if self.whiten_advantages:
             advantages = whiten(advantages, batch.trainable)
         batch = batch.with_columns(advantages=advantages, returns=returns)
-        return batch, credit_figures(batch, kl=row_kl) | figures
+        return batch, credit_figures(batch, kl=row_kl, grouped=False) | figures
 
     def value_loss(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
         """value_coefficient * mean over trained tokens of the clipped squared error."""

@@ -40,4 +40,4 @@ class Reinforce(PolicyGradient):
         rewards = token_rewards(reward, kl, batch.trainable, batch.row, coefficient=self.kl_coefficient)
         returns = return_to_go(rewards, batch.trainable, batch.row, len(batch), discount=self.discount)
         batch = batch.with_columns(advantages=whiten(returns, batch.trainable))
-        return batch, credit_figures(batch, kl=row_kl)
+        return batch, credit_figures(batch, kl=row_kl, grouped=self.group_baseline)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from assent.algorithms.base import Memory, check_range, row_of
 from assent.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl, spread
 from assent.batch import Batch
+from assent.maths.advantages import equal_groups
 from assent.types import Group, Role, Row, Sampling, Stats
 
 
@@ -40,6 +43,7 @@ class ReMax(PolicyGradient):
         assert batch.reward is not None and batch.baseline is not None
         _, kl = reference_kl(batch)
         advantage = batch.reward - self.kl_coefficient * kl - batch.baseline
-        greedy = float(batch.baseline.mean())
+        with_greedy = torch.cat((batch.reward, batch.baseline)), batch.group.repeat(2)
+        figures = {"reward/greedy": float(batch.baseline.mean()), "groups/equal": equal_groups(*with_greedy)}
         batch = batch.with_columns(advantages=spread(advantage, batch))
-        return batch, credit_figures(batch, kl=kl) | {"reward/greedy": greedy}
+        return batch, credit_figures(batch, kl=kl, grouped=False) | figures
