@@ -14,3 +14,10 @@ def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:
     assert "lag" not in fresh
     assert "gap" not in fresh
     assert "lag 0.75  gap 2.0e-03" in old
+
+
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    record = {"loss/policy": -1e-9, "reward/mean": -1e-9, "kl/reference": -1e-7, "validation/margin": -1e-9}
+    with Reporter(quiet=True).track("reinforce", 4) as tracker:
+        line = step_line(record, tracker)
+    assert "loss 0.0000  reward +0.000  kl 0.00  validation/margin 0.0000" in line

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SHOWN = (
-    ("loss", ("loss/policy", "loss/judge"), "{:.4f}"),
+    ("loss", ("loss/policy", "loss/judge"), "{:z.4f}"),
     ("accuracy", ("accuracy",), "{:.1%}"),
-    ("reward", ("reward/mean",), "{:+.3f}"),
-    ("gold", ("reward/gold",), "{:+.3f}"),
-    ("kl", ("kl/reference",), "{:.2f}"),
+    ("reward", ("reward/mean",), "{:+z.3f}"),
+    ("gold", ("reward/gold",), "{:+z.3f}"),
+    ("kl", ("kl/reference",), "{:z.2f}"),
     ("length", ("length/mean",), "{:.1f}"),
     ("lag", ("lag/mean",), "{:.2f}"),
     ("gap", ("kl/sampler",), "{:.1e}"),
     ("tok/s", ("tokens_per_second",), "{:,.0f}"),
 )
-"""Columns of a step line: label, metric names of which the first present is shown, format."""
+"""Columns of a step line: label, metric names of which the first present is shown, format (z: never -0)."""
 NEXT_TO_NOTHING = {"lag": 1e-3, "gap": 1e-8}
 """Columns that are left out below this: how old samples are, and how far sampler and learner are apart."""
 
@@ -155,7 +155,7 @@ def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
             parts.append(f"{label} {form.format(value)}")
     for name, value in record.items():
         if name.startswith("validation/"):
-            parts.append(f"{name} {value:.4f}")
+            parts.append(f"{name} {value:z.4f}")
     return "  ".join([*parts, f"elapsed {clock(tracker.elapsed)}", f"left {clock(tracker.remaining)}"])
 
 
