@@ -57,7 +57,8 @@ def section(folder: Path, title: str) -> Iterator[str]:
     yield from (f"\n## {title}", "", "| | mean | deviation | each seed |", "|---|---:|---:|---|")
     for label, figure in found["figures"].items():
         each = ", ".join(f"{value:.3f}" for value in figure["values"])
-        yield f"| {label} | {figure['mean']:.3f} | {figure['deviation']:.3f} | {each} |"
+        deviation = f"{figure['deviation']:.3f}" if len(figure["values"]) > 1 else "-"
+        yield f"| {label} | {figure['mean']:.3f} | {deviation} | {each} |"
     first = folder / f"seed{found['seeds'][0]}" / "comparison.jsonl"
     rows = [json.loads(line) for line in first.read_text(encoding="utf-8").splitlines()]
     yield from ("", f"Answers of seed {found['seeds'][0]}, every {len(rows) // EXAMPLES}th test prompt:", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from assent import load_pipeline, run_pipeline
-from assent.demo import run_demo
+from assent.demo import run_demo, run_task
 from assent.settings import SettingsError
 
 
@@ -121,3 +122,20 @@ def test_the_demo_is_told_by_an_option_where_to_write(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=f"{moved}: where everything is written is said by --output"):
             run_demo(tmp_path / "demo", overrides=[moved])
     assert not (tmp_path / "demo").exists()
+
+
+def test_a_task_of_one_seed_has_its_table_too(
+    recipe: dict[str, Any], demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/results.md is made of it, and would call the task not run."""
+    gold = "assent.data.demo:gold_reward"
+    evaluation = {"prompts": str(demo.prompts_test), "limit": 4, "sampling": {"max_tokens": 6}, "gold": gold}
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps({"shared": recipe["shared"], "stages": recipe["stages"], "evaluation": evaluation}))
+    run_task(file, lambda folder, seed, reporter: None, tmp_path / "task", seeds=[3], overrides=[])
+    found = json.loads((tmp_path / "task/seeds.json").read_text())
+    assert found["seeds"] == [3]
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+    page = "\n".join(importlib.import_module("results").section(tmp_path / "task", "The task"))
+    value = found["figures"]["gold reward after"]["values"][0]
+    assert f"| gold reward after | {value:.3f} | - | {value:.3f} |" in page

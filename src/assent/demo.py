@@ -61,11 +61,12 @@ def run_task(
         reporter.say(f"== {output.name}, seed {seed}")
         done.append(_one(recipe, make, output / f"seed{seed}", seed, overrides, reporter))
     evaluations = [run.evaluation for run in done if run.evaluation is not None]
-    if len(evaluations) > 1:
+    if evaluations:
         figures = over_seeds(evaluations)
         (output / "seeds.json").write_text(json.dumps({"seeds": list(seeds), "figures": figures}, indent=1) + "\n")
-        reporter.show(seeds_table(figures, len(evaluations)))
-        reporter.say(f"{len(done)} seeds in {clock(time.monotonic() - started)}")
+        if len(evaluations) > 1:
+            reporter.show(seeds_table(figures, len(evaluations)))
+            reporter.say(f"{len(done)} seeds in {clock(time.monotonic() - started)}")
     return done
 
 
