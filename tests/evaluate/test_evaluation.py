@@ -217,3 +217,13 @@ def test_numbers_in_tables() -> None:
         *("0.000", "0.123", "-1.50", "100.00", "1,234.6")
     ]
     assert number(float("inf")) == "inf"
+
+
+def test_rows_that_are_measured_on_are_not_called_training_data(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = everything(task, kinds=["preference"], model=None)
+    settings.data.max_prompt_tokens, settings.data.max_tokens = 23, 24  # answers are cut, so the report is shown
+    evaluate(settings, reporter=Reporter())
+    said = capsys.readouterr().out
+    assert "preferences: 8 to measure on\n" in said
+    assert "answers that lost their end" in said
+    assert "train" not in said

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from assent.data.fields import DataError
@@ -143,12 +143,15 @@ class DataReport:
         """Plain values for `json.dump`."""
         return asdict(self)
 
-    def table(self) -> str:
-        """Lines for a terminal: a table of the sources, then whatever was left out or cut, with its reason."""
+    def table(self, *, measured: bool = False) -> str:
+        """Lines for a terminal: a table of the sources, then whatever was left out or cut, with its reason. What is
+        `measured` on is trained on by nobody."""
         head = ("source", "", "read", "kept", "cut", "dropped", "bad", "prompt p5/p50/p95/max", "answer p5/p50/p95/max")
-        lines = [f"{self.kind}: {self.train_items:,} to train on, {self.validation_items:,} for validation"]
-        lines += _aligned([head, *(_cells(source) for source in self.sources)])
-        for source in self.sources:
+        use = "to measure on" if measured else f"to train on, {self.validation_items:,} for validation"
+        lines = [f"{self.kind}: {self.train_items:,} {use}"]
+        sources = [replace(source, role="", trained_tokens=0) if measured else source for source in self.sources]
+        lines += _aligned([head, *map(_cells, sources)])
+        for source in sources:
             lines += [f"  {source.source}: {note}" for note in _notes(source)]
         return "\n".join(lines)
 

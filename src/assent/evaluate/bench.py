@@ -86,7 +86,7 @@ class Bench:
         for source in data.report.sources:
             whole = source.read == source.kept and not source.pairs_dropped
             if not whole or source.truncated_prompts or source.truncated_completions:
-                self.reporter.say(data.report.table())
+                self.reporter.say(data.report.table(measured=True))
                 break
         self.reports[kind] = data.report.json()
         return data.items
