@@ -77,6 +77,19 @@ def test_a_pipeline_folder_is_searched_and_runs_are_named_by_their_place(tmp_pat
     assert draw(tmp_path / "demo", "loss", out) == [out / "loss.png"]
 
 
+def test_a_policy_loss_has_the_unit_of_what_was_minimised(tmp_path):
+    sampled = {"step": 1, "loss/policy": 0.5, "reward/mean": 0.1, "kl/old": 0.0}
+    write_run(tmp_path / "grpo", [sampled | {"ratio/mean": 1.0}])
+    write_run(tmp_path / "online-dpo", [sampled | {"accuracy": 0.5}])
+    write_run(tmp_path / "best-of-k", [sampled])
+    units = {panel.title: panel.unit for panel in _panels("loss", find_runs(tmp_path))}
+    assert units == {
+        "grpo: policy loss": "surrogate objective",
+        "online-dpo: policy loss": "nats per pair",
+        "best-of-k: policy loss": "nats per token",
+    }
+
+
 def test_a_run_that_is_being_overwritten_is_none(tmp_path):
     for name in ("sft", "sft/.overwritten"):
         write_run(tmp_path / ".home" / name, sft())

@@ -197,9 +197,10 @@ def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
 
 def _policy_unit(run: Run) -> str:
     """What the policy minimised, told by what stands beside it."""
-    if run.curve("reward/mean").steps:
-        return "surrogate objective"
-    return "nats per pair" if run.curve("accuracy").steps else "nats per token"
+    if run.curve("accuracy").steps:  # online DPO too, which has rewards
+        return "nats per pair"
+    imitates = run.curve("kl/old").steps and not run.curve("ratio/mean").steps  # its own answers: best-of-k
+    return "surrogate objective" if run.curve("reward/mean").steps and not imitates else "nats per token"
 
 
 def _save(panels: Sequence[Panel], path: Path) -> Path:
