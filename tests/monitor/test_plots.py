@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 from hypothesis import given
@@ -151,6 +152,20 @@ def test_a_panel_has_title_labels_legend_and_a_thin_line_under_a_smooth_one():
     middle = list(smoothed.get_ydata())[5:-5]
     assert all(0.3 < value < 0.7 for value in middle)  # the zigzag between 0 and 1 is gone
     assert {raw.get_color(), smoothed.get_color(), validation.get_color()} == {PALETTE[0]}
+
+
+def test_many_runs_are_told_apart_and_their_legend_stands_beside_them(tmp_path):
+    for number in range(20):
+        write_run(tmp_path / f"run{number:02}", online(steps=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib's, that there is no room
+        (file,) = draw(tmp_path, "entropy")
+    assert size_of(file) == (1080, 720)  # 7.2 inches, and 0.8 + 0.2 for each run
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    _fill(axes, _panels("entropy", find_runs(tmp_path))[0])
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 20
 
 
 def test_smoothing_by_hand():

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.jsonl"
 PALETTE = ("#1f6fb4", "#d9652b", "#3a9a5b", "#8a5bb5", "#b8435e", "#7a6a4f", "#2ba3a8", "#8c8c8c")
+LINES = ("-", ":", "-.")
+"""Of the runs that find all colours taken."""
 STYLE: Any = {  # the type that matplotlib gives its keys differs between its versions
     "font.size": 10,
     "axes.titlesize": 11,
@@ -211,7 +213,9 @@ def _save(panels: Sequence[Panel], path: Path) -> Path:
     across = 2 if len(panels) == 4 else min(len(panels), 3)
     down = -(-len(panels) // across)
     with rc_context(STYLE):
-        figure = Figure(figsize=(max(6.4, 4.8 * across), 3.6 * down), layout="constrained", dpi=150)
+        most = max(len(panel.curves) for panel in panels)
+        width, height = (4.8, 3.6) if most <= len(PALETTE) else (7.2, max(3.6, 0.8 + 0.2 * most))
+        figure = Figure(figsize=(max(6.4, width * across), height * down), layout="constrained", dpi=150)
         FigureCanvasAgg(figure)
         for index, panel in enumerate(panels):
             _fill(figure.add_subplot(down, across, index + 1), panel)
@@ -220,19 +224,23 @@ def _save(panels: Sequence[Panel], path: Path) -> Path:
 
 
 def _fill(axes: Axes, panel: Panel) -> None:
-    colours: dict[str, str] = {}
+    numbers: dict[str, int] = {}
     for curve in panel.curves:
-        colour = colours.setdefault(curve.label.removesuffix(", validation"), PALETTE[len(colours) % len(PALETTE)])
+        number = numbers.setdefault(curve.label.removesuffix(", validation"), len(numbers))
+        colour, line = PALETTE[number % len(PALETTE)], LINES[number // len(PALETTE) % len(LINES)]
         if curve.measured:
             axes.plot(curve.steps, curve.values, "o--", color=colour, markersize=4, linewidth=1, label=curve.label)
         elif len(curve.steps) < 10:
-            axes.plot(curve.steps, curve.values, "o-", color=colour, markersize=3, label=curve.label)
+            axes.plot(curve.steps, curve.values, f"o{line}", color=colour, markersize=3, label=curve.label)
         else:
             width = max(3, len(curve.steps) // 15)
             axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.35)
-            axes.plot(curve.steps, smooth(curve.values, width), color=colour, linewidth=1.9, label=curve.label)
+            axes.plot(curve.steps, smooth(curve.values, width), line, color=colour, linewidth=1.9, label=curve.label)
     axes.set_title(panel.title)
     axes.set_xlabel("step")
     axes.set_ylabel(panel.unit)
     axes.margins(x=0.02)
-    axes.legend(loc="best")
+    if len(panel.curves) <= len(PALETTE):
+        axes.legend(loc="best")
+    else:  # beside the curves, which it would cover
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
