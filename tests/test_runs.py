@@ -89,8 +89,9 @@ def test_hooks_of_ones_own_see_every_step_with_its_validation_and_add_figures(ma
     async def after(moment: Moment) -> Stats:
         return {"loss/quadrupled": 2 * moment.stats["loss/doubled"]}
 
-    recipe = make_recipe("sft", tmp_path, data={"validation_percent": 20}, evaluate={"steps": 2})
+    recipe = make_recipe("sft", tmp_path, data={"validation_percent": 20}, evaluate={"steps": 2, "limit": 3})
     done = run(load_settings(recipe), hooks=(hook for hook in (doubled, after)))
+    assert "validation measures the first 3 (evaluate.limit)" in (done.folder / "log.txt").read_text()
     assert [moment.progress.step for moment in seen] == [1, 2, 3, 4]
     assert ["validation/loss" in moment.stats for moment in seen] == [False, True, False, True]
     assert [moment.last for moment in seen] == [False, False, False, True]

@@ -150,6 +150,8 @@ class Job:
         }
         data = loaders[self.objective.data](self.settings.data, self.tokenizer, self.settings.seed)
         self.reporter.say(data.report.table())
+        if (limit := self.settings.evaluate.limit) < len(data.validation):
+            self.reporter.say(f"  validation measures the first {limit:,} (evaluate.limit)")
         if self.resume is not None and other_rows(self.folder, data.report.json()):
             self.reporter.say("warning: the data is not what this run has read: rows come in another order from here")
         return data

@@ -83,6 +83,14 @@ def test_files_hold_what_was_found(whole: tuple[Evaluation, Path], task: Task) -
     assert set(pairs[0]["other"]["rewards"]) == {"gold", "judge"}
 
 
+def test_answers_of_an_evaluation_before_do_not_stay(whole: tuple[Evaluation, Path], tmp_path: Path) -> None:
+    """They would stand beside figures of others."""
+    whole[0].save(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+    dataclasses.replace(whole[0], answers=[], pairings=[]).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
+
+
 def test_the_table_shows_every_figure(whole: tuple[Evaluation, Path]) -> None:
     text = shown(whole[0].table())
     assert all(name in text for name in whole[0].figures)

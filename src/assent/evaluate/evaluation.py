@@ -60,8 +60,10 @@ class Evaluation:
         return table
 
     def save(self, folder: Path) -> None:
-        """Write evaluation.json, and the answers as JSON lines where there are any."""
+        """Write evaluation.json, and the answers as JSON lines where there are any; those of another time go."""
         folder.mkdir(parents=True, exist_ok=True)
+        for name in (GENERATIONS, COMPARISON):
+            (folder / name).unlink(missing_ok=True)
         (folder / RESULT).write_text(json.dumps(self.json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         if self.answers:
             write_rows(folder / GENERATIONS, (answer.json() for answer in self.answers))
