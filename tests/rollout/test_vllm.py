@@ -442,6 +442,7 @@ def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     ("rollout", "message"),
     [
         ({"engine": "vlm"}, r"rollout\.engine=vlm is not one of native, vllm"),
+        ({"engine": "vllm", "temperature": 0.005}, r"rollout\.temperature=0\.005 is below vLLM's least, 0\.01"),
         ({"vllm": {"dtype": "fp8"}}, r"rollout\.vllm\.dtype=fp8"),
         ({"vllm": {"sleep_level": 3}}, r"rollout\.vllm\.sleep_level=3"),
         ({"share_devices": True, "max_lag": 1}, r"rollout\.max_lag=1 cannot be used with rollout\.share_devices=true"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 ENGINES = ("native", "vllm")
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises smaller ones to this in silence."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -94,6 +96,11 @@ class RolloutSettings:
         if self.engine == "vllm" and not self.cuda_graphs:
             problems.append(
                 "rollout.cuda_graphs=false has no effect with rollout.engine=vllm: set rollout.vllm.eager=true"
+            )
+        if self.engine == "vllm" and 0 < self.temperature < LEAST_TEMPERATURE:
+            problems.append(
+                f"rollout.temperature={self.temperature} is below vLLM's least, {LEAST_TEMPERATURE}: give 0 (greedy), "
+                "a larger one, or set rollout.engine=native"
             )
         if vllm.dtype not in DTYPES:
             problems.append(f"rollout.vllm.dtype={vllm.dtype} is not one of {', '.join(DTYPES)}")

@@ -25,13 +25,11 @@ from torch import Tensor
 from assent.models.base import LanguageModel
 from assent.rollout.accepted import Accepted, WeightsError
 from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
-from assent.rollout.settings import VllmSettings
+from assent.rollout.settings import LEAST_TEMPERATURE, VllmSettings
 from assent.rollout.vllm_library import on_cpu, request, start
 from assent.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
 from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
-
-LEAST_TEMPERATURE = 0.01  # vLLM raises smaller ones to this in silence
 
 
 @dataclass(eq=False, slots=True)
