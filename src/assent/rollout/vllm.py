@@ -73,6 +73,8 @@ class VllmEngine:
         self.slots = slots
         self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights, say=say)
         self.max_length = int(self._engine.model_config.max_model_len)
+        # vLLM refuses an end token that the model cannot draw, such as a family's default in a smaller vocabulary.
+        self.ends = frozenset(end for end in self.ends if end < self._engine.model_config.get_vocab_size())
         self._engine.set_weight_version("0")
         self._held = self.held()
         self._waiting: deque[_Sample] = deque()
@@ -91,7 +93,13 @@ class VllmEngine:
         say: Callable[[str], None] = lambda text: None,
     ) -> VllmEngine:
         """An engine for this model, with its present weights as version 0. Nothing of them is written to a disk."""
-        config = model.hf_config() | {"dtype": str(model.dtype).removeprefix("torch.")}
+        if settings is not None and settings.max_length is not None and settings.max_length > model.max_positions:
+            raise ValueError(
+                f"rollout.vllm.max_length={settings.max_length}, but the model has {model.max_positions} positions. "
+                "Give at most those, or leave it null."
+            )
+        special = {"bos_token_id": None, "eos_token_id": None}  # the family's may lie outside the vocabulary
+        config = special | model.hf_config() | {"dtype": str(model.dtype).removeprefix("torch.")}
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
             ends = (*end_tokens(tokenizer), *model.special.eos)

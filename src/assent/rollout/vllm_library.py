@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from assent.types import Sampling
 
 SERIES = "0.32"
 """The ways by which weights reach a running engine differ between minor versions."""
+CPU_BLOCK = 32
+"""Tokens of a cache block on a CPU, or a multiple."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,10 +54,15 @@ def start(
     if cpu:
         place = {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30)}
     if cpu or settings.block_size is not None:
-        place["block_size"] = settings.block_size or 32
+        place["block_size"] = settings.block_size or CPU_BLOCK
+    if cpu and place["block_size"] % CPU_BLOCK:
+        raise ValueError(
+            f"rollout.vllm.block_size={settings.block_size}: vLLM's attention on a CPU takes multiples of {CPU_BLOCK}. "
+            "Give one, or leave it null."
+        )
     say(f"starts vLLM {vllm.__version__}")
     with undisturbed():  # it seeds every generator and replaces torch.set_num_threads
-        config = EngineArgs(
+        arguments = EngineArgs(
             model=str(folder),
             skip_tokenizer_init=True,
             load_format="dummy" if dummy else "auto",
@@ -69,10 +77,14 @@ def start(
             disable_log_stats=True,
             seed=0,
             **place,
-        ).create_engine_config()
+        )
+        with _refusals(cpu):
+            config = arguments.create_engine_config()
         if cpu:
             _check_head_size(config.model_config.get_head_size())
-        engine = LLMEngine.from_vllm_config(config)
+            _check_experts(config.model_config.get_num_experts())
+        with _refusals(cpu):
+            engine = LLMEngine.from_vllm_config(config)
     engine.input_processor.generation_config_fields = {}  # it would ban the folder's end tokens before min_tokens too
     cache = engine.vllm_config.cache_config
     say(f"has started vLLM, whose cache holds {cache.num_gpu_blocks * cache.block_size:,} tokens")
@@ -134,6 +146,31 @@ def _check_head_size(size: int) -> None:
             f"The model's attention heads have {size} numbers; vLLM's attention on a CPU takes {allowed}. "
             "Change the model's width or number of heads, or set rollout.engine=native."
         )
+
+
+def _check_experts(count: int) -> None:
+    """Its kernel's own copy of experts stays the one that it started with, whatever is loaded."""
+    if count:
+        raise ValueError(
+            f"The model has {count} experts a layer, which vLLM computes on a CPU with the weights that it started "
+            "with: no update would reach them. Set rollout.engine=native."
+        )
+
+
+@contextmanager
+def _refusals(cpu: bool) -> Iterator[None]:
+    """What vLLM refuses is told with the settings that it has other words for."""
+    try:
+        yield
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        found: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)  # pydantic's
+        told = "; ".join(str(one["msg"]) for one in found()) if found else str(error)
+        cache = ("kv_cache_memory_bytes", "cpu_cache_gib") if cpu else ("gpu_memory_utilization", "memory")
+        if "memory" in told.lower():
+            told += f" Its {cache[0]} is rollout.vllm.{cache[1]}, its max_model_len rollout.vllm.max_length."
+        raise ValueError(
+            f"vLLM does not take this model or its settings: {told} Or set rollout.engine=native."
+        ) from error
 
 
 def prepare() -> None:

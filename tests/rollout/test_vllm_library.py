@@ -1,0 +1,67 @@
+"""What real vLLM takes: models that it runs by transformers' own classes, and what is refused at its start."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import ROTARY, Letters, transformers_model
+
+from assent.models.base import LanguageModel, SpecialTokens
+from assent.models.load import load_model
+from assent.rollout.engine import generate_all
+from assent.rollout.settings import VllmSettings
+from assent.rollout.vllm import VllmEngine
+from assent.types import Sampling
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed: install it with `make vllm`", allow_module_level=True)
+
+SMALL = VllmSettings(cpu_cache_gib=1 / 16)
+MIXED = {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+EXPERTS = {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def made(folder: Path, kind: str, **config: Any) -> LanguageModel:
+    shape = ROTARY | {"hidden_size": 128, "max_position_embeddings": 96}
+    transformers_model(kind, **shape | config).save_pretrained(folder)
+    return load_model(str(folder))
+
+
+def test_an_end_token_outside_the_vocabulary_ends_nothing(tmp_path: Path, letters: Letters) -> None:
+    """Such as a family's default in the config.json of a model with a smaller vocabulary; natively it does no harm."""
+    model = made(tmp_path, "llama")
+    model.special = SpecialTokens(eos=(7, 50256))
+    engine = VllmEngine.of(model, letters, slots=4, settings=SMALL)
+    [[answer]] = generate_all(engine, [[1]], [Sampling(max_tokens=4, seed=1)])
+    engine.close()
+    assert engine.ends == {7}
+    assert answer.tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "settings", "message"),
+    [
+        ("qwen3_moe", EXPERTS, {}, r"4 experts a layer, .*no update would reach them\. Set rollout\.engine=native"),
+        ("qwen2", MIXED, {}, r"does not take this model.*max_window_layers.*rollout\.engine=native"),
+        ("llama", {}, {"max_length": 97}, r"rollout\.vllm\.max_length=97, but the model has 96 positions"),
+        ("llama", {}, {"block_size": 7}, r"rollout\.vllm\.block_size=7: .*multiples of 32"),
+        ("llama", {}, {"cpu_cache_gib": 1e-9}, r"rollout\.vllm\.cpu_cache_gib, its max_model_len rollout\.vllm\.max"),
+        ("llama", {}, {"cpu_cache_gib": 1e-4}, r"rollout\.vllm\.cpu_cache_gib, its max_model_len rollout\.vllm\.max"),
+        ("llama", {}, {"cpu_cache_gib": 1e6}, r"rollout\.vllm\.cpu_cache_gib, its max_model_len rollout\.vllm\.max"),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_in_the_words_of_the_settings(
+    tmp_path: Path,
+    letters: Letters,
+    kind: str,
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    model = made(tmp_path, kind, **config)
+    with pytest.raises(ValueError, match=message):
+        VllmEngine.of(model, letters, slots=4, settings=replace(SMALL, **settings))
