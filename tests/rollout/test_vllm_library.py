@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import ROTARY, Letters, transformers_model
+import torch
+from tiny_models import ROTARY, Letters, prompts, transformers_model
 
 from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.load import load_model
@@ -29,6 +30,31 @@ def made(folder: Path, kind: str, **config: Any) -> LanguageModel:
     shape = ROTARY | {"hidden_size": 128, "max_position_embeddings": 96}
     transformers_model(kind, **shape | config).save_pretrained(folder)
     return load_model(str(folder))
+
+
+def logprobs(model: LanguageModel, question: list[int], tokens: tuple[int, ...]) -> torch.Tensor:
+    read = torch.tensor([*question, *tokens])
+    with torch.no_grad():
+        full = model.head(model(read, model.packed([len(read)]))).log_softmax(-1)
+    return full[len(question) - 1 : -1].gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def test_a_model_that_vllm_runs_by_transformers_class_is_still_the_learners(tmp_path: Path, letters: Letters) -> None:
+    """vLLM rewrites that class, of which the learner's model, and a judge that is loaded later, are too."""
+    model = made(tmp_path, "gpt_neox")
+    engine = VllmEngine.of(model, letters, slots=4, settings=SMALL)
+    other = load_model(str(tmp_path))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.05
+    engine.load(dict(model.hf_tensors()), 1)
+    [question] = prompts(20)
+    [[answer]] = generate_all(engine, [question], [Sampling(max_tokens=8, seed=1)])
+    engine.close()
+    torch.testing.assert_close(
+        torch.tensor(answer.logprobs), logprobs(model, question, answer.tokens), atol=1e-4, rtol=0
+    )
+    assert not torch.equal(logprobs(other, question, answer.tokens), logprobs(model, question, answer.tokens))
 
 
 def test_an_end_token_outside_the_vocabulary_ends_nothing(tmp_path: Path, letters: Letters) -> None:

@@ -61,7 +61,8 @@ def start(
             "Give one, or leave it null."
         )
     say(f"starts vLLM {vllm.__version__}")
-    with undisturbed():  # it seeds every generator and replaces torch.set_num_threads
+    # It seeds every generator, replaces torch.set_num_threads and rewrites transformers' classes.
+    with undisturbed(), _classes_left_alone():
         arguments = EngineArgs(
             model=str(folder),
             skip_tokenizer_init=True,
@@ -171,6 +172,20 @@ def _refusals(cpu: bool) -> Iterator[None]:
         raise ValueError(
             f"vLLM does not take this model or its settings: {told} Or set rollout.engine=native."
         ) from error
+
+
+@contextmanager
+def _classes_left_alone() -> Iterator[None]:
+    """Models that vLLM runs by transformers' own classes: it would make those take calls of its own instances alone,
+    and the learner's model, the judge or the reference may be others. They go without torch.compile."""
+    from vllm.model_executor.models.transformers.base import Base
+
+    decorate = Base._decorate_cls_for_torch_compile
+    Base._decorate_cls_for_torch_compile = lambda *given, **named: None
+    try:
+        yield
+    finally:
+        Base._decorate_cls_for_torch_compile = decorate
 
 
 def prepare() -> None:
