@@ -106,7 +106,7 @@ def _run(
     job = Job(settings, folder, store, resume, reporter, record=record)
     if resume is None:
         save_start(folder, settings, job.data.report.json())
-    with stop_signals() as stop, Crews(settings, reporter.say) as crews:
+    with reporter.last_words(), stop_signals() as stop, Crews(settings, reporter.say) as crews:
         finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)

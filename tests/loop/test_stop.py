@@ -55,6 +55,8 @@ def test_sigterm_ends_the_command_with_143_and_the_resumed_run_as_if_undisturbed
     assert ended.returncode == 143, ended.stderr
     assert "stopped by SIGTERM after step 2; resume=latest goes on from there" in ended.stderr
     stopped = Run(tmp_path / "stopped/run")
+    last = (stopped.folder / "log.txt").read_text().splitlines()[-1]
+    assert last.endswith("the run ended: stopped by SIGTERM after step 2; resume=latest goes on from there")
     # No validation and no samples that the undisturbed run has at its end only.
     assert timeless(stopped.folder / "metrics.jsonl") == timeless(full.folder / "metrics.jsonl")[:2]
     assert stopped.samples == []

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,16 @@ class Reporter:
             with self._log.open("a", encoding="utf-8") as file:
                 Console(file=file, width=120).print(table)
         self._print(table)
+
+    @contextlib.contextmanager
+    def last_words(self) -> Iterator[None]:
+        """What ends the run within it stands in the log too; the terminal is told of it by whoever started the run."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._record(f"the run ended: {str(error) or type(error).__name__}")
+            raise
 
     def _print(self, what: Any) -> None:
         try:
