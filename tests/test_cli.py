@@ -501,7 +501,7 @@ def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
         assert under.exit_code == 2
         assert f"error: {tmp_path}/file/x.jsonl: {tmp_path}/file is no folder" in under.output
     told = assent(*(str(word).format(tmp_path / "file") for word in evaluated)).output
-    assert f"out={tmp_path}/file is a file: name a folder" in told
+    assert f"error: cannot write the figures to {tmp_path}/file: File exists" in told
 
 
 def test_paths_on_the_command_line_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

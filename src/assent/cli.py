@@ -97,7 +97,9 @@ class HomePath(click.Path):
     """A path with the home folder in the place of `~`, which shells leave as it is in --out=~/answers.jsonl."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(str(Path(value).expanduser()), param, ctx)
+        from assent.recipes import at_home
+
+        return super().convert(at_home(str(value)), param, ctx)
 
 
 class Commands(click.Group):

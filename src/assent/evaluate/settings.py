@@ -175,10 +175,7 @@ class EvaluationSettings(MeasureSettings):
         return [need for need in needs[kind] if not any(self.given(name) for name in need.split(" or "))]
 
     def problems(self) -> list[str]:
-        problems = [*self._about_kinds(), *super().problems(), *self._about_models()]
-        if self.out is not None and Path(self.out).expanduser().is_file():
-            problems.append(f"out={self.out} is a file: name a folder")
-        return problems
+        return [*self._about_kinds(), *super().problems(), *self._about_models()]
 
     def _about_kinds(self) -> list[str]:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
