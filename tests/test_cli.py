@@ -573,3 +573,9 @@ def test_generate_answers_from_a_checkpoint(recipe: Path, tmp_path: Path) -> Non
     prompts.write_text(json.dumps({"prompt": "We saw" + " it" * 600}))
     refused = assent("generate", model, "--file", prompts)
     assert "long.jsonl:1 has 602 tokens" in refused.output, "it is not cut without a word"
+
+
+def test_what_is_set_in_vain_is_told(recipe: Path) -> None:
+    done = assent("sft", recipe, "log.quiet=false", "rollout.temperature=0.5")
+    assert done.exit_code == 0, done.output
+    assert "warning: sft does not use rollout.temperature=0.5\n" in done.output

@@ -11,7 +11,7 @@ import pytest
 from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
 from assent.recipes import completed, defaults, load_settings
 from assent.rollout.settings import RolloutSettings
-from assent.settings import Settings, SettingsError, _installed, check, resolved, to_plain
+from assent.settings import Settings, SettingsError, _installed, check, resolved, to_plain, unused
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 VALID: dict[str, Any] = {
@@ -194,3 +194,22 @@ def test_vllm_that_is_not_installed_is_named_before_anything_starts(monkeypatch:
     told = "rollout.engine=vllm needs vLLM, which is not installed: pip install 'assent[vllm]'"
     assert told in problems_of("ppo", ["rollout.engine=vllm"])
     assert told not in problems_of("ppo", ["rollout.engine=vllm", "runtime=ray", "runtime.address=there:6379"])
+
+
+def test_what_a_method_does_not_read_is_named() -> None:
+    offline = [
+        "rollout.temperature=0.5",
+        "rollout.vllm.memory=0.3",
+        "shaping.clip=2",
+        "critic.optimizer.betas=[0,0.99]",
+    ]
+    given = {key: value for key, value in VALID.items() if key != "rewards"}
+    assert unused(load_settings(given, [*offline, "train.batch_size=8"], method="dpo")) == [
+        "critic.optimizer.betas=[0.0, 0.99]",
+        "rollout.vllm.memory=0.3",
+        "rollout.temperature=0.5",
+        "shaping.clip=2.0",
+    ]
+    assert unused(load_settings(VALID, [*offline, "train.batch_size=8"], method="ppo")) == ["train.batch_size=8"]
+    for method in ALGORITHMS:
+        assert unused(defaults(method)) == [], method

@@ -144,14 +144,19 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
     """Do one run."""
     with plain_errors():
         from assent.assemble import run
+        from assent.monitor.console import Reporter
         from assent.recipes import load_settings
+        from assent.settings import unused
 
         # A recipe is optional: `assent sft model.path=... data.train=...` says it all.
         if "=" in recipe and not Path(recipe).exists():
             settings = load_settings(None, [recipe, *overrides], method=method)
         else:
             settings = load_settings(recipe, overrides, method=method)
-        run(settings)
+        reporter = Reporter(quiet=settings.log.quiet)
+        if idle := unused(settings):
+            reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")
+        run(settings, reporter=reporter)
 
 
 def add_method(name: str, text: str) -> None:

@@ -106,6 +106,25 @@ def to_plain(settings: Any) -> Any:
     return settings
 
 
+def unused(s: Settings) -> list[str]:
+    """What was set and this method does not read, as key=value: a recipe may serve several methods."""
+    from assent.types import Role
+
+    online = s.algorithm.data == "prompts"
+    idle = ["train.batch_size"] if online else ["rollout.", "shaping."]
+    idle += [] if Role.CRITIC in s.objective.asks else ["critic."]
+    given, default = _leaves(to_plain(s)), _leaves(to_plain(Settings()))
+    return [f"{key}={given[key]}" for key in default if key.startswith(tuple(idle)) and given[key] != default[key]]
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return leaves
+
+
 def check(settings: Settings) -> None:
     """Raise SettingsError with every contradiction at once."""
     problems = [problem for finder in FINDERS for problem in finder(settings)] + settings.rollout.problems()
