@@ -111,6 +111,8 @@ class Response:
     score: Score
     reward: float | None
     """`score.value` after scale, shift, clip and the penalty for unfinished answers; None where it failed."""
+    greedy: bool = False
+    """Not sampled: a baseline, as ReMax's, which figures of samples leave out."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def group(index: int, prompt: Prompt = PROMPT) -> Group:
     failed = Score(value=None, parts={"gold": 1.0}, reason="judge: timed out")
     responses = (
         Response(completion=first, trainable=(True, True, False, True), score=score, reward=0.3),
-        Response(completion=second, trainable=(True,), score=failed, reward=None),
+        Response(completion=second, trainable=(True,), score=failed, reward=None, greedy=True),
     )
     return Group(index=index, prompt=prompt, responses=responses)
 

@@ -115,6 +115,18 @@ def always_equal() -> float:
     return 1.0
 
 
+def test_figures_of_samples_leave_greedy_answers_out(make_recipe: Any, tmp_path: Path) -> None:
+    done = run(settings_of(make_recipe, "remax", tmp_path, train={"steps": 2}, log={"sample_groups": 100}))
+    for figures in done.metrics:
+        mine = [s for s in done.samples if s["step"] == figures["step"]]
+        drawn, greedy = ([s for s in mine if s["greedy"] is whether] for whether in (False, True))
+        assert len(drawn) == len(greedy) == 3
+        assert all((s["advantage"] is None) is s["greedy"] for s in mine)
+        assert figures["reward/mean"] == pytest.approx(sum(s["reward"] for s in drawn) / 3)
+        assert figures["reward/greedy"] == pytest.approx(sum(s["reward"] for s in greedy) / 3)
+        assert figures["length/mean"] == pytest.approx(sum(s["tokens"] for s in drawn) / 3)
+
+
 # --- sampler against learner
 
 

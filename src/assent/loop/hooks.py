@@ -112,6 +112,7 @@ def sample_records(group: Group, advantages: Mapping[tuple[int, tuple[int, ...]]
         yield {
             "group": group.index,
             "sample": number,
+            "greedy": response.greedy,
             "prompt_id": group.prompt.id,
             "prompt": group.prompt.text,
             "completion": completion.text,

@@ -145,6 +145,7 @@ def _response_json(response: Response) -> dict[str, Any]:
         "parts": dict(score.parts),
         "reason": score.reason,
         "reward": response.reward,
+        "greedy": response.greedy,
     }
 
 
@@ -167,4 +168,5 @@ def _response(values: Mapping[str, Any]) -> Response:
         trainable=tuple(place not in untrained for place in range(len(completion.tokens))),
         score=Score(value=values["score"], parts=values["parts"], reason=values["reason"]),
         reward=values["reward"],
+        greedy=values["greedy"],
     )

@@ -41,13 +41,16 @@ class Rollouter:
         completions = await self.engine.generate(prompt.tokens, plan)
         scores = await self.reward.score(prompt, completions)
         assert len(scores) == len(completions), (len(scores), len(completions))
-        responses = [self._response(c, s) for c, s in zip(completions, scores, strict=True)]
+        responses = [self._response(*each) for each in zip(completions, scores, plan, strict=True)]
         return Group(index=index, prompt=prompt, responses=tuple(responses))
 
-    def _response(self, completion: Completion, score: Score) -> Response:
-        trainable = (True,) * len(completion.tokens)
+    def _response(self, completion: Completion, score: Score, sampling: Sampling) -> Response:
         return Response(
-            completion=completion, trainable=trainable, score=score, reward=shape(score, completion, self.shaping)
+            completion=completion,
+            trainable=(True,) * len(completion.tokens),
+            score=score,
+            reward=shape(score, completion, self.shaping),
+            greedy=sampling.temperature == 0,
         )
 
 
@@ -58,15 +61,16 @@ def completion_seed(seed: int, index: int, sample: int) -> int:
 
 
 def rollout_figures(groups: Sequence[Group]) -> Stats:
-    """Rewards (and each part of them), lengths and failures of a step's groups, for the metrics. Where no answer has a
-    reward there is no mean of them: 0 would be read as one."""
-    responses = [response for group in groups for response in group.responses]
+    """Rewards (and each part of them) and lengths of a step's samples, for the metrics; failures of greedy answers
+    too. Where no sample has a reward there is no mean of them: 0 would be read as one."""
+    answers = [response for group in groups for response in group.responses]
+    responses = [response for response in answers if not response.greedy] or answers
     rewards = [response.reward for response in responses if response.reward is not None]
     figures: Stats = {}
     if rewards:
         figures = {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
     figures |= {
-        "reward/failed": sum(r.score.value is None for r in responses) / len(responses),
+        "reward/failed": sum(r.score.value is None for r in answers) / len(answers),
         "length/mean": statistics.fmean(len(r.tokens) for r in responses),
         "length/max": float(max(len(r.tokens) for r in responses)),
         "unfinished": sum(not r.finished for r in responses) / len(responses),
