@@ -67,6 +67,10 @@ SICK = {
         {"kl/sampler": lambda s: 0.02 * (s - 1), "lag/mean": lambda s: float(s > 1)},
         r"differ by 0\.1\d* nats a token on samples that are 1 versions old",
     ),
+    "starving": (
+        {"time/batch": lambda s: 0.06 * s, "time/step": lambda s: 2 + 0.06 * s, "lag/mean": lambda s: float(s > 1)},
+        r"stands still for 5\d% of its time and waits for samples",
+    ),
     "not finite": ({"loss/policy": lambda s: math.nan if s > 30 else 0.1}, r"loss/policy is nan\. A loss or gradient"),
     "null": ({"loss/policy": lambda s: None}, r"loss/policy is None"),
 }
@@ -169,6 +173,14 @@ def test_fresh_samples_may_not_differ_before_the_first_update_in_a_run_with_lag_
     ((step, text),) = warnings({"kl/sampler": lambda s: 0.002, "lag/mean": lambda s: float(s > 1)}, steps=20)
     assert step == 1
     assert "before the first update sampler and learner already differ by 0.002 nats" in text
+
+
+def test_a_learner_that_waits_without_lag_does_not_starve():
+    waiting = {"time/batch": lambda s: 9.0, "time/step": lambda s: 10.0}
+    assert warnings(waiting | {"lag/mean": lambda s: 0.0}, steps=50) == []
+    assert warnings(waiting, steps=50) == []  # offline
+    ((step, _),) = warnings(waiting | {"lag/mean": lambda s: float(s > 1)}, steps=50)
+    assert step == 10
 
 
 def test_a_sign_that_says_nothing_of_a_run_is_left_out():

@@ -278,6 +278,20 @@ def _sampler(history: History) -> Sign:
     )
 
 
+def _starving(history: History) -> Sign:
+    """Without lag learning begins when the last answer is there, and waiting is no sign."""
+    waited, step, lag = history["time/batch"], history["time/step"], history["lag/mean"]
+    if waited.count < SETTLED or not lag.count or lag.now <= 0:
+        return FINE
+    share = waited.now / max(step.now, 1e-9)
+    return Sign(
+        share / 0.5,
+        f"the learner stands still for {share:.0%} of its time and waits for samples, although they may be old. "
+        "Generation or rewards do not keep up with it. Try more rollout workers on processors of their own, or faster "
+        "rewards; more lag helps where some answers or rewards take long, and not where all workers are busy.",
+    )
+
+
 SIGNS: Mapping[str, Look] = {
     "entropy": _entropy,
     "kl": _kl,
@@ -288,4 +302,5 @@ SIGNS: Mapping[str, Look] = {
     "empty": _empty,
     "clipping": _clipping,
     "sampler": _sampler,
+    "starving": _starving,
 }
