@@ -188,6 +188,22 @@ SERVES = {"D": DEMONSTRATION, "P": PREFERENCE, "Q": QUESTION}
 ROW = re.compile(r"^\| `([\w/]+)` \| ([DPQ ]+) \| `(\{.*\})` \|$", re.MULTILINE)
 
 
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_every_figure_of_a_run_is_in_the_glossary(method: str, make_recipe: Any, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"data": {"validation_percent": 10}, "evaluate": {"steps": 1, "limit": 4}}
+    more |= {"algorithm": {"kl_in_loss": 0.1}, "rollout": {"max_lag": 1}} if method == "grpo" else {}
+    done = run(load_settings(make_recipe(method, tmp_path, **more, train={"steps": 2})))
+    found = {name.removeprefix("validation/") for line in done.metrics for name in line}
+    for general, name in (
+        ("lag/[0-9]+", "lag/N"),
+        ("(gradient_norm|learning_rate)/.*", r"\1"),
+        ("loss", "loss/policy"),
+    ):
+        found = {re.sub(f"^{general}$", name, figure) for figure in found}
+    known = set(re.findall("`([a-zA-Z/_]+)`", DOCS["glossary.md"].partition("## Figures")[2]))
+    assert found - known == {"reward/varied"} & found
+
+
 @pytest.mark.parametrize(("name", "serves", "row"), ROW.findall(DOCS["data.md"]))
 def test_example_row_is_read_as_the_page_says(name: str, serves: str, row: str) -> None:
     parsed = json.loads(row)
