@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -291,6 +292,22 @@ def test_an_absent_column_stays_absent() -> None:
     parts.append(batch.rejoined(batch.shards(2)))
     for part in parts:
         assert part.values is None and part.bootstrap is None
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("advantages", torch.ones(2), r"advantages has an entry a token: .*\(5,\) is needed, not the shape \(2,\)"),
+        ("advantages", torch.ones(5, 1), r"\(5,\) is needed, not the shape \(5, 1\)"),
+        ("reward", torch.ones(5), r"reward has an entry a row: .*\(2,\) is needed, not the shape \(5,\)"),
+        ("reward", [0.0, 1.0], "not a list"),
+        ("advantage", torch.ones(5), "no column 'advantage'; it has .*advantages"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_refused(name: str, column: Any, message: str) -> None:
+    """One of (n, 1) beside (n,) would make a loss of n squared terms, and train."""
+    with pytest.raises(ValueError, match=message):
+        marked([2, 3]).with_columns(**{name: column})
 
 
 def test_every_column_is_listed_once() -> None:

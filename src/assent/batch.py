@@ -118,8 +118,19 @@ class Batch:
         return column
 
     def with_columns(self, **columns: Any) -> Batch:
-        """The same rows with some columns set."""
+        """The same rows with some columns set. Raises ValueError for a column that there is none of, or that does not
+        fit: one of another shape would be spread by torch over whatever it meets."""
+        for name, column in columns.items():
+            self._check_column(name, column)
         return replace(self, **columns)
+
+    def _check_column(self, name: str, column: Any) -> None:
+        if name not in (*TOKEN_COLUMNS, *ROW_COLUMNS):
+            raise ValueError(f"a batch has no column {name!r}; it has {', '.join((*TOKEN_COLUMNS, *ROW_COLUMNS))}")
+        of, size = ("token", len(self.tokens)) if name in TOKEN_COLUMNS else ("row", len(self))
+        if column is not None and (not isinstance(column, Tensor) or tuple(column.shape) != (size,)):
+            given = f"the shape {tuple(column.shape)}" if isinstance(column, Tensor) else f"a {type(column).__name__}"
+            raise ValueError(f"{name} has an entry a {of}: a tensor of the shape ({size},) is needed, not {given}")
 
     def select(self, rows: Tensor) -> Batch:
         """The given rows (indices, in that order), all columns with them."""
