@@ -175,3 +175,20 @@ def merge_stats(parts: Iterable[Stats]) -> Stats:
             else:
                 merged[name] += value
     return merged
+
+
+def plain(figures: Mapping[str, Any], whose: str) -> Stats:
+    """The figures as floats, of whatever kind of number each one is. Raises TypeError for one that is none,
+    with its name and `whose` it is."""
+    if not isinstance(figures, Mapping):
+        raise TypeError(f"{whose} must be a dict of named numbers, not {figures!r:.80}")
+    return {name: _plain(value, name, whose) for name, value in figures.items()}
+
+
+def _plain(value: Any, name: str, whose: str) -> float:
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text is no number")
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, of several numbers
+        raise TypeError(f"{whose}: {name!r} is no number but {value!r:.80}") from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from assent.algorithms import Output
 from assent.batch import Batch
 from assent.kernels.library import available
 from assent.learn.learner import Learner
@@ -142,6 +144,18 @@ def test_a_halt_takes_no_step(make_learner: Make, batch: Batch) -> None:
     assert (stats["skipped"], stats["halted"]) == (0.0, 1.0)
     assert reasons == [stats["loss/policy"]]
     assert set(moved(learner, before).values()) == {0.0}
+
+
+def test_a_loss_that_tells_tensors_or_nothing_of_itself_is_recorded(make_learner: Make, batch: Batch) -> None:
+    def loss(output: Output, batch: Batch) -> tuple[Tensor, Any]:
+        assert output.logprobs is not None and batch.weight is not None
+        total = -(output.logprobs * batch.weight).sum()
+        return total, {"doubled": 2 * total}
+
+    stats = make_learner(loss=loss).step(batch, 0)
+    expected = make_learner().step(batch, 0)["loss/policy"]
+    assert (stats["loss/policy"], stats["doubled"]) == (pytest.approx(expected), pytest.approx(2 * expected))
+    assert {type(value) for value in stats.values()} == {float}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

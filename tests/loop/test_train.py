@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from safetensors.torch import load_file
 from test_resume import assert_same_run, timeless
 
-from assent import Run, Settings, crew, load_settings, models, run
+from assent import ALGORITHMS, PolicyGradient, Run, Settings, crew, load_settings, models, run
+from assent.algorithms.policy_gradient import spread
+from assent.batch import Batch
 from assent.learn.learner import Learner
 from assent.loop.online import RewardFailureError
 from assent.loop.train import NonFiniteError, _over_updates
@@ -302,6 +305,29 @@ def test_what_a_skipped_step_would_be_remembered_by_is_forgotten(make_recipe: An
     memories = [json.loads((folder / "values.json").read_text())["memory"] for folder in states]
     assert memories[0] == memories[1] != memories[2]
     assert all(math.isfinite(value) for memory in memories for value in memory.values())
+
+
+@dataclass(frozen=True)
+class Remembering(PolicyGradient):
+    """Whatever torch gives is told and remembered as it is."""
+
+    def credit(self, batch: Batch, memory: Any) -> tuple[Batch, Any]:
+        assert batch.reward is not None
+        memory["best"] = torch.maximum(batch.reward.max(), torch.tensor(memory.get("best", -1.0)))
+        return batch.with_columns(advantages=spread(batch.reward, batch)), {"best": memory["best"]}
+
+
+def test_figures_and_memory_of_a_method_may_be_tensors(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALGORITHMS, "remembering", Remembering)
+    done = run(settings_of(make_recipe, "remembering", tmp_path, algorithm={}, rewards=function("by_tokens")))
+    (state,) = (done.folder / "checkpoints/state").iterdir()
+    assert json.loads((state / "values.json").read_text())["memory"] == {"best": done.metrics[-1]["best"]}
+
+
+def by_tokens(tokens: tuple[int, ...]) -> float:
+    return sum(tokens) % 7 / 7
 
 
 def test_figures_over_updates() -> None:

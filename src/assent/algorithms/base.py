@@ -34,7 +34,8 @@ class Output:
 
 
 LossFn = Callable[[Output, Batch], tuple[Tensor, Stats]]
-"""The batch's share of the step's loss (weights are already over the whole step) and figures that add up likewise."""
+"""The batch's share of the step's loss (weights are already over the whole step) and figures that add up likewise;
+the loss itself is recorded as loss/ROLE where they lack it."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from assent.learn.scorer import Scorer
 from assent.learn.settings import LearnSettings, OptimizerSettings
 from assent.learn.sharding import Placement, Whole
 from assent.models.base import LanguageModel
-from assent.types import Role, Stats, merge_stats
+from assent.types import Role, Stats, merge_stats, plain
 
 Halt = Callable[[Stats], str | None]
 
@@ -98,7 +98,9 @@ class Learner:
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
         part = part.to(self.placement.device)
         output = READOUTS[self.role](self.model, part, self.scorer.temperature, share=self.settings.share_prefixes)
-        return self.loss(output, part)
+        loss, figures = self.loss(output, part)
+        stats = plain(figures, f"the figures of the {self.role}'s loss")
+        return loss, stats if f"loss/{self.role}" in stats else {f"loss/{self.role}": float(loss.detach())} | stats
 
     def annotate(self, batch: Batch) -> Batch:
         """The batch with this role's columns (proximal log-probs of a policy, values of a critic)."""

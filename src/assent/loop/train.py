@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from inspect import isawaitable
 
 import torch
 
@@ -20,7 +21,7 @@ from assent.algorithms.base import Algorithm, Memory
 from assent.batch import Batch
 from assent.loop.cast import Cast
 from assent.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
-from assent.types import Role, Stats
+from assent.types import Role, Stats, plain
 
 Publish = Callable[[int], Awaitable[None]]
 Training = Callable[[], AbstractAsyncContextManager[None]]
@@ -72,7 +73,7 @@ async def train(
             moment = Moment(
                 progress=progress, delivery=delivery, batch=batch, stats=stats, last=last, stopping=stopping
             )
-            stats = stats | await hook(moment)
+            stats = stats | await _figures(hook, moment)
         await source.done(delivery)
         if progress.skipped >= max_skipped:
             raise NonFiniteError(
@@ -83,6 +84,15 @@ async def train(
         if stopping:
             break
     return progress
+
+
+async def _figures(hook: Hook, moment: Moment) -> Stats:
+    """What a hook returns, as plain figures; None is none. Raises TypeError that names the hook."""
+    told = hook(moment)
+    name = getattr(hook, "__name__", type(hook).__name__)
+    if not isawaitable(told):
+        raise TypeError(f"the hook {name} must be async (`async def`): it returned {told!r:.80} at once")
+    return plain(await told or {}, f"the figures of the hook {name}")
 
 
 @contextmanager
@@ -106,7 +116,8 @@ async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, se
     if isinstance(cast.objective, Algorithm):
         before = dict(memory)
         batch, credit = cast.objective.credit(batch, memory)
-        stats |= credit
+        stats |= plain(credit, "the figures of `credit`")
+        memory.update(plain(memory, "the memory of `credit`"))
         if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
             memory.clear()
             memory.update(before)
