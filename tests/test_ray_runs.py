@@ -222,9 +222,11 @@ def test_the_rank_and_the_only_rollout_worker_are_lost_together(make_recipe: Rec
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     both = At(("rank", "rollout"), lambda killer, method, _: killer.steps == 3 and method == "generate")
     runtime = {**RAY, "weights": "collective", "start_timeout": 60.0}
+    settings = load_settings(make_recipe("grpo", tmp_path / "killed", runtime=runtime, **more))
     with both.at_work():
-        done = run(load_settings(make_recipe("grpo", tmp_path / "killed", runtime=runtime, **more)), hooks=[both.hook])
+        done = run(settings, hooks=(hook for hook in [both.hook]))
     assert both.hit == ["training rank 0", "rollout worker 0"]
+    assert both.steps == 6, "the hooks stay where all go back to a checkpoint"
     assert same_weights(whole, done)
 
 

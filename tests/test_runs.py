@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -98,6 +99,42 @@ def test_hooks_of_ones_own_see_every_step_with_its_validation_and_add_figures(ma
     for record in done.metrics:
         assert record["loss/doubled"] == 2 * record["loss/policy"]
         assert record["loss/quadrupled"] == 4 * record["loss/policy"]
+
+
+async def tells_tensors(moment: Moment) -> Any:
+    return {"mine": torch.tensor(1.5), "other": np.float32(0.5)}
+
+
+async def tells_nothing(moment: Moment) -> None:
+    return None
+
+
+def test_hooks_may_tell_any_numbers_and_nothing(make_recipe: Any, tmp_path: Path) -> None:
+    done = run(load_settings(make_recipe("sft", tmp_path)), hooks=[tells_nothing, tells_tensors, tells_nothing])
+    assert {(record["mine"], record["other"]) for record in done.metrics} == {(1.5, 0.5)}
+
+
+async def tells_words(moment: Moment) -> Any:
+    return {"mine": "text"}
+
+
+def tells_at_once(moment: Moment) -> Any:
+    return {"mine": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "message", "steps"),
+    [
+        (tells_nothing, r"must be a list of hooks: \[tells_nothing\]", 0),
+        ([3], "3 is no hook", 0),
+        ([tells_at_once], r"the hook tells_at_once must be async", 1),
+        ([tells_words], "the figures of the hook tells_words: 'mine' is no number but 'text'", 1),
+    ],
+)
+def test_what_is_no_hook_is_named(hooks: Any, message: str, steps: int, make_recipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=message):
+        run(load_settings(make_recipe("sft", tmp_path)), hooks=hooks)
+    assert (tmp_path / "run").exists() == bool(steps)
 
 
 def test_checkpoints_load_in_transformers(make_recipe: Any, judge: Path, tmp_path: Path) -> None:

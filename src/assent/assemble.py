@@ -35,7 +35,7 @@ from assent.loop.hooks import (
 )
 from assent.loop.offline import OfflineSource, with_reference
 from assent.loop.online import OnlineSource
-from assent.loop.progress import BatchSource, Hook, Moment, Progress
+from assent.loop.progress import BatchSource, Hook, Moment, Progress, checked
 from assent.loop.recorded import Compare, Record, RecordGroups
 from assent.loop.train import train
 from assent.models.load import check_scores, load_tokenizer, positions
@@ -69,7 +69,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     Raises SettingsError before anything starts; Stopped after SIGTERM or Ctrl-C.
 
     The process keeps torch's number of threads, its seed, and the way of its memory (`runtime/memory.py`)."""
-    settings = named(completed(settings))
+    settings, hooks = named(completed(settings)), checked(hooks)
     check(settings)
     record = open_record(settings)
     if record is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -97,6 +98,17 @@ class Moment:
 
 
 class Hook(Protocol):
-    async def __call__(self, moment: Moment) -> Stats:
+    async def __call__(self, moment: Moment) -> Stats | None:
         """Look at a step; return further figures of it, if any."""
         ...
+
+
+def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
+    """The hooks, kept for every time that the loop begins. Raises TypeError for what is none."""
+    if not isinstance(hooks, Iterable):
+        raise TypeError(f"hooks={hooks!r:.80} must be a list of hooks: [{getattr(hooks, '__name__', 'hook')}]")
+    hooks = tuple(hooks)
+    for hook in hooks:
+        if not callable(hook):
+            raise TypeError(f"hooks: {hook!r:.80} is no hook, which is called with a Moment after every step")
+    return hooks
