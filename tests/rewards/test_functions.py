@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from assent.rewards import functions
@@ -236,6 +237,13 @@ def test_a_score_that_is_not_finite_is_none() -> None:
     def function(completion: str) -> Score:
         return Score(value=float(completion), parts={"style": 1.0})
 
+    def of_numpy(completion: str) -> Any:
+        return Score(value=np.float32(completion), parts={"style": np.float32(0.5)})  # type: ignore[arg-type,dict-item]
+
+    (one,) = scores(of_numpy, "1.5")
+    assert [type(number) for number in (one.value, one.parts["style"])] == [float, float], "JSON knows no others"
+    (text,) = scores(lambda completion: Score(value=1.0, parts={"style": completion}), "good")  # type: ignore[dict-item]
+    assert text.reason == "TypeError: part 'style' is a str, not a number: 'good'"
     nan, infinite, two = scores(function, "nan", "-inf", "2")
     assert (nan.value, nan.reason, nan.parts) == (None, "function returned nan", {"style": 1.0})
     assert (infinite.value, infinite.reason) == (None, "function returned -inf")

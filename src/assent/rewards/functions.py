@@ -182,12 +182,15 @@ def as_score(result: Any) -> Score:
     if result is None:
         return Score(value=None, reason="function returned None")
     if isinstance(result, Score):
-        return result if result.value is None else _finite(result.value, result.parts)
+        value, parts = result.value, _parts(result.parts)
+        if value is None:
+            return Score(value=None, parts=parts, reason=result.reason or "function returned a Score without a value")
+        return _finite(_number(value, "the reward"), parts)
     if not isinstance(result, Mapping):
         return _finite(_number(result, "the reward"), {})
     if "reward" not in result:
         raise TypeError(f"function returned a dict without the key 'reward'; it has {sorted(map(str, result))}")
-    parts = {str(key): _number(value, f"part {key!r}") for key, value in result.items() if key != "reward"}
+    parts = _parts({key: value for key, value in result.items() if key != "reward"})
     if result["reward"] is None:
         return Score(value=None, parts=parts, reason="function returned None as its 'reward'")
     return _finite(_number(result["reward"], "the reward"), parts)
@@ -197,6 +200,10 @@ def _finite(value: float, parts: Mapping[str, float]) -> Score:
     if not math.isfinite(value):
         return Score(value=None, parts=parts, reason=f"function returned {value}")
     return Score(value=value, parts=parts)
+
+
+def _parts(given: Mapping[Any, Any]) -> dict[str, float]:
+    return {str(key): _number(value, f"part {key!r}") for key, value in given.items()}
 
 
 def _number(value: Any, what: str) -> float:
