@@ -111,6 +111,23 @@ def test_a_recipe_is_refused_with_the_key_and_the_nearest_name(recipe: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x = 1\nimport no_such_package\n", ", line 2: No module named 'no_such_package'"),
+        ("raise ValueError('names no data')\n", ", line 1: names no data"),
+        (
+            "from assent.algorithms import DPO, register_algorithm\nregister_algorithm('sft', DPO)\n",
+            ", line 2: the method name 'sft' is taken by SFT: choose another",
+        ),
+    ],
+)
+def test_what_a_plugin_raises_is_told_with_its_place(source: str, told: str, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(source)
+    assert f"plugins: '{plugin}'{told}" in refused(BASE | {"plugins": [str(plugin)]})
+
+
+@pytest.mark.parametrize(
     ("override", "told"),
     [
         ("train.step=1", "no setting train.step; did you mean steps?"),

@@ -340,12 +340,10 @@ def convert(source: str, target: str, columns: tuple[str, ...], traceback: bool,
 def settings_command(method: str, plugins: tuple[str, ...], traceback: bool) -> None:
     """Print every setting of a method with its default, as a recipe."""
     with plain_errors():
-        from assent.plugins import load_file
-        from assent.recipes import defaults
+        from assent.recipes import defaults, load_plugins
         from assent.settings import resolved
 
-        for plugin in plugins:
-            load_file(plugin)
+        load_plugins(plugins)
         click.echo(resolved(replace(defaults(method), plugins=list(plugins))))
 
 
