@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -122,6 +124,20 @@ def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert register_algorithm("mine", Mine) is Mine  # a reloaded plug-in
     with pytest.raises(ValueError, match="'mine' is taken by Mine: choose another"):
         register_algorithm("mine", SFT)
+
+
+def test_a_method_whose_fields_would_not_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the decorator its `samples` stands in the class, and 1 in every instance."""
+
+    class Bare(PPO):
+        kind: ClassVar[str] = "bare"
+        samples: int = 8
+
+    monkeypatch.setattr("assent.algorithms.ALGORITHMS", dict(ALGORITHMS))
+    assert Bare().samples == 1
+    with pytest.raises(ValueError, match=r"Bare has the field samples.*@dataclass\(frozen=True\)"):
+        register_algorithm("bare", Bare)
+    assert register_algorithm("bare", dataclass(frozen=True)(Bare))().samples == 8  # type: ignore[attr-defined]
 
 
 def test_old_logprobs_are_recomputed_where_samples_may_be_off_policy() -> None:

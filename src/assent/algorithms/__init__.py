@@ -30,7 +30,15 @@ ALGORITHMS: dict[str, type[Objective]] = {
 
 
 def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]:
-    """Make a method known under `name`, for `method: name` in a recipe. Raises ValueError if the name is taken."""
+    """Make a method known under `name`, for `method: name` in a recipe. Raises ValueError if the name is taken, and for
+    a class whose fields would not be settings."""
+    own = vars(algorithm).get("__annotations__", {})
+    lost = [field for field, kind in own.items() if "ClassVar" not in str(kind)]
+    if lost and "__dataclass_fields__" not in vars(algorithm):
+        raise ValueError(
+            f"{algorithm.__name__} has the field {lost[0]}, which is no setting, and has no effect, unless "
+            "@dataclass(frozen=True) stands above the class"
+        )
     if ALGORITHMS.get(name, algorithm) is not algorithm:
         raise ValueError(f"the method name {name!r} is taken by {ALGORITHMS[name].__name__}: choose another")
     ALGORITHMS[name] = algorithm
