@@ -79,17 +79,34 @@ def test_without_a_compiler_torch_takes_over(
     assert "no C++ compiler" in caplog.text
 
 
+ANSWERS = '[ "$1" = --version ] && echo 1.0 && exit 0\n'
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (ANSWERS + 'echo "no such processor" >&2', "their place: no such processor"),
+        (ANSWERS + "printf 'Schl\\374ssel fehlt' >&2", r"their place: Schl\xfcssel fehlt"),  # latin-1
+        ('echo "no licence" >&2', "their place: no licence"),
+    ],
+    ids=["plain", "latin-1", "not even its version"],
+)
 def test_what_the_compiler_said_is_passed_on(
-    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answers: str,
+    expected: str,
+    fresh: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken = tmp_path / "bin" / "c++"
     broken.parent.mkdir()
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 1.0 && exit 0\necho "no such processor" >&2\nexit 1\n')
+    broken.write_text(f"#!/bin/sh\n{answers}\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
     assert library.__wrapped__() is None
-    assert "no such processor" in caplog.text
-    assert list(fresh.iterdir()) == []
+    assert expected in caplog.text
+    assert not fresh.exists() or list(fresh.iterdir()) == []
 
 
 @pytest.mark.usefixtures("kernels")

@@ -96,8 +96,7 @@ def library() -> ctypes.CDLL | None:
     try:
         return _compiled(compiler)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
-        said = getattr(error, "stderr", None) or str(error)
-        log.warning("Assent's kernels could not be compiled, torch's own operations take their place: %s", said)
+        log.warning("Assent's kernels could not be compiled, torch's own operations take their place: %s", _said(error))
         return None
 
 
@@ -112,11 +111,24 @@ def _compiled(compiler: str) -> ctypes.CDLL:
         made = Path(folder) / "kernels.so"
         command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
         log.info("compiling Assent's kernels for this processor, once: a few seconds")
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        _asked(*command)
         found = ctypes.CDLL(str(made))
         if keeps:
             made.replace(kept)
     return found
+
+
+def _asked(*command: str) -> str:
+    """What a compiler answers, in whatever encoding."""
+    answer = subprocess.run(
+        command, check=True, capture_output=True, timeout=PATIENCE, encoding="utf-8", errors="backslashreplace"
+    )
+    return answer.stdout
+
+
+def _said(error: Exception) -> str:
+    said = getattr(error, "stderr", None)
+    return said if isinstance(said, str) and said else str(error)  # what ran out of time has said bytes
 
 
 def _trusted(library: Path) -> bool:
@@ -141,8 +153,8 @@ def _folder() -> Path:
 
 def _name(compiler: str) -> str:
     """Differs wherever the library would."""
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=PATIENCE).stdout
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor().encode())
+    version = _asked(compiler, "--version")
+    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), version.encode(), _processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
