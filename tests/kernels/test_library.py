@@ -123,6 +123,43 @@ def test_where_nothing_can_be_written_a_process_compiles_its_own(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("said", ["No space left on device", ""], ids=["full", "nothing may be run"])
+def test_where_nothing_can_be_kept_a_process_compiles_its_own(
+    said: str, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler plays the folder's disk: it fails there, or leaves what cannot be loaded."""
+    played, elsewhere = tmp_path / "bin" / "c++", tmp_path / "elsewhere"
+    for folder in (played.parent, elsewhere):
+        folder.mkdir()
+    fails = f"echo '{said}' >&2; exit 1" if said else f"> {fresh}/*/kernels.so; exit 0"
+    real = shutil.which("c++") or shutil.which("g++")
+    played.write_text(f'#!/bin/sh\ncase "$*" in *{fresh}*) {fails} ;; esac\nexec {real} "$@" -O0\n')
+    played.chmod(played.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{played.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    found = library.__wrapped__()
+    assert found is not None
+    assert found.page_positions() == number("page_positions")
+    assert list(fresh.iterdir()) == list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_folder_that_may_not_be_looked_into_is_done_without(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user's, which root would look into."""
+
+    def forbidden(path: Path, **more: object) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", forbidden)
+        patched.setattr(Path, "mkdir", forbidden)
+        patched.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
+        found = library.__wrapped__()
+    assert found is not None
+    assert not fresh.exists()
+
+
 def test_they_can_be_turned_off(without_kernels: None) -> None:
     assert library() is None
     assert not available(torch.float32)

@@ -2,7 +2,8 @@
 
 A C++ compiler with OpenMP (c++ or g++) is all it takes; without one, or with ASSENT_KERNELS=off, torch's own operations
 do the same work in more time. The library lies in ASSENT_CACHE, $XDG_CACHE_HOME/assent or ~/.cache/assent, under a name
-that goes by the source, the compiler and the processor; where nothing can be written, each process compiles its own.
+that goes by the source, the compiler and the processor; where nothing can be kept, or run from there, each process
+compiles its own.
 """
 
 from __future__ import annotations
@@ -103,17 +104,25 @@ def library() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> ctypes.CDLL:
     """The kernels, compiled where they are not there yet."""
     kept = _folder() / f"kernels-{_name(compiler)}.so"
-    if _trusted(kept):
-        with contextlib.suppress(OSError):  # it was cut off, say: compiled again
+    with contextlib.suppress(OSError):  # it was cut off, say, or is another user's to read: compiled again
+        if _trusted(kept):
             return ctypes.CDLL(str(kept))
-    keeps = _writable(kept.parent)
-    with tempfile.TemporaryDirectory(dir=kept.parent if keeps else None) as folder:  # processes may meet here
+    if _writable(kept.parent):
+        try:
+            return _made(compiler, kept)
+        except (OSError, subprocess.CalledProcessError) as error:  # it is full, say, or nothing may be run from there
+            log.info("Assent's kernels cannot be kept in %s: %s", kept.parent, _said(error))
+    return _made(compiler, None)
+
+
+def _made(compiler: str, kept: Path | None) -> ctypes.CDLL:
+    """The kernels, compiled and, where there is a place for them, kept there."""
+    with tempfile.TemporaryDirectory(dir=None if kept is None else kept.parent) as folder:  # processes may meet here
         made = Path(folder) / "kernels.so"
-        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
         log.info("compiling Assent's kernels for this processor, once: a few seconds")
-        _asked(*command)
+        _asked(compiler, *FLAGS, "-o", str(made), str(SOURCE))
         found = ctypes.CDLL(str(made))
-        if keeps:
+        if kept is not None:
             made.replace(kept)
     return found
 
