@@ -109,6 +109,21 @@ def test_what_the_compiler_said_is_passed_on(
     assert not fresh.exists() or list(fresh.iterdir()) == []
 
 
+@pytest.mark.parametrize("named", [".", "~"])
+@pytest.mark.usefixtures("kernels")
+def test_the_folder_is_the_one_that_is_meant(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no shell has read its name, and where it is this one, whose name libraries do not go by."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ASSENT_CACHE", named)
+    monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
+    assert library.__wrapped__() is not None
+    (made,) = tmp_path.iterdir()
+    found = library.__wrapped__()
+    assert found is not None
+    assert found._name == str(made)
+
+
 @pytest.mark.usefixtures("kernels")
 def test_where_nothing_can_be_written_a_process_compiles_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,7 +157,8 @@ def _writable(folder: Path) -> bool:
 
 def _folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
-    return Path(os.environ.get("ASSENT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "assent")
+    folder = Path(os.environ.get("ASSENT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "assent")
+    return folder.expanduser().absolute()  # a library's name without a folder is looked for in the system's
 
 
 def _name(compiler: str) -> str:
