@@ -28,6 +28,7 @@ prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
 from assent.runtime import ray as ray_runtime  # noqa: E402
+from assent.runtime import stage  # noqa: E402
 from assent.runtime.ray import RayRuntime  # noqa: E402
 from assent.runtime.ray_gang import RayGang  # noqa: E402
 from assent.runtime.ray_worker import RayWorker  # noqa: E402
@@ -43,6 +44,10 @@ class Clerk:
     def __init__(self, mood: str = "well"):
         if mood == "ill":
             raise ValueError("a clerk must be well")
+        if mood == "slow":
+            stage.enter("looks for a pen")
+            time.sleep(1.5)
+            stage.enter("has found 2 pens")
 
     def answer(self, question: str) -> str:
         return question.upper()
@@ -240,6 +245,20 @@ def test_answers_and_exceptions_are_the_workers_own(runtime: Runtime) -> None:
             await cluster.spawn(sys.modules[__name__].Clerk, "ill", name="ill", group=group, place=0, threads=1)
 
     do(steps())
+
+
+def test_what_a_worker_does_while_it_starts_is_told_to_the_end(runtime: Runtime) -> None:
+    """Also what it comes to in the moment in which it is ready."""
+    cluster, do = runtime
+    told: list[str] = []
+
+    async def steps() -> None:
+        group = cluster.reserve([{"CPU": 0.01}])
+        kind = sys.modules[__name__].Clerk
+        await cluster.spawn(kind, "slow", name="clerk", group=group, place=0, threads=1, say=told.append)
+
+    do(steps())
+    assert told == ["clerk looks for a pen", "clerk has found 2 pens"]
 
 
 @pytest.mark.parametrize("method", ["work", "chat"])

@@ -83,6 +83,7 @@ class RayWorker:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._heart: asyncio.Task[None] | None = None
         self.pid, self.node = 0, ""
+        self._told = ""
         self._killed = False
 
     async def start(self, timeout: float) -> None:
@@ -90,6 +91,7 @@ class RayWorker:
         try:
             async with asyncio.timeout(timeout):
                 self.pid, self.node = await _plain(self._actor.build.remote())
+                await self._tell_stage()  # the last one
         except TimeoutError:
             self.kill()
             raise WorkerLost(self.name, f"was not ready within {timeout:g} s (runtime.start_timeout)") from None
@@ -101,13 +103,15 @@ class RayWorker:
 
     async def _tell(self) -> None:
         """Say what it does until it is ready, where it tells."""
-        told = ""
         with contextlib.suppress(exceptions.RayError):
             while True:
-                if (now := await _plain(self._asked("stage"))) != told:
-                    self._say(f"{self.name} {now}")
-                    told = now
+                await self._tell_stage()
                 await asyncio.sleep(1.0)
+
+    async def _tell_stage(self) -> None:
+        if (now := await _plain(self._asked("stage"))) != self._told:
+            self._say(f"{self.name} {now}")
+            self._told = now
 
     async def _listen(self) -> None:
         """A sign every quarter of the time allowed."""
