@@ -52,6 +52,7 @@ def test_a_run_goes_on_when_its_vllm_is_killed(
     for line in ("imports vLLM", "starts vLLM 0.32", "has started vLLM, whose cache holds "):
         assert f"rollout worker 0 {line}" in printed
     assert "lost rollout worker 0" in printed
+    assert "1 training and 1 rollout workers are ready\n" in printed, "no same bits as a local run's are promised"
 
 
 def test_and_so_apart_from_the_learner(make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
