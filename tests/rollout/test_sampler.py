@@ -166,11 +166,11 @@ def test_ends_are_banned_until_min_tokens() -> None:
             )
             assert (0 in tokens.tolist()) == (emitted >= 2)
             assert logprobs.isfinite().all()
-    # Greedy under the ban: token 1, renormalised over tokens 1 to 4 at temperature 1.
+    # Greedy under the ban: token 1, renormalised over tokens 1 to 4 at temperature 1. Drawn, 0.99 would be token 4.
     tokens, logprobs = sample(
         LOGITS[None].clone(),
         Draw.of(samplings[3:]),
-        torch.zeros(1),
+        torch.tensor([0.99]),
         emitted=torch.tensor([0]),
         ends=torch.tensor([0, 5]),
     )
@@ -196,6 +196,35 @@ def test_a_row_is_drawn_alike_whoever_is_beside_it() -> None:
         alone = sample(logits[part].clone(), Draw.of([sampling]), uniform[part], emitted=torch.ones(1), ends=ends)
         assert alone[0].item() == together[0][row].item()
         assert alone[1].item() == pytest.approx(together[1][row].item(), abs=1e-6)
+
+
+def test_greedy_rows_take_the_largest_beside_rows_that_are_drawn() -> None:
+    # Probabilities 0.2, 0.5, 0.3; at temperature 0.5 their squares over 0.38. 0.77 is behind 0.2 + 0.5, and behind
+    # (0.04 + 0.25) / 0.38 = 0.763; the one token that top_k leaves has all of the mass.
+    samplings = [Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.5), Sampling(top_k=1)]
+    tokens, logprobs = sample(
+        torch.tensor([0.2, 0.5, 0.3]).log().expand(4, -1).clone(),
+        Draw.of(samplings),
+        torch.full((4,), 0.77),
+        emitted=torch.zeros(4),
+        ends=NO_ENDS,
+    )
+    assert tokens.tolist() == [1, 2, 2, 1]
+    assert logprobs.exp().tolist() == pytest.approx([0.5, 0.3, 0.09 / 0.38, 1.0])
+
+
+@pytest.mark.parametrize("vocab", [50, 64, 100])
+def test_logits_that_are_not_numbers_point_into_the_vocabulary_and_have_no_finite_log_prob(vocab: int) -> None:
+    for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.9)):
+        tokens, logprobs = sample(
+            torch.full((2, vocab), math.nan),
+            Draw.of([sampling] * 2),
+            torch.tensor([0.0, 0.9]),
+            emitted=torch.zeros(2),
+            ends=NO_ENDS,
+        )
+        assert (tokens < vocab).all()
+        assert not logprobs.isfinite().any()
 
 
 def test_uniforms_depend_on_the_seed_alone_and_extend() -> None:
