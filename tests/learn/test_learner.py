@@ -14,6 +14,7 @@ from assent.algorithms import Output
 from assent.batch import Batch
 from assent.kernels.library import available
 from assent.learn.learner import Learner
+from assent.learn.scorer import Scorer
 from assent.models.load import fresh_model
 from assent.types import Role
 
@@ -108,6 +109,21 @@ def test_the_rate_is_that_of_the_training_step(make_learner: Make, batch: Batch)
     learner = make_learner(optimizer={"schedule": "linear"}, total_steps=4)
     rates = [learner.step(batch, step)["learning_rate/policy"] for step in (0, 0, 1, 3)]  # two updates of step 0
     assert rates == pytest.approx([0.01, 0.01, 0.0075, 0.0025])
+    for step, rate in ((0, 0.01), (2, 0.005)):  # AdamW's first step moves by the rate, whatever the gradient
+        learner = make_learner(optimizer={"schedule": "linear"}, total_steps=4)
+        before = copied(learner)
+        learner.step(batch, step)
+        assert max(moved(learner, before).values()) == pytest.approx(rate, rel=1e-3)
+
+
+def test_a_policy_is_trained_and_asked_at_its_temperature(make_learner: Make, batch: Batch) -> None:
+    learner = make_learner(temperature=0.5)
+    expected = Scorer(learner.model, Role.REFERENCE, temperature=0.5).annotate(batch).reference
+    assert expected is not None
+    assert batch.weight is not None
+    assert torch.equal(learner.annotate(batch).proximal, expected)  # type: ignore[arg-type]
+    told = learner.step(batch, 0)["loss/policy"]
+    assert told == pytest.approx(-float((expected * batch.weight).sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import GPT2
@@ -31,10 +33,15 @@ def logits(model: LanguageModel, tokens: tuple[int, ...]) -> torch.Tensor:
         return model.head(hidden)
 
 
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SLIDING = LLAMA | {"model_type": "mistral", "num_key_value_heads": 1, "sliding_window": 2}
+
+
+@pytest.mark.parametrize("config", [GPT2, SLIDING], ids=["gpt2", "behind a window"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("budget", [1, 8, 1000])
-def test_entry_t_speaks_of_token_t_given_those_before(temperature: float, budget: int) -> None:
-    model = tiny()
+def test_entry_t_speaks_of_token_t_given_those_before(config: dict[str, Any], temperature: float, budget: int) -> None:
+    model = fresh_model(config, seed=0, vocab_size=50)
     scorer = Scorer(model, Role.REFERENCE, temperature=temperature, token_budget=budget)
     column = scorer.annotate(Batch.of(ROWS)).reference
     assert column is not None
