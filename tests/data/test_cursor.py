@@ -47,6 +47,11 @@ def test_a_source_goes_on_where_it_stopped_so_its_items_are_drawn_equally_often(
         start += count
 
 
+def test_what_is_left_over_goes_to_the_largest_remainder():
+    # 3.3, 1.7 and 5 of 10 draws: 3, 1 and 5 whole ones, and the tenth to the 0.7
+    assert Cursor((4, 3, 3), weights=(0.33, 0.17, 0.5)).quotas == (3, 2, 5)
+
+
 def test_draws_depend_on_nothing_but_seed_and_number():
     first, again, other = Cursor(100, seed=3), Cursor(100, seed=3), Cursor(100, seed=4)
     forwards = [first.item(draw) for draw in range(250)]
@@ -73,7 +78,8 @@ def test_what_cannot_be_drawn_from_is_refused():
             Cursor(**arguments)
     with pytest.raises(ValueError, match="give one each"):
         Cursor((2, 2), weights=(1,))
-    with pytest.raises(ValueError, match="positive"):
-        Cursor((2, 2), weights=(1, 0))
+    for weight in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="positive and finite"):
+            Cursor((2, 2), weights=(1, weight))
     with pytest.raises(IndexError):
         Cursor(2).item(-1)

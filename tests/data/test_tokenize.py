@@ -128,6 +128,18 @@ def test_pairs_stand_side_by_side_and_share_the_weight_of_their_prompt(tokenizer
     assert [row.margin for row in rows] == [0, 0, 0, 0, 0.5, 0]
 
 
+def test_pairs_of_long_prompts_are_shortened_or_dropped_and_counted(tokenizer):
+    records = [compared("wxyz", ("1", "2")), compared("w", ("3", "4"))]
+    limits, tally = DataSettings(max_prompt_tokens=2, max_tokens=5), Tally(source="f")
+    rows = preference_rows(records, tokenizer, limits, tally=tally)
+    assert [tokenizer.decode(row.tokens) for row in rows] == ["yz1<eos>", "yz2<eos>", "w3<eos>", "w4<eos>"]
+    assert (tally.truncated_prompts, tally.items, tally.prompt_lengths) == (1, 2, [2, 1])
+    limits.overlong, tally = "drop", Tally(source="f")
+    rows = preference_rows(records, tokenizer, limits, tally=tally)
+    assert [(tokenizer.decode(row.tokens), row.group) for row in rows] == [("w3<eos>", 0), ("w4<eos>", 0)]
+    assert (tally.dropped, tally.items) == ({"prompt too long": 1}, 1)
+
+
 def test_useless_and_surplus_pairs_are_left_out_and_counted(tokenizer):
     limits = DataSettings(max_prompt_tokens=1, max_tokens=4, max_pairs_per_prompt=2)
     records = [
@@ -196,3 +208,16 @@ def test_rows_fit_and_end_exactly_where_the_answer_did(tokenizer, prompt, comple
     answer = row.tokens[start:]
     assert (answer[-1] == tokenizer.eos_token_id) == (not row.truncated)
     assert answer == (whole[: len(answer)] if row.truncated else (*whole, tokenizer.eos_token_id))
+
+
+def test_a_shortened_prompt_tells_what_is_left_of_it_without_bos(make_tokenizer):
+    tokenizer = make_tokenizer(bos_token="<bos>", eos_token="<eos>")
+    tokenizer.add_bos_token = True
+    for limit, text, read in ((4, "xyz", "<bos>xyz"), (2, "z", "<bos>z"), (1, "z", "z")):
+        tally = Tally(source="f")
+        found = prompts([asked("vwxyz")], tokenizer, DataSettings(max_prompt_tokens=limit, max_tokens=9), tally=tally)
+        assert [(one.text, tokenizer.decode(one.tokens)) for one in found] == [(text, read)]
+        assert (tally.items, tally.truncated_prompts, tally.prompt_lengths) == (1, 1, [limit])
+    tally = Tally(source="f")
+    prompts([asked("vwxyz")], tokenizer, DataSettings(max_prompt_tokens=6, max_tokens=9), tally=tally)
+    assert (tally.truncated_prompts, tally.prompt_lengths) == (0, [6])

@@ -28,9 +28,9 @@ def test_mean_by_hand() -> None:
 
 
 def test_a_single_value_has_no_interval() -> None:
-    found = mean_interval([3.0])
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert found.json() == {"value": 3.0, "low": None, "high": None, "count": 1}
+    for found in (mean_interval([3.0]), ratio_interval([6.0], [2.0])):
+        assert (found.low, found.high) == (-math.inf, math.inf)
+        assert found.json() == {"value": 3.0, "low": None, "high": None, "count": 1}
 
 
 def test_ratio_by_hand() -> None:
