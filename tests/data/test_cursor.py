@@ -48,8 +48,8 @@ def test_a_source_goes_on_where_it_stopped_so_its_items_are_drawn_equally_often(
 
 
 def test_what_is_left_over_goes_to_the_largest_remainder():
-    # 3.3, 1.7 and 5 of 10 draws: 3, 1 and 5 whole ones, and the tenth to the 0.7
-    assert Cursor((4, 3, 3), weights=(0.33, 0.17, 0.5)).quotas == (3, 2, 5)
+    # 1.3, 3.7 and 5 of 10 draws: 1, 3 and 5 whole ones, and the tenth to the 0.7
+    assert Cursor((4, 3, 3), weights=(0.13, 0.37, 0.5)).quotas == (1, 4, 5)
 
 
 def test_draws_depend_on_nothing_but_seed_and_number():
