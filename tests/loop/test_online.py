@@ -10,7 +10,7 @@ import pytest
 
 from assent.algorithms import GRPO
 from assent.data.cursor import Cursor
-from assent.loop.online import OnlineSource
+from assent.loop.online import OnlineSource, RewardFailureError
 from assent.types import Completion, Finish, Group, Prompt, Response, Score
 
 PROMPTS = [Prompt(id=str(n), text="", tokens=(n,)) for n in range(10)]
@@ -38,8 +38,8 @@ class Answers:
             self.running.discard(index)
         completion = Completion(tokens=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0), text="", finish=Finish.EOS)
         responses = [
-            Response(completion=completion, trainable=(True, True), score=Score(value=reward), reward=reward)
-            for reward in self.rewards(index)
+            Response(completion=completion, trainable=(True, True), score=score, reward=score.value)
+            for score in (Score(value=x, reason="late" if x is None else None) for x in self.rewards(index))
         ]
         return Group(index=index, prompt=prompt, responses=tuple(responses))
 
@@ -66,6 +66,7 @@ def test_groups_come_in_the_order_drawn_from_at_most_so_many_slots(lag: int) -> 
             found.append((indices(delivery), delivery.epoch))
             await source.done(delivery)
         await source.close()
+        assert len(asyncio.all_tasks()) == 1  # this one: a feeder for all steps, and it is gone
         return found
 
     # ten prompts: the fourth step begins with the last one of the first epoch
@@ -157,6 +158,20 @@ def test_a_rollout_that_fails_ends_the_step_with_its_error() -> None:
 
     asyncio.run(steps())
     assert answers.running == set()
+
+
+def test_as_many_rewards_may_fail_as_is_said_and_no_more() -> None:
+    async def step(rewards: tuple[float | None, ...], allowed: float) -> float:
+        source = source_of(Answers(rewards=lambda index: rewards), max_failed=allowed)
+        try:
+            return (await source.next()).stats["reward/failed"]
+        finally:
+            await source.close()
+
+    assert asyncio.run(step((0.0, 1.0), 0.0)) == 0.0
+    assert asyncio.run(step((0.0, 1.0, None, None), 0.5)) == 0.5
+    with pytest.raises(RewardFailureError, match=r"50% of the rewards .* 49% are allowed .* Reasons: \['late'\]"):
+        asyncio.run(step((0.0, 1.0, None, None), 0.49))
 
 
 def test_a_feeder_that_fails_is_an_error_and_no_endless_wait() -> None:
