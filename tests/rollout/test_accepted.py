@@ -38,6 +38,11 @@ def test_what_an_engine_holds_is_compared_with_what_it_was_given_in_its_own_prec
     odd = weights() | {"a": torch.tensor([[float("nan"), -0.0, 2.0], [3.0, 4.0, 5.0]])}
     check_held({name: tensor.bfloat16() for name, tensor in odd.items()}, odd)
     check_held(odd, {name: tensor.t().contiguous().t() for name, tensor in odd.items()})
+    for place, value in (((0, 0), 2**-30), ((0, 1), 1 + 2**-7)):  # the next after 1 in bfloat16
+        held = {"a": weights()["a"].bfloat16(), "b": weights()["b"]}
+        held["a"][place] = value
+        with pytest.raises(WeightsError, match=r"The engine's a \(1 of 2 tensors\) are not what was copied"):
+            check_held(held, weights())
     for name, place, value in (("b", 2, 1 + 1e-6), ("a", (0, 0), -0.0)):
         held = {"a": weights()["a"], "b": weights()["b"]}
         held[name][place] = value
