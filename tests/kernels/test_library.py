@@ -48,20 +48,27 @@ def test_what_the_kernels_take() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_processes_that_meet_compile_once_each_at_most_and_then_never(tmp_path: Path) -> None:
-    environment = os.environ | {"ASSENT_CACHE": str(tmp_path)}
+def test_of_processes_that_meet_one_compiles_and_later_ones_never(tmp_path: Path) -> None:
+    counting, cache = tmp_path / "bin" / "c++", tmp_path / "cache"
+    counting.parent.mkdir()
+    real = shutil.which("c++") or shutil.which("g++")
+    counting.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo >> {tmp_path}/times\nexec {real} "$@" -O0\n')
+    counting.chmod(0o755)
+    environment = os.environ | {"ASSENT_CACHE": str(cache), "PATH": f"{counting.parent}:{os.environ['PATH']}"}
     together = [subprocess.Popen([sys.executable, "-c", ASK], env=environment) for _ in range(2)]
     assert [process.wait(120) for process in together] == [0, 0]
-    (made,) = tmp_path.iterdir()  # and no leftovers
+    assert (tmp_path / "times").read_text() == "\n"
+    (made,) = (file for file in cache.iterdir() if file.suffix != ".lock")  # and no leftovers
     before = made.stat().st_mtime_ns
     assert subprocess.run([sys.executable, "-c", ASK], env=environment, check=False, timeout=120).returncode == 0
     assert made.stat().st_mtime_ns == before
 
 
 @pytest.mark.usefixtures("kernels")
-def test_what_was_cut_off_is_compiled_again(fresh: Path) -> None:
+def test_what_was_cut_off_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
     assert library.__wrapped__() is not None
-    (kept,) = fresh.iterdir()
+    (kept,) = fresh.glob("*.so")
     size = kept.stat().st_size
     whole = kept.read_bytes()
     kept.unlink()  # the loaded one stays as it is
@@ -106,7 +113,7 @@ def test_what_the_compiler_said_is_passed_on(
     monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
     assert library.__wrapped__() is None
     assert expected in caplog.text
-    assert not fresh.exists() or list(fresh.iterdir()) == []
+    assert not fresh.exists() or list(fresh.glob("*.so")) == []
 
 
 @pytest.mark.parametrize("named", [".", "~"])
@@ -118,7 +125,7 @@ def test_the_folder_is_the_one_that_is_meant(named: str, tmp_path: Path, monkeyp
     monkeypatch.setenv("ASSENT_CACHE", named)
     monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
     assert library.__wrapped__() is not None
-    (made,) = tmp_path.iterdir()
+    (made,) = tmp_path.glob("*.so")
     found = library.__wrapped__()
     assert found is not None
     assert found._name == str(made)
@@ -132,6 +139,7 @@ def test_where_nothing_can_be_written_a_process_compiles_its_own(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setenv("ASSENT_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
     found = library.__wrapped__()
     assert found is not None
     assert found.page_positions() == number("page_positions")
@@ -156,7 +164,7 @@ def test_where_nothing_can_be_kept_a_process_compiles_its_own(
     found = library.__wrapped__()
     assert found is not None
     assert found.page_positions() == number("page_positions")
-    assert list(fresh.iterdir()) == list(elsewhere.iterdir()) == []
+    assert [*fresh.glob("*.so"), *elsewhere.iterdir()] == []
 
 
 @pytest.mark.usefixtures("kernels")

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.autograd import profiler
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+OFF = ("off", "0", "false", "no")
 PATIENCE = 120.0
 """Seconds that the compiler may take; it needs 5 to 15."""
 SUFFIXES = {torch.float32: "float", torch.bfloat16: "bf16"}
@@ -88,7 +90,7 @@ def _kernel(name: str, arguments: int) -> Callable[..., None]:
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where there are none; why is logged once."""
-    if os.environ.get("ASSENT_KERNELS", "on") == "off":
+    if os.environ.get("ASSENT_KERNELS", "on").lower() in OFF:
         return None
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
@@ -104,20 +106,27 @@ def library() -> ctypes.CDLL | None:
 def _compiled(compiler: str) -> ctypes.CDLL:
     """The kernels, compiled where they are not there yet."""
     kept = _folder() / f"kernels-{_name(compiler)}.so"
-    with contextlib.suppress(OSError):  # it was cut off, say, or is another user's to read: compiled again
-        if _trusted(kept):
-            return ctypes.CDLL(str(kept))
+    if found := _loaded(kept):
+        return found
     if _writable(kept.parent):
         try:
-            return _made(compiler, kept)
+            with FileLock(kept.with_suffix(".lock"), timeout=PATIENCE):  # of many processes at once, one compiles
+                return _loaded(kept) or _made(compiler, kept)
         except (OSError, subprocess.CalledProcessError) as error:  # it is full, say, or nothing may be run from there
             log.info("Assent's kernels cannot be kept in %s: %s", kept.parent, _said(error))
     return _made(compiler, None)
 
 
+def _loaded(kept: Path) -> ctypes.CDLL | None:
+    with contextlib.suppress(OSError):  # it was cut off, say, or is another user's to read: compiled again
+        if _trusted(kept):
+            return ctypes.CDLL(str(kept))
+    return None
+
+
 def _made(compiler: str, kept: Path | None) -> ctypes.CDLL:
     """The kernels, compiled and, where there is a place for them, kept there."""
-    with tempfile.TemporaryDirectory(dir=None if kept is None else kept.parent) as folder:  # processes may meet here
+    with tempfile.TemporaryDirectory(dir=None if kept is None else kept.parent) as folder:
         made = Path(folder) / "kernels.so"
         log.info("compiling Assent's kernels for this processor, once: a few seconds")
         _asked(compiler, *FLAGS, "-o", str(made), str(SOURCE))
