@@ -116,11 +116,10 @@ def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]
 
 def load_plugins(settings: PipelineSettings) -> None:
     """Run the recipe's plugins: the data may be in a dialect of theirs."""
-    from assent.plugins import load_file
+    from assent import plugins
 
     for recipe in (settings.shared, *settings.stages.values()):
-        for plugin in recipe.get("plugins") or []:
-            load_file(plugin)
+        plugins.load_plugins(recipe.get("plugins") or [])
 
 
 def prepare_tokenizer(settings: PipelineSettings) -> None:

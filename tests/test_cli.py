@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from assent import records, run
 from assent.cli import METHODS, main, plain_errors
+from assent.data import formats
 from assent.loop.progress import Moment
 from assent.recipes import load_settings
 from assent.types import Stats
@@ -579,3 +580,30 @@ def test_what_is_set_in_vain_is_told(recipe: Path) -> None:
     done = assent("sft", recipe, "log.quiet=false", "rollout.temperature=0.5")
     assert done.exit_code == 0, done.output
     assert "warning: sft does not use rollout.temperature=0.5\n" in done.output
+
+
+def test_commands_outside_of_runs_take_plugins(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "_DIALECTS", formats.dialects())  # what is registered must not outlive the test
+    plugin, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
+    plugin.write_text(
+        "from assent import register_dialect\n"
+        "from assent.data.formats import Dialect, Sample\n"
+        "def read(fields):\n"
+        "    return Sample(prompt=fields.text('ask'), answer=' ' + fields.text('reply'))\n"
+        "register_dialect(Dialect(name='ask/reply', needs=('ask', 'reply'), read=read))\n"
+    )
+    rows.write_text(json.dumps({"ask": "We saw", "reply": "it ."}) + "\n")
+    made = tmp_path / "made.jsonl"
+    done = assent("convert", rows, made, "--to", "prompt/completion", "--plugin", plugin)
+    assert done.exit_code == 0, done.output
+    assert json.loads(made.read_text()) == {"prompt": "We saw", "completion": " it ."}
+    assert assent("sft", recipe).exit_code == 0
+    from assent import Run
+
+    model = f"model={Run(tmp_path / 'runs/run').model}"
+    measured = assent("evaluate", model, f"demonstrations={rows}", f"plugins=[{plugin}]")
+    assert measured.exit_code == 0, measured.output
+    assert "perplexity" in measured.output
+    refused = assent("convert", rows, made, "--to", "prompt/completion", "--plugin", tmp_path / "none.py")
+    assert refused.exit_code == 2
+    assert "none.py" in refused.output

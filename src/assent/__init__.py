@@ -66,3 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(importlib.import_module(f"assent.{_PLACES[name]}"), name)
     raise AttributeError(f"module 'assent' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

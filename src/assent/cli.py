@@ -140,6 +140,11 @@ def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")(command)
 
 
+def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "A Python file that registers what is named, such as a dialect; repeat for several."
+    return click.option("--plugin", "plugins", multiple=True, help=text)(command)
+
+
 def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
     """Do one run."""
     with plain_errors():
@@ -268,12 +273,22 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...], traceback: bool) ->
 @click.option(
     "--out", type=HomePath(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
 )
+@plugin_option
 @traceback_option
-def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], traceback: bool, **options: Any) -> None:
+def generate(
+    model: str,
+    prompts: tuple[str, ...],
+    files: tuple[str, ...],
+    plugins: tuple[str, ...],
+    traceback: bool,
+    **options: Any,
+) -> None:
     """Answer prompts with a model (a checkpoint's folder)."""
     with plain_errors(options["out"]):
         from assent.generate import generate as answer
+        from assent.plugins import load_plugins
 
+        load_plugins(plugins)
         answer(model, prompts=prompts, files=files, **options)
 
 
@@ -288,12 +303,15 @@ def generate(model: str, prompts: tuple[str, ...], files: tuple[str, ...], trace
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0 takes all cores.")
+@plugin_option
 @traceback_option
-def serve_reward_command(model: str, traceback: bool, **options: Any) -> None:
+def serve_reward_command(model: str, plugins: tuple[str, ...], traceback: bool, **options: Any) -> None:
     """Serve a judge (a checkpoint's folder) over HTTP to runs with rewards of kind http (docs/rewards.md)."""
     with plain_errors():
+        from assent.plugins import load_plugins
         from assent.serve import ServeSettings, serve_reward
 
+        load_plugins(plugins)
         serve_reward(model, ServeSettings(**options), say=lambda line: click.echo(line))
 
 
@@ -320,12 +338,17 @@ def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) ->
 @click.option("--split", default="train", show_default=True, help="Split of a source that tells splits.")
 @click.option("--bad-rows", default=0, show_default=True, help="How many unreadable rows may be skipped.")
 @click.option("--overwrite", is_flag=True)
+@plugin_option
 @traceback_option
-def convert(source: str, target: str, columns: tuple[str, ...], traceback: bool, **options: Any) -> None:
+def convert(
+    source: str, target: str, columns: tuple[str, ...], plugins: tuple[str, ...], traceback: bool, **options: Any
+) -> None:
     """Rewrite a data file in another dialect; the ending of TARGET (.jsonl, .json, .parquet) is its format."""
     with plain_errors(target):
         from assent.data.convert import convert as convert_data
+        from assent.plugins import load_plugins
 
+        load_plugins(plugins)
         pairs = [column.partition("=") for column in columns]
         if lone := [ours for ours, _, theirs in pairs if not theirs]:
             raise click.UsageError(f"--column {lone[0]}: write OURS=THEIRS, such as prompt=question_text")
@@ -335,12 +358,13 @@ def convert(source: str, target: str, columns: tuple[str, ...], traceback: bool,
 
 @main.command("settings")
 @click.argument("method")
-@click.option("--plugin", "plugins", multiple=True, help="A Python file that registers METHOD; repeat for several.")
+@plugin_option
 @traceback_option
 def settings_command(method: str, plugins: tuple[str, ...], traceback: bool) -> None:
     """Print every setting of a method with its default, as a recipe."""
     with plain_errors():
-        from assent.recipes import defaults, load_plugins
+        from assent.plugins import load_plugins
+        from assent.recipes import defaults
         from assent.settings import resolved
 
         load_plugins(plugins)

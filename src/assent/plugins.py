@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -83,3 +85,20 @@ def load_file(path: str) -> ModuleType:
     """Run a Python file for what it registers. Raises FileNotFoundError, ImportError for one that is not
     Python, and whatever the file itself raises."""
     return _module_of_file(Path(path), path)
+
+
+class PluginError(ValueError):
+    """A file that cannot be loaded, or what it registers is refused."""
+
+
+def load_plugins(paths: Sequence[str]) -> None:
+    """Run these files for what they register. Raises PluginError with the file and line of what is refused, and
+    whatever else a file raises."""
+    for path in paths:
+        try:
+            load_file(path)
+        except (ImportError, OSError, ValueError) as error:
+            file = str(Path(path).expanduser().resolve())
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+            within = f"{path!r}, line {lines[-1]}: " if lines else ""  # else the error names the file itself
+            raise PluginError(f"{within}{error}") from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import traceback
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -203,24 +202,15 @@ def check_known(name: str, known: typing.Iterable[str], *, what: str) -> None:
 
 
 def _load_plugins(given: Mapping[str, Any], overrides: Sequence[Override]) -> None:
+    from assent.plugins import PluginError, load_plugins
+
     plugins = next((o.value for o in reversed(overrides) if o.key == "plugins"), given.get("plugins")) or []
     if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
         raise SettingsError(f"plugins={plugins!r} must be a list of Python files")
-    load_plugins(plugins)
-
-
-def load_plugins(plugins: Sequence[str]) -> None:
-    """Run these files for what they register. Raises SettingsError with the file and line of what it refuses."""
-    from assent.plugins import load_file
-
-    for plugin in plugins:
-        try:
-            load_file(plugin)
-        except (ImportError, OSError, ValueError) as error:
-            path = str(Path(plugin).expanduser().resolve())
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-            within = f"{plugin!r}, line {lines[-1]}: " if lines else ""  # else the error names the file itself
-            raise SettingsError(f"plugins: {within}{error}") from error
+    try:
+        load_plugins(plugins)
+    except PluginError as error:
+        raise SettingsError(f"plugins: {error}") from error
 
 
 def _algorithm_class(method: str) -> type:

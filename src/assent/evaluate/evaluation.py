@@ -20,6 +20,7 @@ from assent.evaluate.policy import Answer, Answers, Policy
 from assent.evaluate.settings import EvaluationSettings
 from assent.evaluate.statistics import Interval
 from assent.monitor.console import Reporter
+from assent.plugins import load_plugins
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,6 +74,7 @@ class Evaluation:
 
 def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) -> Evaluation:
     """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
+    load_plugins(settings.plugins)
     settings.check()
     folder = None if settings.out is None else Path(settings.out).expanduser()
     if folder is not None:

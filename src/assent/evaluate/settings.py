@@ -157,6 +157,8 @@ class EvaluationSettings(MeasureSettings):
     """Any of perplexity, generation, reward, kl, comparison, preference; empty: all that models and data allow."""
     out: str | None = None
     """Folder for evaluation.json, generations.jsonl and comparison.jsonl."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files that register your own dialects or model families."""
 
     def chosen(self) -> list[str]:
         """The kinds asked for, or all that have what they need."""
