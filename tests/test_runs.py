@@ -238,15 +238,22 @@ def test_answers_that_vllm_would_cut_are_refused(
             run(settings(engine, room))
 
 
-@pytest.mark.parametrize("role", ["reference", "judge"])
+NEOX = {"model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+"""Of a family that runs through transformers."""
+
+
+@pytest.mark.parametrize(
+    ("role", "keys"), [("reference", GPT2), ("judge", GPT2), ("judge", NEOX)], ids=["reference", "judge", "other judge"]
+)
 def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
-    role: str, demo: Any, make_recipe: Any, tmp_path: Path
+    role: str, keys: dict[str, Any], demo: Any, make_recipe: Any, tmp_path: Path
 ) -> None:
     """The judge's end token, which an answer cut by its length gets, needs a position too."""
     tokenizer = load_tokenizer(str(demo.tokenizer))
 
     def short(positions: int) -> str:
-        size, head = GPT2 | {"n_positions": positions}, "scalar" if role == "judge" else "lm"
+        limit = "n_positions" if keys is GPT2 else "max_position_embeddings"
+        size, head = keys | {limit: positions}, "scalar" if role == "judge" else "lm"
         model = fresh_model(size, head=head, vocab_size=len(tokenizer))
         save_model(model, tmp_path / str(positions), tokenizer=tokenizer)
         return str(tmp_path / str(positions))

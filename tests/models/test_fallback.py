@@ -16,7 +16,7 @@ from assent.models.cache import Prefill, ProductCache
 from assent.models.decoder import Decoder
 from assent.models.fallback import Fallback, _warn_slower
 from assent.models.families import read_config
-from assent.models.load import check_scores, fresh_model, load_model, save_model
+from assent.models.load import check_scores, fresh_model, load_model, positions, save_model
 from assent.types import Row
 
 Tiny = Callable[..., dict[str, Any]]
@@ -61,7 +61,7 @@ def test_logits_and_files_are_those_of_transformers(keys: dict[str, Any], tmp_pa
         for row, logits in zip(rows, ours, strict=True):
             torch.testing.assert_close(logits, theirs(row[None]).logits[0], rtol=0, atol=1e-5)
         torch.testing.assert_close(again(torch.cat(rows), context), hidden, rtol=0, atol=1e-6)
-    assert (model.vocab_size, model.max_positions) == (40, 64)
+    assert (model.vocab_size, model.max_positions, positions(str(tmp_path))) == (40, 64, 64)
     assert again.special == model.special
 
 

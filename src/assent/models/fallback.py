@@ -76,11 +76,7 @@ class Fallback(LanguageModel):
 
     @property
     def max_positions(self) -> int:
-        for name in ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length"):
-            value = getattr(self._text, name, None)
-            if value:
-                return int(value)
-        return 2**31 - 1  # recurrent and ALiBi models have no limit of their own
+        return _positions(self._text)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -126,6 +122,25 @@ class Fallback(LanguageModel):
 
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         self.inner.save_pretrained(folder, max_shard_size=int(max_shard_bytes))
+
+
+def folder_positions(folder: Path) -> int:
+    """`max_positions` of the model in a folder, by its configuration alone."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"{folder}: transformers does not read its config.json: {error}") from error
+    return _positions(config.get_text_config())
+
+
+def _positions(config: Any) -> int:
+    for name in ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length"):
+        value = getattr(config, name, None)
+        if value:
+            return int(value)
+    return 2**31 - 1  # recurrent and ALiBi models have no limit of their own
 
 
 def _turn(config: Any) -> int:

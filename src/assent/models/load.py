@@ -156,7 +156,13 @@ def local_folder(path: str) -> Path:
 
 def positions(path: str) -> int:
     """Tokens that a model's context has room for, by its configuration alone."""
-    return read_config(_config(local_folder(path))).max_positions
+    folder = local_folder(path)
+    try:
+        return read_config(_config(folder)).max_positions
+    except UnsupportedError:
+        from assent.models.fallback import folder_positions
+
+        return folder_positions(folder)
 
 
 def _newest_of_run(run: Path) -> Path:
