@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,22 @@ def test_settings_refuse_what_makes_no_sense() -> None:
         RewardSettings(kind="gsm8k", path="x")
     with pytest.raises(ValueError, match="deadline"):
         RewardSettings(deadline=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("judge", {"options": {"a": 1}}, "read for kind 'function', kind 'http', rules only, not for 'judge'"),
+        ("judge", {"thread": True}, "thread=True is read for kind 'function', rules only, not for 'judge'"),
+        ("judge", {"batch": 64}, "batch=64 is read for kind 'http' only, not for 'judge'"),
+        ("http", {"deadline": 5.0, "urls": ["http://h:1"]}, "deadline=5.0 is read for kind 'function', rules only"),
+        ("gsm8k", {"timeout": 5.0}, "timeout=5.0 is read for kind 'http' only, not for 'gsm8k'"),
+        ("function", {"retries": 1, "function": "a.py:b"}, "retries=1 is read for kind 'http' only"),
+    ],
+)
+def test_what_a_kind_of_reward_does_not_read_is_refused(kind: str, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RewardSettings(kind=kind, **more)
 
 
 def test_settings_work_as_omegaconf_structures() -> None:

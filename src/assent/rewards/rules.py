@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from assent.plugins import load_object
 from assent.rewards.functions import FunctionReward
-from assent.rewards.settings import RewardSettings
+from assent.rewards.settings import KINDS, RewardSettings
 
 __all__ = ["RULES", "FunctionReward", "function_reward", "register_reward"]
 
@@ -90,10 +90,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "overlong": overlong,
 }
 """Rules by the name that settings use as their kind."""
-
-
-KINDS = ("judge", "function", "http")
-"""Kinds of reward that are no rules."""
 
 
 def register_reward(name: str) -> Callable[[Rule], Rule]:

@@ -5,11 +5,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
 UNFINISHED = ("score", "penalty", "mask")
+KINDS = {
+    "judge": ("path", "workers", "resources", "offload"),
+    "function": ("function", "options", "deadline", "thread"),
+    "http": ("options", "urls", "token_env", "timeout", "retries", "batch", "concurrency"),
+}
+"""Kinds of reward that are no rules, and what each reads beside the name and the weight."""
+OF_RULES = ("options", "deadline", "thread")
+"""What rules read."""
 
 
 @dataclass
@@ -34,11 +42,12 @@ class RewardSettings:
     function: str = ""
     """The function, for kind "function": "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments passed to the rule or function at every call, or sent with every request."""
+    """function, rules: keyword arguments passed at every call; http: sent with every request."""
     deadline: float = 60.0
-    """Seconds that one call may take."""
+    """function, rules: seconds that one call may take."""
     thread: bool = False
-    """Call a sync function in a thread, for functions that wait (a network, a subprocess). It must be thread-safe."""
+    """function, rules: call a sync function in a thread, for functions that wait (a network, a subprocess). It must be
+    thread-safe."""
     urls: list[str] = field(default_factory=list)
     """http: the servers, such as [http://127.0.0.1:8008]; the least busy one is asked, and who fails rests."""
     token_env: str = ""
@@ -69,16 +78,18 @@ class RewardSettings:
     def _check_kind(self) -> None:
         if self.kind == "function" and not self.function:
             raise ValueError("A reward of kind 'function' needs function='file.py:name' or 'package.module:name'.")
-        if self.kind != "function" and self.function:
-            raise ValueError(f"function={self.function!r} is read for kind 'function' only, not for {self.kind!r}.")
-        for name in ("path", "workers", "resources", "offload"):
-            if self.kind != "judge" and getattr(self, name):
-                value = getattr(self, name)
-                raise ValueError(f"{name}={value!r} is read for kind 'judge' only, not for {self.kind!r}.")
         if self.kind == "http" and not self.urls:
             raise ValueError("A reward of kind 'http' needs urls=[http://host:port, ...], the servers to ask.")
-        if self.kind != "http" and (self.urls or self.token_env):
-            raise ValueError(f"urls and token_env are read for kind 'http' only, not for {self.kind!r}.")
+        for one in fields(self):
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            if (value := getattr(self, one.name)) != default:
+                self._check_read(one.name, value)
+
+    def _check_read(self, name: str, value: Any) -> None:
+        readers = [f"kind {kind!r}" for kind, read in KINDS.items() if name in read]
+        if readers and name not in KINDS.get(self.kind, OF_RULES):
+            readers += ["rules"] * (name in OF_RULES)
+            raise ValueError(f"{name}={value!r} is read for {', '.join(readers)} only, not for {self.kind!r}.")
 
 
 def _check_url(url: str) -> None:
