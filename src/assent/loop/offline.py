@@ -26,10 +26,6 @@ class OfflineSource:
         self.batch_size, self.unit = batch_size, unit
         self.draw = 0
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.cursor.length // self.batch_size)
-
     async def next(self) -> Delivery:
         epoch = self.draw // self.cursor.length
         end = min(self.draw + self.batch_size, (epoch + 1) * self.cursor.length)

@@ -12,15 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
-
-
-class Sink(Protocol):
-    """Somewhere that figures of a step go. The caller writes steps in rising order and closes it once."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+from typing import Any, TextIO
 
 
 class JsonLines:

@@ -11,7 +11,7 @@ from assent.monitor.settings import LogSettings
 
 
 class Tracker(Protocol):
-    """Takes the figures of each step."""
+    """Takes the figures of each step. The caller writes steps in rising order and closes it once."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
