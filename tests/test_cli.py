@@ -466,7 +466,9 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
 
     folder = tmp_path / "runs/run"
     left = f"The newest whole checkpoint is {first}: once it can be written to, resume=latest goes on from there"
-    place = folder / "checkpoints/policy" / second
+    place, before = folder / "checkpoints/policy" / second, contents(folder)
+    assert f"the run ended: {folder} cannot be written: File too large. {left}" in resumed(2_000)
+    assert contents(folder) | {"log.txt": before["log.txt"]} == before, "its settings, longer than that, are whole yet"
     assert resumed(40_000)[-1:] == [f"the run ended: {place} cannot be written: File too large. {left}"]
     assert f"the run ended: {folder} cannot be written: File too large. {left}" in resumed(4)
     assert not list(folder.glob("checkpoints/*/.*"))

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from assent.loop.checkpoint import Store, make_folder
 from assent.loop.recorded import Record
-from assent.monitor.sinks import read_jsonl
+from assent.monitor.sinks import PARTIAL, read_jsonl, replace_file
 from assent.settings import Settings, SettingsError, resolved
 
 SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
@@ -177,7 +177,8 @@ def let_go(folder: Path) -> None:
 
 def _holds_run(folder: Path) -> bool:
     """Whether anything but what a refused start leaves behind is there."""
-    return folder.is_dir() and any(path.name not in OF_A_START for path in folder.iterdir())
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return any(name not in OF_A_START and not name.endswith(PARTIAL) for name in names)
 
 
 def _set_aside(folder: Path) -> None:
@@ -210,8 +211,8 @@ def _entries(folder: Path) -> list[Path]:
 def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None:
     """The settings and the data report of a run, beside what they make. Whoever runs these settings again does not mean
     to remove that."""
-    (folder / SETTINGS).write_text(resolved(replace(settings, overwrite=False)), encoding="utf-8")
-    (folder / DATA).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    replace_file(folder / SETTINGS, resolved(replace(settings, overwrite=False)).encode())
+    replace_file(folder / DATA, json.dumps(report, indent=1).encode())
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:

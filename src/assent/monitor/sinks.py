@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+PARTIAL = ".partial"
+"""How the name of a file ends that is yet to take another's place."""
+
 
 class JsonLines:
     """Appends records to a file and flushes each. Opening it repairs a last line that a crash tore.
@@ -43,7 +46,7 @@ class JsonLines:
         lines = self.path.read_bytes().splitlines(keepends=True)
         kept = [line for number, line in enumerate(lines, 1) if _step(line, self.path, number) <= step]
         if len(kept) < len(lines):
-            _replace(self.path, b"".join(kept))
+            replace_file(self.path, b"".join(kept))
 
     def close(self) -> None:
         """Release the file; a later `write` opens it again."""
@@ -90,17 +93,20 @@ def _repair(path: Path) -> None:
     if not content or content.endswith(b"\n"):
         return
     begin = content.rfind(b"\n") + 1
-    _replace(path, content + b"\n" if _whole(content[begin:]) else content[:begin])
+    replace_file(path, content + b"\n" if _whole(content[begin:]) else content[:begin])
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write beside the file, then rename: a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:
