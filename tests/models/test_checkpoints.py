@@ -210,8 +210,19 @@ def test_a_fresh_model_takes_the_tokenizers_size(tiny: Tiny) -> None:
         fresh_model({**keys, "vocab_size": 20}, vocab_size=33)
 
 
-@pytest.mark.parametrize(("content", "told"), [("{bad", "is not JSON"), ("[]", "holds a list")])
-def test_a_config_that_is_none_is_named(content: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=rf"config\.json {told}"):
+@pytest.mark.parametrize(("content", "told"), [("{bad", "is not JSON"), ("[]", "holds a list"), ("", "is not JSON")])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_a_file_of_keys_that_holds_none_is_named(
+    name: str, content: str, told: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path, max_shard_bytes=1000)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"/{name} {told}.*Copy or save it again"):
+        load_model(str(tmp_path))
+
+
+def test_an_index_without_its_shards_names_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    save_model(fresh_model(tiny("llama")), tmp_path, max_shard_bytes=1000)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="has no weight_map"):
         load_model(str(tmp_path))

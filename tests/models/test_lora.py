@@ -207,6 +207,14 @@ def test_peft_reads_our_adapters_and_we_read_its(family: str, head: Any, tiny: A
     assert torch.equal(logits(load_lora(plain, tmp_path / "theirs")), mine)
 
 
+def test_an_adapter_config_that_is_none_is_named(tiny: Any, tmp_path: Path) -> None:
+    model = add_lora(fresh_model(tiny("llama")), LoraSettings(rank=2))
+    save_lora(model, tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"r": 2,')
+    with pytest.raises(ValueError, match=r"adapter_config\.json is not JSON"):
+        load_lora(model, tmp_path)
+
+
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|v)_proj", ["self_attn.o_proj"]])
 def test_targets_that_peft_names_otherwise(targets: Any, tiny: Any, tmp_path: Path) -> None:
     """A word that peft writes out as every module, a pattern, the end of a path: the tensors' names tell."""

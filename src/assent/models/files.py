@@ -32,7 +32,22 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], *, max_shard_
         save_file(_contiguous(shard), folder / name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(shard, name))
     index = {"metadata": {"total_size": sum(map(_bytes, tensors.values()))}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    write_json(folder / INDEX, index)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError that names the file where it holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}). Copy or save it again.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not keys and values. Copy or save it again.")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -41,7 +56,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     index = folder / INDEX
     if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index} has no weight_map, which names the shards. Copy or save it again.")
+        names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise FileNotFoundError(f"{index} lists {', '.join(missing)}, which is not there. Copy the whole folder.")

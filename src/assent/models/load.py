@@ -9,7 +9,6 @@ out: pickled weights, quantised weights, code that ships with a checkpoint.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -22,7 +21,7 @@ from assent.models.base import LanguageModel, SpecialTokens
 from assent.models.config import HeadKind
 from assent.models.decoder import Decoder
 from assent.models.families import family_of, read_config
-from assent.models.files import read_tensors, tensor_names, weight_files
+from assent.models.files import read_json, read_tensors, tensor_names, weight_files, write_json
 from assent.models.keys import UnknownKeyError, UnsupportedError
 from assent.models.layout import fill, layout, stored_name
 from assent.models.tokenizer import load_tokenizer, tokenizer_special
@@ -126,9 +125,9 @@ def save_model(
     if model.head_kind == "scalar":
         config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     model.save_weights(folder, max_shard_bytes=max_shard_bytes)
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     if model.head_kind == "lm":
-        _write_json(folder / "generation_config.json", {**ids, "transformers_version": version("transformers")})
+        write_json(folder / "generation_config.json", {**ids, "transformers_version": version("transformers")})
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -181,13 +180,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} has no config.json. Give the folder of a model saved in Hugging Face's form."
         )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}). Copy or save it again.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, not a model's keys. Copy or save it again.")
-    return config
+    return read_json(path)
 
 
 def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
@@ -195,7 +188,7 @@ def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
     eos = config.get("eos_token_id")
     generation = folder / "generation_config.json" if folder is not None else None
     if generation is not None and generation.exists():
-        eos = json.loads(generation.read_text()).get("eos_token_id") or eos
+        eos = read_json(generation).get("eos_token_id") or eos
     several = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     return SpecialTokens(bos=config.get("bos_token_id"), eos=several, pad=config.get("pad_token_id"))
 
@@ -247,7 +240,3 @@ def _mismatch(folder: Path, missing: list[str], unexpected: list[str]) -> str:
         f"The weights of {folder} do not fit its config.json: the checkpoint {' and '.join(parts)}. "
         "Check that both come from the same model."
     )
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -9,7 +9,6 @@ embeddings and LM heads, ranks that differ between layers, biases, DoRA: such a 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from assent.models.base import LanguageModel
 from assent.models.decoder import Decoder
 from assent.models.families import family_of, read_config
-from assent.models.files import read_tensors, weight_files
+from assent.models.files import read_json, read_tensors, weight_files, write_json
 from assent.models.fresh import generator
 from assent.models.keys import UnknownKeyError, UnsupportedError
 from assent.models.layout import Part, layout
@@ -101,7 +100,7 @@ def check_lora(settings: ModelSettings) -> None:
         file = local_folder(settings.path) / "config.json"
         if not file.exists():
             return
-        config = json.loads(file.read_text())
+        config = read_json(file)
     try:
         decoder = read_config(config)
     except UnknownKeyError:
@@ -162,7 +161,7 @@ def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) ->
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in _stored(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    write_json(folder / CONFIG, config)
 
 
 @torch.no_grad()
@@ -208,7 +207,7 @@ def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
 
 def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
     """What peft's config says. Targets go by the tensors' names: peft takes patterns, too, or lists every module."""
-    config: Mapping[str, Any] = json.loads(path.read_text())
+    config: Mapping[str, Any] = read_json(path)
     refused = [f"{key}={value!r}" for key, value in sorted(config.items()) if value and key not in PLAIN]
     plain = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": PLAIN_STARTS}
     refused += [f"{key}={config.get(key)!r}" for key, known in plain.items() if config.get(key) not in known]

@@ -6,13 +6,13 @@ token makes them read the wrong place, so it must be distinct or absent.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
 from assent.models.base import LanguageModel, SpecialTokens
+from assent.models.files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,7 @@ def tokenizer_class(folder: Path) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is no such file."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return content
+    return read_json(path) if path.exists() else {}
 
 
 def _set_pad(tokenizer: Any, vocab_size: int | None) -> None:
