@@ -23,7 +23,7 @@ from torch import Tensor
 from assent.models.base import LanguageModel
 from assent.models.fallback import Fallback
 from assent.rollout.accepted import check_held, check_names
-from assent.rollout.engine import TextDecoder, check_request, cut_at_stop, end_tokens
+from assent.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
 from assent.rollout.sampler import Draw, sample, uniforms
 from assent.runtime.coroutines import Background
 from assent.types import Completion, Finish, Sampling
@@ -233,12 +233,9 @@ class StaticEngine:
         if token in self.ends:
             self._complete(one, Finish.EOS, self._text(one.tokens[:-1]))
             return
-        if one.sampling.stop and len(one.tokens) >= one.sampling.min_tokens:
-            text = cut_at_stop(self._text(one.tokens), one.sampling.stop)
-            if text is not None:
-                self._complete(one, Finish.STOP, text)
-                return
-        if len(one.tokens) >= one.limit:
+        if (text := text_before_stop(self._text, one.tokens, one.sampling)) is not None:
+            self._complete(one, Finish.STOP, text)
+        elif len(one.tokens) >= one.limit:
             self._complete(one, Finish.LENGTH, self._text(one.tokens))
 
     def _text(self, tokens: list[int]) -> str:
