@@ -58,7 +58,7 @@ from assent.runtime.coroutines import finished
 from assent.runtime.gang import Gang, Part
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.worker import WorkerLost
-from assent.settings import Settings, check
+from assent.settings import Settings, check, to_plain
 from assent.stopping import Stopped, stop_signals, unless
 from assent.trainer import Plan
 from assent.types import Role, Sampling, Stats
@@ -297,7 +297,7 @@ class Job:
             source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with (
             self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker,
-            opened_trackers(settings.log, self.folder, resumed_after=progress.step) as trackers,
+            opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
         ):
             showing = Track(trackers), tracker
             hooks = self.hooks(crew, cast, source, rollouter, memory, progress, *showing, further=further)

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -166,16 +167,28 @@ def _tensorboard(folder):
 def _wandb(folder):
     from assent.monitor.wandb import WeightsAndBiases
 
-    return WeightsAndBiases(folder, project="assent", name="test")
+    return WeightsAndBiases(folder, project="assent", settings={"seed": 3})
 
 
 def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'assent[wandb]' runs this")
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = _wandb(tmp_path)
     sink.write(1, {"loss/policy": 0.5})
     sink.close()
     assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_wandb_goes_on_with_the_run_of_its_folder_alone(tmp_path, monkeypatch):
+    """Runs of a pipeline, and of several seeds, have the same names."""
+    began = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: began.append(given)))
+    for folder in ("seed0/ppo", "seed1/ppo", "seed0/ppo"):
+        _wandb(tmp_path / folder)
+    one, other, again = began
+    assert again == one
+    assert (one["name"], one["config"], one["resume"]) == ("ppo", {"seed": 3}, "allow")
+    assert one["id"] != other["id"]
 
 
 def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monkeypatch):
@@ -191,14 +204,17 @@ def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monk
 
     monkeypatch.setattr("assent.monitor.tensorboard.TensorBoard", Fake)
     monkeypatch.setattr("assent.monitor.wandb.WeightsAndBiases", Fake)
-    settings = LogSettings(tensorboard=True, wandb="assent")
+    given = LogSettings(tensorboard=True, wandb="assent"), tmp_path, {}
 
     def fails(trackers):
         raise ArithmeticError(f"{len(trackers)} trackers")
 
-    with pytest.raises(ArithmeticError, match="2"), opened_trackers(settings, tmp_path, resumed_after=3) as trackers:
+    with (
+        pytest.raises(ArithmeticError, match="2"),
+        opened_trackers(*given, resumed_after=3) as trackers,
+    ):
         fails(trackers)
     assert told == [True, True]
-    with pytest.raises(OSError, match="no room left"), opened_trackers(settings, tmp_path, resumed_after=3):
+    with pytest.raises(OSError, match="no room left"), opened_trackers(*given, resumed_after=3):
         pass
     assert told == [True, True, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from assent.monitor.settings import LogSettings
 
@@ -21,10 +21,13 @@ class Tracker(Protocol):
 
 
 @contextmanager
-def opened_trackers(settings: LogSettings, folder: Path, *, resumed_after: int) -> Iterator[list[Tracker]]:
-    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. TensorBoard
-    hides what it has of steps after `resumed_after`, of a sitting that this one replaces. Where the run fails, that is
-    what is raised, whatever closing them raises."""
+def opened_trackers(
+    settings: LogSettings, folder: Path, run: Mapping[str, Any], *, resumed_after: int
+) -> Iterator[list[Tracker]]:
+    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. `run` is all
+    that the run was told, which W&B shows beside its figures. TensorBoard hides what it has of steps after
+    `resumed_after`, of a sitting that this one replaces. Where the run fails, that is what is raised, whatever closing
+    them raises."""
     trackers: list[Tracker] = []
     failed = True
     try:
@@ -35,7 +38,7 @@ def opened_trackers(settings: LogSettings, folder: Path, *, resumed_after: int) 
         if settings.wandb is not None:
             from assent.monitor.wandb import WeightsAndBiases
 
-            trackers.append(WeightsAndBiases(folder, project=settings.wandb, name=folder.name, identity=folder.name))
+            trackers.append(WeightsAndBiases(folder, project=settings.wandb, settings=run))
         yield trackers
         failed = False
     finally:

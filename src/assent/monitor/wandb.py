@@ -5,23 +5,17 @@ Keys, hosts and the offline mode are wandb's own business (`wandb login`, WANDB_
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 
 class WeightsAndBiases:
-    """One W&B run, its local files under `folder`. The same `identity` continues the run that has it."""
+    """One W&B run, its local files and its identity under `folder`, whose name it shows: what goes on in that folder
+    goes on there, and a run of the same name elsewhere is another one."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        project: str,
-        name: str,
-        identity: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
         try:
             import wandb
         except ImportError as error:
@@ -33,10 +27,10 @@ class WeightsAndBiases:
         self._run = wandb.init(
             dir=str(folder),
             project=project,
-            name=name,
-            id=identity,
-            resume="allow" if identity else None,
-            config=dict(settings or {}),
+            name=folder.name,
+            id=_identity(folder / "wandb-id.txt"),
+            resume="allow",
+            config=dict(settings),
         )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -44,3 +38,9 @@ class WeightsAndBiases:
 
     def close(self, *, failed: bool = False) -> None:
         self._run.finish(exit_code=int(failed))
+
+
+def _identity(file: Path) -> str:
+    if not file.exists():
+        file.write_text(secrets.token_hex(8), encoding="utf-8")
+    return file.read_text(encoding="utf-8")
