@@ -77,6 +77,8 @@ class RecordedSteps:
         self._positions[: len(tokens)] = positions
         if shape not in self._steps:
             self._steps[shape] = self._record(partial(self._step, *shape))
+        if not self._checked:
+            self._logits.zero_()  # those of the step that was run to be recorded would hide that nothing was
         self._steps[shape]()
         logits = self._logits[:running]
         if not self._checked:
