@@ -69,7 +69,8 @@ class Tapes:
         self.made = 0
         self.tapes: list[Tape] = []
 
-    def __call__(self) -> Callable[[Step], Step]:
+    def __call__(self, device: torch.device) -> Callable[[Step], Step]:
+        assert device == torch.device("cpu")
         self.made += 1
         return self.record
 
@@ -197,7 +198,7 @@ def test_an_engine_that_cannot_record_says_so_once_and_goes_on(
     pairs: Any, engine_of: Make, caplog: pytest.LogCaptureFixture, record: Any, why: str
 ) -> None:
     model, _ = pairs("llama")
-    engine = engine_of(model, 3, lambda: record)
+    engine = engine_of(model, 3, lambda device: record)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             close(generate_all(engine, QUESTIONS, PLAN), generate_all(engine_of(model, 3), QUESTIONS, PLAN))
@@ -290,3 +291,13 @@ def test_cuda_graphs_answer_like_plain_steps(
                 logp = model.head(model(tokens, model.packed([len(tokens)]))).float().log_softmax(-1)
                 again = logp[len(question) - 1 : -1].gather(1, tokens[len(question) :, None])[:, 0].cpu()
                 torch.testing.assert_close(torch.tensor(one.logprobs), again, atol=0.15, rtol=0.02)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second GPU: torch's current one is the first")
+def test_cuda_graphs_of_another_gpu(pairs: Any, letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
+    model = copy.deepcopy(pairs("llama")[0]).to("cuda:1")
+    engines = [build_engine(model, letters, slots=7, cuda_graphs=graphs) for graphs in (True, False)]
+    found, expected = (generate_all(engine, QUESTIONS, PLAN) for engine in engines)
+    assert not caplog.messages
+    assert torch.cuda.current_device() == 0
+    close(found, expected, atol=1e-4)

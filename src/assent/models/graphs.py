@@ -103,11 +103,16 @@ class RecordedSteps:
 class CudaGraphs:
     """Records steps as CUDA graphs, which share the memory of what they compute in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Step) -> Step:
+        with torch.cuda.device(self._device):  # torch records the streams of its current one, which is the first GPU
+            return self._record(step)
+
+    def _record(self, step: Step) -> Step:
         # Once as it is, for what libraries and the model set up at their first call.
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)

@@ -45,8 +45,8 @@ class NativeEngine:
 
     slots: sequences decoded at once. max_length: prompt and answer together, the model's positions by default; the
     cache takes only what the requests need. prefill_tokens: prompts computed in one pass have at most this many
-    tokens together (a longer one goes alone). recorder: gives what records a step of decoding to be repeated; where
-    that fails, the engine says so once and goes on without.
+    tokens together (a longer one goes alone). recorder: gives what records a step of decoding on a device to be
+    repeated; where that fails, the engine says so once and goes on without.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class NativeEngine:
         max_length: int | None = None,
         ends: Collection[int] | None = None,
         prefill_tokens: int = 8192,
-        recorder: Callable[[], Record] | None = None,
+        recorder: Callable[[torch.device], Record] | None = None,
     ):
         positions = model.max_positions
         if max_length is not None and max_length > positions:
@@ -217,7 +217,7 @@ class NativeEngine:
             return None
         try:
             if self._recorded is None:
-                self._recorded = RecordedSteps(self.model, cache, self._recorder())
+                self._recorded = RecordedSteps(self.model, cache, self._recorder(self.device))
             tokens, positions = self._newest(self._recorded.rows(running), longest)
             return self._recorded.logits(tokens, positions, running=running, longest=longest)
         except RuntimeError as error:
