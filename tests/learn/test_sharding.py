@@ -33,6 +33,7 @@ LLAMA = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,
 }
+NEOX = {"model_type": "gpt_neox", "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
 CASES: dict[str, dict[str, Any]] = {
     "sft": {"learn": {"activation_checkpointing": True}},
     "dpo": {},
@@ -254,3 +255,20 @@ def test_a_model_whose_passes_go_by_its_rows_is_not_sharded() -> None:
     model = fresh_model({**LLAMA, "num_hidden_layers": 1, "rope_parameters": rope}, vocab_size=10)
     with pytest.raises(ValueError, match=r"longrope.*strategy=replicate"):
         _shard(model, torch.device("cpu"), 1, compute=None, cpu_offload=False)
+
+
+def test_before_torch_2_13_native_models_are_sharded_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That torch cannot sum what some ranks did not use: the native decoder uses all of it in every pass."""
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.set_reduce_scatter_unused_params")
+    native = fresh_model({**LLAMA, "num_hidden_layers": 1}, vocab_size=10)
+    other = fresh_model({**NEOX, "num_hidden_layers": 1}, vocab_size=10)
+    ranks = join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, always=True)
+    try:
+        place = Sharded(native, ranks, device=torch.device("cpu"))
+        native(torch.arange(4), native.packed([4])).sum().backward()
+        assert all(p.grad is not None for name, p in native.named_parameters() if name != "head.weight")
+        assert place.whole() is not None
+        with pytest.raises(ValueError, match=r"torch 2\.13 or newer, or set runtime\.strategy=replicate"):
+            Sharded(other, ranks, device=torch.device("cpu"))
+    finally:
+        torch.distributed.destroy_process_group()

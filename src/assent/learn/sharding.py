@@ -274,7 +274,8 @@ def _shard(
     model: LanguageModel, device: torch.device, world: int, *, compute: torch.dtype | None, cpu_offload: bool
 ) -> None:
     """Each layer is a unit; embeddings, last norm and head are one, which stays put together until its backward pass:
-    log-probs are read off the head's weight after `forward`. Raises ValueError where passes go by the rows' lengths."""
+    log-probs are read off the head's weight after `forward`. Raises ValueError where passes go by the rows' lengths, or
+    parameters by the tokens and torch could not sum them."""
     if model.turn:
         raise ValueError(
             "runtime.strategy=fsdp cannot shard a model with rotary frequencies of two kinds (longrope): rows of "
@@ -290,6 +291,13 @@ def _shard(
         fully_shard,
     )
 
+    sums_unused = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # from torch 2.13 on
+    if not (sums_unused or model.caches):
+        raise ValueError(
+            f"runtime.strategy=fsdp with torch {torch.__version__} cannot shard a model that runs through "
+            "transformers: where it uses some parameters for some tokens alone (experts), ranks would sum others' "
+            "gradients. Take torch 2.13 or newer, or set runtime.strategy=replicate"
+        )
     mesh = init_device_mesh(device.type, (world,))
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=None if compute is None else torch.float32)
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
@@ -300,7 +308,8 @@ def _shard(
         if isinstance(module, FSDPModule):  # sums, not means: a batch's weights are shares of the whole step
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            module.set_reduce_scatter_unused_params(True)
+            if sums_unused:
+                module.set_reduce_scatter_unused_params(True)
 
 
 def _without_values(model: LanguageModel) -> LanguageModel:
