@@ -42,7 +42,7 @@ def decoding(extent: Extent, best: Peak) -> list[Figure]:
     figures = []
     for slots in extent.slots:
         for graphs in (False, True) if extent.device == "cuda" else (False,):
-            with memory(extent.device) as held:
+            with memory(extent.device, model(extent)) as held:
                 taken, note = natively(extent, slots, graphs=graphs)
             how = "native, CUDA graphs" if graphs else "native"
             figures.append(decoded(extent, best, slots, how, taken, held) | {"note": note})

@@ -89,16 +89,22 @@ def best_rate(work: float, act: Callable[[], object], device: str, *, tries: int
 
 
 @contextmanager
-def memory(device: str) -> Iterator[list[float]]:
-    """Filled with the MiB that torch held at most within."""
+def memory(device: str, *used: torch.nn.Module) -> Iterator[list[float]]:
+    """Filled with the MiB that torch held at most within, without what lay there before: `model` keeps what it made.
+    Models that are `used` count."""
     found: list[float] = []
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        others = torch.cuda.memory_allocated() - sum(map(parameter_bytes, used))
     yield found
     if device == "cuda":
-        found.append(torch.cuda.max_memory_allocated() / 2**20)
+        found.append((torch.cuda.max_memory_allocated() - others) / 2**20)
+
+
+def parameter_bytes(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 @cache

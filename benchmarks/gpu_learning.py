@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from anatomy import grouped
 from floor import Peak, training_flops
-from gpu_extent import Extent, Figure, best_rate, memory, model, rated, seconds
+from gpu_extent import Extent, Figure, best_rate, memory, model, parameter_bytes, rated, seconds
 
 
 def peak(extent: Extent) -> Peak:
@@ -45,7 +45,7 @@ def training(extent: Extent, best: Peak) -> list[Figure]:
     for tokens in extent.micro:
         what = f"SFT, {extent.rows} rows of {extent.length} tokens, learn.micro_tokens={tokens}"
         try:
-            with memory(extent.device) as held:
+            with memory(extent.device, model(extent)) as held:
                 taken, finite = training_step(extent, tokens)
         except torch.OutOfMemoryError:
             model(extent).zero_grad()
@@ -99,7 +99,7 @@ def offload(extent: Extent, best: Peak) -> list[Figure]:
     from assent.learn.sharding import Waiting
 
     one = copy.deepcopy(model(extent))
-    size = sum(parameter.numel() * parameter.element_size() for parameter in one.parameters())
+    size = parameter_bytes(one)
     place = Waiting(one, device=torch.device(extent.device))
 
     def come() -> None:

@@ -10,7 +10,7 @@ import gpu
 import pytest
 import torch
 from gpu_decoding import decoded
-from gpu_extent import Extent, Figure, rated
+from gpu_extent import Extent, Figure, memory, rated
 from report import put
 from task import evenness
 
@@ -68,6 +68,18 @@ def test_shares_by_hand() -> None:
     assert rated("x", 5.0, 0.5, "peak", [7.0]) == {
         "what": "x", "value": 5.0, "unit": "tok/s", "share": 0.5, "of": "peak", "mib": 7.0
     }  # fmt: skip
+
+
+def test_memory_is_that_of_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of earlier parts stay on the GPU, 3 MiB of them; one of 1 MiB is used by what is measured, or is not."""
+    for name, found in {"memory_allocated": 3 << 20, "max_memory_allocated": 8 << 20}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    used = torch.nn.Linear(512, 512, bias=False)
+    with memory("cuda", used) as ours, memory("cuda") as theirs:
+        assert not ours
+    assert (ours, theirs) == ([6.0], [5.0])
 
 
 def test_the_model_is_as_large_as_it_is_called() -> None:
