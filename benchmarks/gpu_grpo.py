@@ -104,7 +104,8 @@ def told(extent: Extent, history: list[dict[str, float]], held: list[float]) -> 
 
 
 def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
-    """The same by TRL's GRPOTrainer, sampling with transformers' `generate`; its bf16 is autocast over float32."""
+    """The same by TRL's GRPOTrainer: transformers' `generate` samples all answers of a step at once, passes of about as
+    many tokens learn from them; its bf16 is autocast over float32."""
     if importlib.util.find_spec("trl") is None:
         return [{"what": "GRPO by TRL", "note": "trl is not installed"}]
     from datasets import Dataset
@@ -112,6 +113,7 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
     from trl import GRPOConfig, GRPOTrainer
 
     ends: list[float] = []
+    rows = rows_of_a_pass(extent)
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -131,7 +133,8 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
             args=GRPOConfig(
                 output_dir=folder,
                 max_steps=extent.updates + 1,
-                per_device_train_batch_size=extent.prompts * extent.samples,
+                per_device_train_batch_size=rows,
+                gradient_accumulation_steps=extent.prompts * extent.samples // rows,
                 learning_rate=1e-5,
                 optim="adamw_torch_fused",
                 use_cpu=extent.device == "cpu",
@@ -139,7 +142,6 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
                 gradient_checkpointing=False,
                 num_generations=extent.samples,
                 max_completion_length=extent.sampled,
-                steps_per_generation=1,
                 beta=0.01,
                 save_strategy="no",
                 report_to="none",
@@ -153,3 +155,9 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
         del trainer
     taken = (ends[-1] - ends[0]) / (len(ends) - 1)
     return [{"what": "GRPO by TRL, the same", "value": taken, "unit": "s/step", "mib": held[0] if held else None}]
+
+
+def rows_of_a_pass(extent: Extent) -> int:
+    """As many as Assent's micro-batches have tokens for, and a step whole ones of."""
+    answers, length = extent.prompts * extent.samples, extent.prompt + extent.sampled
+    return next(rows for rows in range(answers, 0, -1) if answers % rows == 0 and rows * length <= extent.micro[1])

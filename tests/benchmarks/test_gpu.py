@@ -11,6 +11,7 @@ import pytest
 import torch
 from gpu_decoding import decoded
 from gpu_extent import Extent, Figure, memory, rated
+from gpu_grpo import rows_of_a_pass
 from report import put
 from task import evenness
 
@@ -80,6 +81,11 @@ def test_memory_is_that_of_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     with memory("cuda", used) as ours, memory("cuda") as theirs:
         assert not ours
     assert (ours, theirs) == ([6.0], [5.0])
+
+
+def test_trl_learns_in_passes_that_fit() -> None:
+    """Of 256 answers of 384 tokens at most, 16,384 tokens at once; of 8 of 20, 128."""
+    assert [rows_of_a_pass(extent) for extent in (gpu.FULL, gpu.TINY)] == [32, 4]
 
 
 def test_the_model_is_as_large_as_it_is_called() -> None:
