@@ -10,6 +10,8 @@ import pytest
 
 from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
 from assent.recipes import completed, defaults, load_settings
+from assent.rewards.rules import RULES
+from assent.rewards.settings import RewardSettings
 from assent.rollout.settings import RolloutSettings
 from assent.settings import Settings, SettingsError, _installed, check, resolved, to_plain, unused
 
@@ -171,6 +173,32 @@ def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.
     assert "runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'" in problems_of(
         "sft", ["runtime=ray"]
     )
+
+
+@pytest.mark.parametrize(("plugins", "module"), [([], "__main__"), ([], "helpers"), (["my.py"], "__main__")])
+def test_what_other_processes_would_not_know_is_refused_before_they_start(plugins: list[str], module: str) -> None:
+    """What a script, a notebook or a module of theirs registers: they run the plugins alone."""
+
+    def vowels(completion: str) -> float:
+        return float(sum(letter in "aeiou" for letter in completion))
+
+    mine: Any = type("Mine", (PPO,), {"__module__": module})
+    vowels.__module__ = module
+    settings = load_settings(VALID, method="ppo")
+    settings.method, settings.algorithm, settings.plugins = "mine", mine(), plugins
+    settings.rewards = [RewardSettings(kind="vowels"), RewardSettings(kind="function", function="json:dumps")]
+    settings.rewards[1].options = {"obj": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RULES, "vowels", vowels)
+        check(settings)
+        settings.runtime.kind = "ray"
+        with pytest.raises(SettingsError) as caught:
+            check(settings)
+    told = "is known to this process alone, not to those of runtime=ray: put it into a file that `plugins` names"
+    assert [line[4:] for line in str(caught.value).splitlines()[1:]] == [
+        f"rewards.0: vowels {told}",
+        f"method=mine {told}",
+    ]
 
 
 def test_packages_of_rays_page_are_named_where_they_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:

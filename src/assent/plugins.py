@@ -102,3 +102,10 @@ def load_plugins(paths: Sequence[str]) -> None:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
             within = f"{path!r}, line {lines[-1]}: " if lines else ""  # else the error names the file itself
             raise PluginError(f"{within}{error}") from error
+
+
+def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:
+    """Whether what was registered, or is named by its place, is not known to another process that runs these files:
+    that of a script or notebook, and without files anything that is not ours."""
+    module = str(getattr(thing, "__module__", ""))
+    return module == "__main__" or not (plugins or module.partition(".")[0] == "assent")

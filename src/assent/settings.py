@@ -20,6 +20,7 @@ from assent.learn.settings import CriticSettings, LearnSettings, OptimizerSettin
 from assent.loop.settings import EvaluateSettings, SaveSettings, TrainSettings
 from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
+from assent.plugins import known_here_alone
 from assent.rewards.settings import RewardSettings, ShapingSettings
 from assent.rollout.settings import RolloutSettings
 from assent.runtime.settings import DASHBOARD, RuntimeSettings
@@ -133,7 +134,7 @@ def check(settings: Settings) -> None:
 
 
 def _about_model(s: Settings) -> list[str]:
-    problems = []
+    problems, lora = [], s.model.lora
     if s.model.path is None and not s.model.config:
         problems.append("no model: set model.path, or model.config for a fresh one ({model_type: gpt2, ...})")
     if s.model.path is not None and s.model.config:
@@ -142,7 +143,6 @@ def _about_model(s: Settings) -> list[str]:
         problems.append("a fresh model needs model.tokenizer, the folder of one")
     unread = _unread(s.model.config) if s.model.path is None and s.model.config else []
     problems += unread
-    lora = s.model.lora
     if lora.rank < 0:
         problems.append(f"model.lora.rank={lora.rank} must be 0 (off) or more")
     if not 0 < lora.alpha < math.inf:
@@ -190,8 +190,7 @@ def _about_data(s: Settings) -> list[str]:
 
 
 def _about_method(s: Settings) -> list[str]:
-    objective = s.objective
-    problems = []
+    objective, problems = s.objective, []
     if objective.data == "prompts":
         if not s.rewards:
             problems.append(
@@ -265,9 +264,13 @@ def _about_rewards(s: Settings) -> list[str]:
             names.append(reward.name or "http")
             continue
         try:
-            names.append(function_reward(reward).name)
+            rule = function_reward(reward)
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
             problems.append(f"rewards.{number}: {error}")
+            continue
+        names.append(rule.name)
+        importable = reward.kind == "function" and not reward.function.startswith("__main__")
+        problems += [] if importable else _about_others(s, f"rewards.{number}: {rule.name}", rule.function)
     for name in sorted({*names} & FIGURES):
         problems.append(f"a reward called {name!r} would take the place of the figure reward/{name}: give it a name")
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -275,7 +278,6 @@ def _about_rewards(s: Settings) -> list[str]:
 
 
 def _about_numbers(s: Settings) -> list[str]:
-    problems = []
     positive = {
         "train.batch_size": s.train.batch_size,
         "train.log_every": s.train.log_every,
@@ -290,8 +292,8 @@ def _about_numbers(s: Settings) -> list[str]:
         "optimizer.learning_rate": s.optimizer.learning_rate,
         "critic.optimizer.learning_rate": s.critic.optimizer.learning_rate,
     }
-    problems += [f"{key}={value} must be above 0" for key, value in positive.items() if not 0 < value < math.inf]
-    at_least_none = {
+    problems = [f"{key}={value} must be above 0" for key, value in positive.items() if not 0 < value < math.inf]
+    counts = {
         "seed": s.seed,
         "save.keep": s.save.keep,
         "log.sample_groups": s.log.sample_groups,
@@ -300,9 +302,7 @@ def _about_numbers(s: Settings) -> list[str]:
         "rollout.max_failed": s.rollout.max_failed,
         "rollout.max_redraw": s.rollout.max_redraw,
     }
-    problems += [
-        f"{key}={value} must be 0 or more" for key, value in at_least_none.items() if not 0 <= value < math.inf
-    ]
+    problems += [f"{key}={value} must be 0 or more" for key, value in counts.items() if not 0 <= value < math.inf]
     if s.seed >= 1 << 64:
         problems.append(f"seed={s.seed} must be below 2^64: torch's generators take 64 bits")
     often = {
@@ -344,8 +344,18 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
     return problems
 
 
+def _about_others(s: Settings, what: str, thing: object) -> list[str]:
+    """Ray's processes run the plugins, and not the script or notebook that starts the run."""
+    if s.runtime.kind == "local" or not known_here_alone(thing, s.plugins):
+        return []
+    return [
+        f"{what} is known to this process alone, not to those of runtime=ray: put it into a file that `plugins` names"
+    ]
+
+
 def _about_runtime(s: Settings) -> list[str]:
     problems = s.runtime.problems(replays=s.rollout.replay is not None)
+    problems += _about_others(s, f"method={s.method}", type(s.algorithm))
     problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
     if s.runtime.cpu_offload and s.device == "cpu":
         problems.append("runtime.cpu_offload=true has no effect with device=cpu: set it to false, or device=cuda")
