@@ -109,6 +109,12 @@ def test_contradictions_are_refused_by_name(method: str, overrides: list[str], t
     assert told in problems_of(method, overrides)
 
 
+@pytest.mark.parametrize("place", ["./rows.py", "/rows.py", "~/rows.py", "rows.py"])
+def test_a_function_of_rows_may_be_named_by_any_path(place: str) -> None:
+    offline = {k: v for k, v in VALID.items() if k != "rewards"}
+    assert load_settings({**offline, "data": {"train": f"{place}:rows"}}).data.train == f"{place}:rows"
+
+
 def test_cut_distributions_are_fine_where_no_ratio_is_taken() -> None:
     settings = load_settings(VALID, ["rollout.top_p=0.9", "rollout.min_tokens=3"], method="best-of-k")
     assert settings.rollout.top_p == 0.9

@@ -184,7 +184,7 @@ def _about_data(s: Settings) -> list[str]:
         name
         for name in (*sources(s.data.train), *sources(s.data.validation))
         if (name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet")))
-        and not Path(name).expanduser().exists()
+        and not (".py:" in name or Path(name).expanduser().exists())  # a function's file is told of as it is run
     ]
     return [f"data: there is no {name}" for name in missing]
 
