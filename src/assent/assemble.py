@@ -59,7 +59,7 @@ from assent.runtime.gang import Gang, Part
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.worker import WorkerLost
 from assent.settings import Settings, check, to_plain
-from assent.stopping import Stopped, stop_signals, unless
+from assent.stopping import Stopped, stop_signals, stopped_at_once, unless
 from assent.trainer import Plan
 from assent.types import Role, Sampling, Stats
 
@@ -76,7 +76,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
         settings = replace(settings, threads=record.threads)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
-    absent = [problem for server in servers for problem in finished(check_servers(server))]
+    absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
     with open_folder(settings) as folder:
         return _run(settings, folder, record, reporter, absent, hooks)
 
@@ -93,21 +93,21 @@ def _run(
     store.sweep()
     resume, problems = find_resume(settings, store)
     reporter.log_to(folder / records.LOG)
-    for problem in warnings:
-        reporter.say(f"warning: {problem}; the other reward servers are used")
-    for problem in problems:
-        reporter.say(f"warning: {problem}; an older checkpoint is used")
+    for warning in (*warnings, *(f"{problem}; an older checkpoint is used" for problem in problems)):
+        reporter.say(f"warning: {warning}")
     if resume is not None:
         settings = records.resumed(settings, folder, reporter.say)
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
-    job = Job(settings, folder, store, resume, reporter, record=record)
-    if resume is None:
-        save_start(folder, settings, job.data.report.json())
-    with reporter.last_words(), stop_signals() as stop, Crews(settings, reporter.say) as crews:
-        finished(job.train(crews, stop, hooks))
+    with reporter.last_words():
+        with stopped_at_once():
+            job = Job(settings, folder, store, resume, reporter, record=record)
+            if resume is None:
+                save_start(folder, settings, job.data.report.json())
+        with stop_signals() as stop, Crews(settings, reporter.say) as crews:
+            finished(job.train(crews, stop, hooks))
     reporter.say(f"done: {job.described_model()}")
     return Run(folder)
 

@@ -67,6 +67,30 @@ def test_sigterm_ends_the_command_with_143_and_the_resumed_run_as_if_undisturbed
     assert_same_run(stopped.folder, full.folder)
 
 
+READING = """
+import os, signal
+def rows():
+    os.kill(os.getpid(), signal.{name})
+    while True:
+        yield dict(prompt="a", completion=" b")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word(
+    name: str, make_recipe: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What had ended it stood nowhere."""
+    (tmp_path / "rows.py").write_text(READING.format(name=name))
+    recipe = make_recipe("sft", tmp_path, data={"train": f"{tmp_path}/rows.py:rows", "validation": None})
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "assent.cli", "sft", str(tmp_path / "sft.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    told = f"stopped by {name} before its workers were ready; resume=latest goes on from there\n"
+    assert (ended.returncode, ended.stderr) == (128 + getattr(signal, name), told)
+    assert (tmp_path / "run/log.txt").read_text().endswith(f"the run ended: {told}")
+
+
 def test_a_second_signal_acts_as_ever() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where tests run in the background
     try:
