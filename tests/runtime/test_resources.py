@@ -8,6 +8,7 @@ from assent.runtime.resources import (
     Resources,
     ResourcesError,
     check_gpus,
+    check_memory,
     check_room,
     crowded,
     equal_share,
@@ -86,6 +87,19 @@ def test_people_are_told_of_far_more_threads_than_cpus() -> None:
     assert crowded(of(2, 2), [1] * 16) == ""
     assert crowded(of(2), [1] * 101).startswith("101 processes have 101 threads in all, the cluster has 2 CPU: a step ")
     assert crowded(of(2), [64, 64]).startswith("2 processes have 128 threads in all")
+
+
+def test_more_processes_than_there_is_memory_to_start_are_refused_with_the_sums() -> None:
+    """Their CPUs are counted in hundredths: of those there is always enough."""
+    nodes: list[Resources] = [{"CPU": 1.0, "memory": 3.5 * 2**30}, {"CPU": 1.0, "memory": 4.0 * 2**30}]
+    check_room(nodes, [equal_share(nodes, 41)] * 41, what="1 training and 40 rollout workers")
+    with pytest.raises(ResourcesError) as e:
+        check_memory(nodes, 41)
+    assert str(e.value).startswith(
+        "41 processes take 10.0 GiB memory in all, 250 MiB each before they have a model, the cluster has 7.5 GiB"
+    )
+    check_memory(nodes, 30)
+    check_memory([*nodes, {"CPU": 1.0}], 41)  # a node that does not tell
 
 
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:

@@ -23,7 +23,7 @@ from assent.rewards.workers import JudgeWorkers
 from assent.rollout.engine import Engine
 from assent.rollout.pool import Pool
 from assent.runtime.places import NODES, PAUSE
-from assent.runtime.resources import check_gpus, crowded, equal_share, reserved, small_store
+from assent.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from assent.runtime.worker import Failures, NodeLost, reason_of
 from assent.settings import Settings, to_plain
 from assent.trainer import Plan, RankProcess
@@ -113,6 +113,7 @@ class RayCrew:
         apart = [] if self.shares else [self.rollout_bundle] * self._rollouts
         bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
+        check_memory(self.runtime.nodes(), len(self.rank_bundles) + self._rollouts + len(self.judge_bundles))
         if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
             check_gpus(self.runtime.nodes(), self.rank_bundles)
         if advice := crowded(self.runtime.nodes(), [self._threads(bundle) for bundle in bundles]):

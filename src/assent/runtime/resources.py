@@ -13,6 +13,10 @@ CROWDED = 4.0
 """Threads a CPU from which on people are told: some wait for others at any time."""
 
 
+LEAST_MEMORY = 250 << 20
+"""Bytes that a process takes for itself alone before it has any model: Python with torch and Ray (260 MiB measured)."""
+
+
 class ResourcesError(ValueError):
     """More is asked for than the cluster has."""
 
@@ -83,6 +87,18 @@ def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what
         )
 
 
+def check_memory(nodes: Sequence[Resources], processes: int) -> None:
+    """Raises ResourcesError where so many processes would not even start side by side. A node that does not tell its
+    memory may have any."""
+    there = sum(node.get("memory", math.inf) for node in nodes)
+    if processes * LEAST_MEMORY > there:
+        asked, has = (shown({"memory": amount}) for amount in (processes * LEAST_MEMORY, there))
+        raise ResourcesError(
+            f"{processes} processes take {asked} in all, {LEAST_MEMORY >> 20} MiB each before they have a model, the "
+            f"cluster has {has}: lower rollout.workers, runtime.num_training_workers or rewards.N.workers, or add nodes"
+        )
+
+
 def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
     """Raises ResourcesError where several ranks would compute on the same GPU, which NCCL refuses."""
     gpus = added(nodes).get("GPU", 0.0)
@@ -113,7 +129,7 @@ def crowded(nodes: Sequence[Resources], threads: Sequence[int]) -> str:
         return ""
     return (
         f"{len(threads)} processes have {sum(threads)} threads in all, the cluster has {cpus:g} CPU: a step takes "
-        "longer than with fewer. Lower rollout.workers, runtime.num_training_workers or threads"
+        "longer than with fewer, and so does the start. Lower rollout.workers, runtime.num_training_workers or threads"
     )
 
 
