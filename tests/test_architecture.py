@@ -30,6 +30,7 @@ LAYERS = (
     {"rollout", "learn"},
     {"loop", "evaluate"},
     {"settings"},
+    {"checks"},
     {"recipes", "records"},
     {"trainer"},
     {"processes"},
@@ -59,7 +60,7 @@ PLACES: dict[str, set[str]] = {
 }
 
 # What loads none of the heavy libraries when it is imported, not even through another file.
-LIGHT = ("__init__", "types", "plugins", "settings", "cli", "data", "rewards", "monitor")
+LIGHT = ("__init__", "types", "plugins", "settings", "checks", "cli", "data", "rewards", "monitor")
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "sklearn"}
 HEAVY_ALL_THE_SAME = {"rewards/judge.py": "it runs the judge, a model"}
 

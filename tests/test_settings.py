@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
+from assent.checks import _installed, check
 from assent.recipes import completed, defaults, load_settings
 from assent.rewards.rules import RULES
 from assent.rewards.settings import RewardSettings
 from assent.rollout.settings import RolloutSettings
-from assent.settings import Settings, SettingsError, _installed, check, resolved, to_plain, unused
+from assent.settings import Settings, SettingsError, resolved, to_plain, unused
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 VALID: dict[str, Any] = {

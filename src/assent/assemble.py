@@ -16,6 +16,7 @@ import torch
 from assent import records
 from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
+from assent.checks import check
 from assent.crew.base import Crew
 from assent.crew.opening import Crews
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
@@ -58,7 +59,7 @@ from assent.runtime.coroutines import finished
 from assent.runtime.gang import Gang, Part
 from assent.runtime.memory import keep_freed_memory
 from assent.runtime.worker import WorkerLost
-from assent.settings import Settings, check, to_plain
+from assent.settings import Settings, to_plain
 from assent.stopping import Stopped, stop_signals, stopped_at_once, unless
 from assent.trainer import Plan
 from assent.types import Role, Sampling, Stats
@@ -108,7 +109,8 @@ def _run(
                 save_start(folder, settings, job.data.report.json())
         with stop_signals() as stop, Crews(settings, reporter.say) as crews:
             finished(job.train(crews, stop, hooks))
-    reporter.say(f"done: {job.described_model()}")
+    role = next(iter(job.objective.losses()))
+    reporter.say(f"done: {role} in {store.model(role)}")
     return Run(folder)
 
 
@@ -184,10 +186,6 @@ class Job:
             if own.get_vocab() == self.tokenizer.get_vocab():
                 end = 0 if own.eos_token_id is None else 1  # that answers cut by length get
                 self.plan().check(f"the judge {reward.path}, beside its end token,", positions(reward.path) - end)
-
-    def described_model(self) -> str:
-        role = next(iter(self.objective.losses()))
-        return f"{role} in {self.store.model(role)}"
 
     # --- learners, rollout, rewards
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assent.settings import Settings, SettingsError, check
+from assent.checks import check
+from assent.settings import Settings, SettingsError
 
 Tree = typing.TypeVar("Tree")
 
