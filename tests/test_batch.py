@@ -190,6 +190,9 @@ def test_split_loses_and_doubles_nothing(lengths: list[int], unit: int, parts: i
         assert_aligned(batch, whole)
         assert_units_whole(batch)
     assert same(whole.split(1)[0], whole)
+    in_order = whole.split(parts)
+    assert len(in_order) == parts
+    assert [number for batch in in_order for number in unit_numbers(batch)] == list(range(count))
 
 
 @settings(max_examples=40, deadline=None)
@@ -238,6 +241,16 @@ def test_a_rank_takes_whole_prompts_where_that_spares_it_tokens() -> None:
     uneven = marked(lengths.tolist()).with_columns(group=groups, trainable=answers)
     assert [len(shard) for shard in uneven.shards(2)] == [8, 8]
     assert [shard.group.tolist() for shard in uneven.shards(2)] == [groups[rank::2].tolist() for rank in range(2)]
+
+
+def test_the_heaviest_prompts_find_a_rank_first() -> None:
+    """Prompts of 4, 4 and 8 tokens have 2, 2 and 4 answers of one: 6, 6 and 12 tokens, which makes 12 a rank. Every
+    other row would be 5, 5 and 10 tokens for each; in the prompts' order one would get 6 + 12."""
+    prompts = [4] * 4 + [8] * 4
+    answers = torch.tensor([place == prompt for prompt in prompts for place in range(prompt + 1)])
+    rows = marked([prompt + 1 for prompt in prompts])
+    rows = rows.with_columns(group=torch.tensor([0, 0, 1, 1, 2, 2, 2, 2]), trainable=answers)
+    assert [shard.group.tolist() for shard in rows.shards(2)] == [[2] * 4, [0, 0, 1, 1]]
 
 
 @settings(max_examples=40, deadline=None)
