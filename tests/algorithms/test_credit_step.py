@@ -319,6 +319,11 @@ def test_figures_by_hand() -> None:
             "kl/reference": 1.0,
         }
     )
+    for trained, deviation in (((False, True, False), 0.0), ((False, True, True), math.sqrt(2))):
+        few = Batch.of([replace(row, trainable=trained, reward=2.0)]).with_columns(values=torch.zeros(3))
+        method = PPO(whiten_advantages=False, kl_coefficient=0.0, trace=0.0)  # all of the reward on the last token
+        figures = method.credit(few.with_columns(bootstrap=torch.zeros(1)), {})[1]
+        assert figures["advantage/std"] == pytest.approx(deviation), "one number has none"
 
 
 def test_equal_groups_are_counted_where_they_carry_no_signal() -> None:
@@ -351,8 +356,12 @@ def test_explained_variance_by_hand() -> None:
     # One token a row, gamma 1: returns are the rewards 0, 2, 4. Values 0, 2, 4 explain all; 1, 1, 1 nothing;
     # 0, 1, 2 leave residuals 0, 1, 2 of variance 2/3 against 8/3.
     row = Row(tokens=(1, 2), trainable=(False, True), logprobs=(0.0, 0.0), reference=(0.0, 0.0), versions=(-1, 0))
-    batch = Batch.of([row] * 3).with_columns(reward=torch.tensor([0.0, 2.0, 4.0]), bootstrap=torch.zeros(3))
+    batch = Batch.of([row] * 3).with_columns(bootstrap=torch.zeros(3))
+    reward = torch.tensor([0.0, 2.0, 4.0])
     for values, expected in (([0.0, 2.0, 4.0], 1.0), ([1.0, 1.0, 1.0], 0.0), ([0.0, 1.0, 2.0], 0.75)):
-        column = torch.tensor([[9.0, value] for value in values]).reshape(-1)
-        _, figures = PPO().credit(batch.with_columns(values=column), {})
-        assert figures["explained_variance"] == pytest.approx(expected)
+        for scale in (1.0, 0.01):  # of whatever size they are
+            column = scale * torch.tensor([[9.0, value] for value in values]).reshape(-1)
+            _, figures = PPO().credit(batch.with_columns(values=column, reward=scale * reward), {})
+            assert figures["explained_variance"] == pytest.approx(expected, abs=1e-6)
+    _, figures = PPO().credit(batch.with_columns(values=torch.ones(6), reward=torch.ones(3)), {})
+    assert figures["explained_variance"] == 0.0, "equal returns have no variance to explain"
