@@ -116,6 +116,76 @@ def test_a_function_of_rows_may_be_named_by_any_path(place: str) -> None:
     assert load_settings({**offline, "data": {"train": f"{place}:rows"}}).data.train == f"{place}:rows"
 
 
+ONE_OR_MORE = [
+    "train.batch_size",
+    "train.log_every",
+    "train.steps",
+    "threads",
+    "log.samples_every",
+    "evaluate.limit",
+    *(f"{name}.{unit}" for name in ("save", "evaluate") for unit in ("steps", "epochs", "seconds")),
+    "rollout.prompts_per_step",
+    "rollout.max_tokens",
+    "rollout.slots",
+    "rollout.workers",
+    "learn.micro_tokens",
+    "learn.score_tokens",
+    "learn.max_skipped",
+]
+NONE_OR_MORE = [
+    "seed",
+    "save.keep",
+    "log.sample_groups",
+    "rollout.min_tokens",
+    "rollout.top_k",
+    "rollout.max_failed",
+    "rollout.max_redraw",
+    "rollout.max_lag",
+    "model.lora.rank",
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "refused", "allowed"),
+    [
+        *((key, "0", "1") for key in ONE_OR_MORE),
+        *((key, "-1", "0") for key in NONE_OR_MORE),
+        ("seed", f"{2**64}", f"{2**64 - 1}"),
+        ("train.epochs", "0", "0.1"),
+        ("model.lora.alpha", "0", "0.1"),
+        ("reference.ema", "1.1", "1"),
+        ("reference.ema", "-0.1", "0"),
+        ("rollout.top_p", "0", "0.1"),
+        ("rollout.top_p", "1.1", "1"),
+        *(
+            (f"{optimizer}.{key}", refused, allowed)
+            for optimizer in ("optimizer", "critic.optimizer")
+            for key, refused, allowed in (
+                ("learning_rate", "0", "1e-9"),
+                ("warmup", "1", "0.99"),
+                ("warmup", "-0.1", "0"),
+                ("betas", "[0.9,1.0]", "[0,0]"),
+                ("betas", "[-0.1,0.9]", "[0,0.9]"),
+                ("eps", "0", "1e-12"),
+                ("weight_decay", "-0.1", "0"),
+                ("min_ratio", "-0.1", "0"),
+                ("max_gradient_norm", "-1", "0"),
+            )
+        ),
+    ],
+)
+def test_numbers_are_refused_beyond_their_bounds_and_taken_at_them(key: str, refused: str, allowed: str) -> None:
+    lines = problems_of("online-dpo", [f"{key}={refused}"]).splitlines()[1:]
+    assert [line.partition("=")[0] for line in lines] == [f"  - {key}"]
+    load_settings(VALID, [f"{key}={allowed}"], method="online-dpo")
+
+
+def test_settings_that_are_fine_at_their_bounds_together() -> None:
+    load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
+    load_settings(VALID, ["train.steps=1", "train.epochs=0"], method="grpo")  # which steps make no matter
+    load_settings(VALID, ["rollout.workers=2", "rollout.workers_max=2", "runtime=ray"], method="grpo")
+
+
 def test_cut_distributions_are_fine_where_no_ratio_is_taken() -> None:
     settings = load_settings(VALID, ["rollout.top_p=0.9", "rollout.min_tokens=3"], method="best-of-k")
     assert settings.rollout.top_p == 0.9
