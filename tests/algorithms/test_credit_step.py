@@ -319,6 +319,11 @@ def test_figures_by_hand() -> None:
             "kl/reference": 1.0,
         }
     )
+    assert GRPO(kl_in_loss=0.1).credit(batch, {})[1]["kl/reference"] == pytest.approx(1.0)
+    assert "kl/reference" not in GRPO().credit(batch, {})[1]
+    valued = batch.with_columns(values=torch.zeros(12), bootstrap=torch.zeros(4))
+    for method in (PPO(), ReMax(), Reinforce()):
+        assert method.credit(valued, {})[1]["kl/reference"] == pytest.approx(1.0)
     for trained, deviation in (((False, True, False), 0.0), ((False, True, True), math.sqrt(2))):
         few = Batch.of([replace(row, trainable=trained, reward=2.0)]).with_columns(values=torch.zeros(3))
         method = PPO(whiten_advantages=False, kl_coefficient=0.0, trace=0.0)  # all of the reward on the last token

@@ -171,5 +171,8 @@ def test_reward_model_loss_and_figures() -> None:
     assert float(loss) == pytest.approx(0.8936695, abs=1e-6)
     assert figures["accuracy"] == pytest.approx((0.5 * 1 + 0.5 * 0 + 1 * 0.5) / 2)
     assert figures["score/mean"] == pytest.approx((0.5 * 0.5 + 0.5 * 0.5 + 1 * 2) / 2)
+    wider = Output(scores=torch.tensor([3.0, 0.0, 0.0, 1.0, 2.0, 2.0]))
+    figures = RewardModel().losses()[Role.JUDGE](wider, batch)[1]
+    assert figures["margin"] == pytest.approx((0.5 * 3 - 0.5 * 1 + 0) / 2)
     centred, _ = RewardModel(centring=0.1).losses()[Role.JUDGE](output, batch)
     assert float(centred - loss) == pytest.approx(0.1 * (0.5 * 1 + 0.5 * 1 + 1 * 16) / 2)  # sums 1, 1, 4

@@ -14,6 +14,7 @@ from assent.algorithms.best_of_k import BestOfK
 from assent.algorithms.dpo import DPO
 from assent.algorithms.grpo import GRPO
 from assent.algorithms.online_dpo import OnlineDPO
+from assent.algorithms.policy_gradient import PolicyGradient
 from assent.algorithms.ppo import PPO
 from assent.algorithms.reinforce import Reinforce
 from assent.algorithms.remax import ReMax
@@ -90,6 +91,12 @@ def test_defaults_are_the_published_ones() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("method", [PPO, GRPO, RLOO, ReMax, Reinforce])
+def test_every_policy_gradient_has_the_checks_of_all(method: type[PolicyGradient]) -> None:
+    with pytest.raises(ValueError, match="ratio='word' is not one of"):
+        method(ratio="word")
 
 
 def test_bounds_that_may_be_infinite() -> None:
