@@ -103,6 +103,7 @@ def test_online_dpo_puts_the_best_before_the_worst(make_group: Callable[..., Gro
     assert places(rows) == [1, 2]
     assert [row.reward for row in rows] == [2.0, -1.0]
     assert places(OnlineDPO().rows(make_group([None, 0.0, None, 1.0]))) == [3, 1]
+    assert places(OnlineDPO().rows(make_group([0.0, 0.0, 1.0]))) == [2, 0], "a tie of the worst is none of the group"
 
 
 def test_online_dpo_drops_ties_and_lone_answers(make_group: Callable[..., Group]) -> None:
