@@ -122,6 +122,8 @@ def test_clip_fraction_counts_exactly_the_lost_gradients(ratio: float, advantage
     _, gradient = policy([ratio], [advantage])
     counted = clip_fraction(torch.tensor([ratio]).log(), torch.tensor([advantage]), low=0.2, high=0.3)
     assert bool(counted) == (float(gradient) == 0.0)
+    nothing = clip_fraction(torch.tensor([ratio]).log(), torch.zeros(1), low=0.2, high=0.3)
+    assert not nothing.any(), "without an advantage there is no gradient to lose"
 
 
 @settings(max_examples=50, deadline=None)
