@@ -49,6 +49,52 @@ def test_two_texts_are_enough() -> None:
     assert not question.same_vocabulary
 
 
+@pytest.mark.parametrize("tokens", ["null", '"12"', "[1, true]", "[1, 2.0]", "[1, -1]", '["1"]', "[]", "{}"])
+@pytest.mark.parametrize("side", ["prompt_tokens", "completion_tokens"])
+def test_what_is_no_list_of_tokens_leaves_the_texts_to_count(side: str, tokens: str) -> None:
+    given = {"prompt_tokens": "[0, 3]", "completion_tokens": "[0, 4]"} | {side: tokens}
+    columns = ", ".join(f'"{name}": {value}' for name, value in given.items())
+    body = f'{{"version": 1, "vocabulary": "abc", "items": [{{"prompt": "a", "completion": "b", {columns}}}]}}'
+    (question,) = protocol.read_request(body.encode(), vocabulary="abc")
+    assert not question.same_vocabulary
+    whole = body.replace(f'"{side}": {tokens}', f'"{side}": [0, 5]')
+    (question,) = protocol.read_request(whole.encode(), vocabulary="abc")
+    assert question.same_vocabulary and question.completion.logprobs == (0.0, 0.0)
+    (question,) = protocol.read_request(whole.replace("abc", "").encode(), vocabulary="")
+    assert not question.same_vocabulary, "a server without a vocabulary shares it with nobody"
+
+
+def test_as_many_items_as_allowed_and_answers_that_are_no_texts() -> None:
+    one = b'{"prompt": "a", "completion": "b", "answer": 4}'
+    questions = protocol.read_request(b'{"version": 1, "items": [' + b",".join([one] * 1024) + b"]}", vocabulary="abc")
+    assert [question.prompt.id for question in questions] == [str(number) for number in range(1024)]
+    assert {question.prompt.answer for question in questions} == {None}
+
+
+def test_chats_are_sent_as_they_are() -> None:
+    turns = ({"role": "user", "content": "2+2="},)
+    asked = Prompt(id="p", text="2+2=", tokens=(5,), messages=turns)
+    written = json.loads(protocol.item(asked, completion("4", 7)))
+    assert written["messages"] == list(turns)
+    assert not {"answer", "extra"} & set(written)
+    assert "options" not in json.loads(protocol.request(["{}"], vocabulary="", options={}))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        ('["too long", null]', ["too long", "no reason given"]),
+        ('["", 7]', ["no reason given"] * 2),
+        ('["too long"]', ["no reason given"] * 2),
+        ('"no"', ["no reason given"] * 2),
+        (json.dumps(["x" * 301, "y" * 300]), ["x" * 300, "y" * 300]),
+    ],
+)
+def test_reasons_of_a_server_are_cut_and_taken_where_they_fit(reasons: str, told: list[str]) -> None:
+    scores = protocol.read_answer(f'{{"scores": [null, null], "reasons": {reasons}}}'.encode(), 2)
+    assert [score.reason for score in scores] == [f"not scored by the server: {said}" for said in told]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
