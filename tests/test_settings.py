@@ -70,6 +70,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["reference.ema=0.1"], "asks for no reference"),
         ("grpo", ["reference.ema=0.1"], "asks for no reference"),
         ("ppo", ["reference.once=true"], "reference.once is for offline methods"),
+        ("sft", ["reference.once=true"], "reference.once is for offline methods with a reference (dpo)"),
         ("dpo", ["reference.once=true", "reference.ema=0.1"], "keep one"),
         (
             "grpo",
@@ -180,7 +181,13 @@ def test_numbers_are_refused_beyond_their_bounds_and_taken_at_them(key: str, ref
     load_settings(VALID, [f"{key}={allowed}"], method="online-dpo")
 
 
-def test_settings_that_are_fine_at_their_bounds_together() -> None:
+def test_settings_that_are_fine_together() -> None:
+    given = {key: value for key, value in VALID.items() if key != "rewards"}
+    load_settings(given, ["reference.once=true"], method="dpo")
+    load_settings(given, ["reference.ema=0.1", "reference.path=a", "reference.offload=true"], method="dpo")
+    load_settings(given, [*SHARDS, "runtime.cpu_offload=true", "device=cuda"], method="sft")
+    load_settings(VALID, ["critic.path=a", "rollout.workers=1"], method="ppo")
+    load_settings(VALID, ["reference.path=a", "reference.offload=true", "model.lora.rank=4"], method="ppo")
     load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
     load_settings(VALID, ["train.steps=1", "train.epochs=0"], method="grpo")  # which steps make no matter
     load_settings(VALID, ["rollout.workers=2", "rollout.workers_max=2", "runtime=ray"], method="grpo")
