@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[1] / "src" / "assent"
 
 # A unit may import units of earlier lines and itself, never one beside it. Units are subpackages and top-level files.
 LAYERS = (
-    {"types", "plugins", "stopping"},
-    {"kernels"},
+    {"paths", "types", "stopping"},
+    {"plugins", "kernels"},
     {"batch", "maths", "runtime", "monitor"},
     {"algorithms", "data", "rewards"},
     {"models"},
@@ -162,16 +162,18 @@ def direction(root: Path) -> list[str]:
 
 
 def plain_settings(root: Path) -> list[str]:
-    """A subpackage's settings and `plugins.py` import the standard library, types and other settings only."""
+    """A subpackage's settings and `plugins.py` import the standard library, types, paths and other settings only."""
     complaints = []
     for path, source in sources(root).items():
         if not (path == "plugins.py" or path.endswith("/settings.py")):
             continue
         for imported in source.imports:
             parts = imported.name.split(".")
-            is_ours = parts[0] == "assent" and (parts[1:2] == ["types"] or parts[2:3] == ["settings"])
+            is_ours = parts[0] == "assent" and (parts[1] in ("types", "paths") or parts[2:3] == ["settings"])
             if not (is_ours or parts[0] in sys.stdlib_module_names):
-                complaints.append(f"{path}:{imported.line}: imports {imported.name}, not settings, types or a standard")
+                complaints.append(
+                    f"{path}:{imported.line}: imports {imported.name}, not settings, types, paths or a standard"
+                )
     return complaints
 
 

@@ -48,6 +48,8 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["data.train=nowhere.jsonl"], "there is no nowhere.jsonl"),
         ("sft", ["data.validation=./nowhere"], "there is no ./nowhere"),
         ("sft", ["data.validation=x", "data.validation_percent=5"], "Keep one"),
+        ("sft", ["data.train='~no such user/x.jsonl'"], "there is no ~no such user/x.jsonl"),
+        ("ppo", ["rewards=[{kind: function, function: '~no such user/x.py:f'}]"], "there is no file"),
         ("sft", ["rewards=[{kind: length}]"], "sft learns from data and reads no rewards"),
         ("ppo", ["rewards=[]"], "ppo needs a reward"),
         ("ppo", ["rewards=[{kind: judge}]"], "rewards.0: kind judge needs path"),

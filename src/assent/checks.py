@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from pathlib import Path
 from typing import Any
 
 from assent.data.settings import sources
 from assent.learn.settings import OptimizerSettings
+from assent.paths import at_home
 from assent.plugins import known_here_alone
 from assent.runtime.settings import DASHBOARD
 from assent.settings import Settings, SettingsError
@@ -80,7 +80,7 @@ def _about_data(s: Settings) -> list[str]:
         name
         for name in (*sources(s.data.train), *sources(s.data.validation))
         if (name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet")))
-        and not (".py:" in name or Path(name).expanduser().exists())  # a function's file is told of as it is run
+        and not (".py:" in name or at_home(name).exists())  # a function's file is told of as it is run
     ]
     return [f"data: there is no {name}" for name in missing]
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+from assent.paths import at_home
+
 METHODS = {
     "sft": "Supervised fine-tuning on demonstrations.",
     "reward": "Reward model from preference pairs.",
@@ -40,7 +42,7 @@ def plain_errors(target: str | Path | None = None) -> Iterator[None]:
     is refused before the work where nothing can be written."""
     try:
         if target is not None:
-            _check_writable(Path(target).expanduser())
+            _check_writable(at_home(target))
         yield
     except (ValueError, FileNotFoundError, ImportError) as error:
         if "--traceback" in sys.argv:
@@ -97,9 +99,7 @@ class HomePath(click.Path):
     """A path with the home folder in the place of `~`, which shells leave as it is in --out=~/answers.jsonl."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from assent.recipes import at_home
-
-        return super().convert(at_home(str(value)), param, ctx)
+        return super().convert(str(at_home(value)), param, ctx)
 
 
 class Commands(click.Group):

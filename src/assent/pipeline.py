@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assent.evaluate.settings import BeforeAfterSettings
+from assent.paths import at_home
 from assent.recipes import (
-    at_home,
     check_known,
     load_settings,
     load_tree,
@@ -90,7 +90,7 @@ def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[st
     settings = load_tree(PipelineSettings, given, own, free=("shared", "stages"))
     for name in settings.only:
         check_known(name, stages, what="stage")
-    settings.output = at_home(settings.output)
+    settings.output = str(at_home(settings.output))
     return settings
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from assent.paths import at_home
+
 
 def load_object(reference: str) -> Any:
     """Return what `reference` names. A file is run once, however often it is named, so its registrations stand once."""
@@ -33,7 +35,7 @@ def load_object(reference: str) -> Any:
 
 
 def _module_of_file(path: Path, reference: str) -> ModuleType:
-    path = path.expanduser().resolve()
+    path = at_home(path).resolve()
     if not path.is_file():
         raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
@@ -98,7 +100,7 @@ def load_plugins(paths: Sequence[str]) -> None:
         try:
             load_file(path)
         except (ImportError, OSError, ValueError) as error:
-            file = str(Path(path).expanduser().resolve())
+            file = str(at_home(path).resolve())
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
             within = f"{path!r}, line {lines[-1]}: " if lines else ""  # else the error names the file itself
             raise PluginError(f"{within}{error}") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assent.checks import check
+from assent.paths import at_home
 from assent.settings import Settings, SettingsError
 
 Tree = typing.TypeVar("Tree")
@@ -63,15 +64,7 @@ def completed(settings: Settings) -> Settings:
         raise SettingsError(
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
         )
-    return dataclasses.replace(settings, output=at_home(settings.output))
-
-
-def at_home(path: str) -> str:
-    """With the home folder in the place of `~`, which a shell leaves to us in a file; unknown homes as they stand."""
-    try:
-        return str(Path(path).expanduser())
-    except RuntimeError:
-        return path
+    return dataclasses.replace(settings, output=str(at_home(settings.output)))
 
 
 @dataclass(frozen=True)

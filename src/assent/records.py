@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from assent.loop.checkpoint import Store, make_folder
 from assent.loop.recorded import Record
 from assent.monitor.sinks import PARTIAL, read_jsonl, replace_file
+from assent.paths import at_home
 from assent.settings import Settings, SettingsError, resolved
 
 SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
@@ -276,7 +277,7 @@ def open_record(settings: Settings) -> Record | None:
     """The record that the run replays, if it does. Raises SettingsError with everything that keeps it from being so."""
     if settings.rollout.replay is None:
         return None
-    folder = Path(settings.rollout.replay).expanduser()
+    folder = at_home(settings.rollout.replay)
     if not (folder / GROUPS).is_file():
         raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
     if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():

@@ -8,10 +8,10 @@ answer (a newline, an empty thought) is neither trained nor asked for. Leaves ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assent.data.fields import DataError
+from assent.paths import at_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ def chat_template(setting: str | None) -> str | None:
         return DEFAULT_TEMPLATE
     if "{" in setting:
         return setting
-    path = Path(setting).expanduser()
+    path = at_home(setting)
     if not path.is_file():
         raise DataError(
             f"data.chat_template={setting!r} is neither null (the tokenizer's own), 'default', a Jinja template "

@@ -30,6 +30,7 @@ from assent.data.formats import (
     sample,
 )
 from assent.data.read import scan_rows
+from assent.paths import at_home
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 Rows = list[dict[str, Any]]
@@ -67,7 +68,7 @@ def convert(
     if writer is None:
         raise DataError(f"rows cannot be written as {to!r}. Known: {', '.join(_WRITERS)}.")
     check_columns(columns or {})
-    path = Path(target).expanduser()
+    path = at_home(target)
     _check_target(source, path, overwrite)
     lost: Counter[str] = Counter()
     samples, read, bad = _read(source, to, lost, dialect=dialect, columns=columns or {}, split=split, bad_rows=bad_rows)
@@ -245,7 +246,7 @@ def _check_target(source: str, path: Path, overwrite: bool) -> None:
         raise DataError(
             f"files that end in {path.suffix or 'nothing'!r} are not written; use {', '.join(SUFFIXES)}.", str(path)
         )
-    read = Path(source).expanduser()
+    read = at_home(source)
     inside = read.is_dir() and path.resolve().is_relative_to(read.resolve())
     if inside or (path.exists() and read.exists() and path.samefile(read)):
         raise DataError("it is what is read; write to another place.", str(path))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from assent.data.fields import DataError, shown
+from assent.paths import at_home
 from assent.plugins import load_file
 
 Scanned = tuple[str, "dict[str, Any] | DataError"]
@@ -52,9 +53,9 @@ def read_rows(source: str, *, split: str = "train") -> Iterator[tuple[str, dict[
 def scan_rows(source: str, *, split: str = "train") -> Iterator[Scanned]:
     """All rows of a source with their place; a bad row is a `DataError` in place of the row."""
     function = FUNCTION.fullmatch(source)
-    path = Path(source).expanduser()
+    path = at_home(source)
     if function:
-        rows: Iterator[Scanned] = _of_function(source, Path(function["path"]).expanduser(), function["name"])
+        rows: Iterator[Scanned] = _of_function(source, at_home(function["path"]), function["name"])
     elif path.is_dir():
         rows = _of_folder(source, path, split)
     elif path.is_file():

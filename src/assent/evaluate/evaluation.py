@@ -20,6 +20,7 @@ from assent.evaluate.policy import Answer, Answers, Policy
 from assent.evaluate.settings import EvaluationSettings
 from assent.evaluate.statistics import Interval
 from assent.monitor.console import Reporter
+from assent.paths import at_home
 from assent.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
     """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
     load_plugins(settings.plugins)
     settings.check()
-    folder = None if settings.out is None else Path(settings.out).expanduser()
+    folder = None if settings.out is None else at_home(settings.out)
     if folder is not None:
         made_folder(folder)
     reporter = reporter or Reporter(quiet=True)

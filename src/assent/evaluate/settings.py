@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from assent.data.settings import DataSettings, sources
+from assent.paths import at_home
 
 KINDS = ("perplexity", "generation", "reward", "kl", "comparison", "preference")
 DATA = ("prompts", "demonstrations", "preferences")
@@ -113,7 +113,7 @@ class MeasureSettings:
         for kind in DATA:
             for name in sources(getattr(self, kind)):
                 named = name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet"))
-                if named and ".py:" not in name and not Path(name).expanduser().exists():
+                if named and ".py:" not in name and not at_home(name).exists():
                     problems.append(f"{kind}: there is no {name}")
         return problems
 
@@ -199,6 +199,4 @@ class EvaluationSettings(MeasureSettings):
     def _about_models(self) -> list[str]:
         named = {name: getattr(self, name) for name in ("model", "reference", "other", "judge")}
         local = {name: path for name, path in named.items() if path and path.startswith((".", "/", "~"))}
-        return [
-            f"{name}: there is no folder {path}" for name, path in local.items() if not Path(path).expanduser().is_dir()
-        ]
+        return [f"{name}: there is no folder {path}" for name, path in local.items() if not at_home(path).is_dir()]

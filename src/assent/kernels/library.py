@@ -26,6 +26,8 @@ from filelock import FileLock
 from torch import Tensor, nn
 from torch.autograd import profiler
 
+from assent.paths import at_home
+
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -167,7 +169,7 @@ def _writable(folder: Path) -> bool:
 def _folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     folder = Path(os.environ.get("ASSENT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "assent")
-    return folder.expanduser().absolute()  # a library's name without a folder is looked for in the system's
+    return at_home(folder).absolute()  # a library's name without a folder is looked for in the system's
 
 
 def _name(compiler: str) -> str:

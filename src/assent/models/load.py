@@ -25,6 +25,7 @@ from assent.models.files import read_json, read_tensors, tensor_names, weight_fi
 from assent.models.keys import UnknownKeyError, UnsupportedError
 from assent.models.layout import fill, layout, stored_name
 from assent.models.tokenizer import load_tokenizer, tokenizer_special
+from assent.paths import at_home
 
 __all__ = ["check_scores", "fresh_model", "load_model", "load_tokenizer", "local_folder", "save_model"]
 
@@ -134,7 +135,7 @@ def save_model(
 
 def local_folder(path: str) -> Path:
     """The folder itself, that of a run's newest model, or that of a hub id, downloaded or cached."""
-    folder = Path(path).expanduser()
+    folder = at_home(path)
     if folder.is_dir():
         return _newest_of_run(folder) if (folder / "checkpoints").is_dir() else folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1:

@@ -27,6 +27,7 @@ from assent.models.layout import Part, layout
 from assent.models.load import local_folder
 from assent.models.lowrank import LoraLinear, adapted_layers
 from assent.models.settings import LoraSettings, ModelSettings
+from assent.paths import at_home
 
 __all__ = [
     *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
@@ -95,7 +96,7 @@ def check_lora(settings: ModelSettings) -> None:
     """
     config: Mapping[str, Any] = settings.config
     if settings.path is not None:
-        if not Path(settings.path).expanduser().is_dir():
+        if not at_home(settings.path).is_dir():
             return
         file = local_folder(settings.path) / "config.json"
         if not file.exists():
