@@ -122,6 +122,17 @@ def test_answer_lists_pair_up_in_order(dialect):
     )
 
 
+def test_one_margin_is_that_of_all_pairs():
+    row = {"prompt": "q", "pos_answers": ["a", "b"], "neg_answers": ["c", "d"], "margin": 0.5}
+    assert [pair.margin for pair in preference(row, where="f:1").pairs] == [0.5, 0.5]
+
+
+def test_transcripts_that_differ_from_the_first_answer_on():
+    chosen, rejected = "\n\nAssistant: a", "\n\nAssistant: b"
+    read = preference({"chosen": chosen, "rejected": rejected}, where="f:1")
+    assert (read.prompt, read.pairs) == ("\n\nAssistant:", (Pair(chosen=" a", rejected=" b"),))
+
+
 def test_answer_lists_of_different_length_are_refused():
     with pytest.raises(DataError, match=r"f:3: pos_answers has 2 and neg_answers 1"):
         preference({"prompt": "q", "pos_answers": ["a", "b"], "neg_answers": ["c"]}, where="f:3")
@@ -185,6 +196,19 @@ def test_columns_rename_and_unknown_ones_are_refused():
         (demonstration, {"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "has function_call"),
         (preference, {"prompt": "q", "completion": "a"}, "no known dialect of preferences"),
         (preference, {"chosen": "a", "rejected": "b"}, "share no beginning"),
+        (
+            preference,
+            {"prompt": "q", "pos_answers": "a", "neg_answers": ["b"]},
+            "'pos_answers' is the text 'a'; it mus",
+        ),
+        (preference, {"prompt": "q", "pos_answers": [], "neg_answers": []}, "'pos_answers' is an empty list"),
+        (
+            preference,
+            {"prompt": "q", "pos_answers": ["a", "b"], "neg_answers": ["c", "d"], "margin": [1]},
+            "'margin' has 1 entries for 2 pairs; give one for each",
+        ),
+        (demonstration, {"messages": [USER, {**ASSISTANT, "content": " "}]}, "the last assistant turn is empty"),
+        (demonstration, {"messages": [{**USER, "content": None}]}, "content' is null; it must be text"),
         (preference, {"prompt": "q", "chosen": "a", "rejected": "b", "margin": float("nan")}, "finite number"),
         (question, {"prompt": None}, r"the columns \(none\)"),
         (question, {"prompt": [USER, ASSISTANT]}, "ends with an assistant turn"),

@@ -80,7 +80,8 @@ def test_what_a_function_may_return() -> None:
         "text": "0.5",
         "no reward": {"style": 1.0},
         "unknown": {"reward": None, "style": 1.0},
-        "score": Score(value=None, reason="too hard"),
+        "score": Score(value=None, reason="too hard", parts={"style": 1.0}),
+        "bytes": b"0.5",
     }
     found = dict(zip(returned, scores(lambda completion: returned[completion], *returned), strict=True))
     assert (found["float"].value, found["bool"].value) == (0.25, 1.0)
@@ -93,10 +94,11 @@ def test_what_a_function_may_return() -> None:
         "no reward": "TypeError: function returned a dict without the key 'reward'; it has ['style']",
         "unknown": "function returned None as its 'reward'",
         "score": "too hard",
+        "bytes": "TypeError: the reward is a bytes, not a number: b'0.5'",
     }.items():
         assert found[name].value is None
         assert found[name].reason == reason
-    assert found["unknown"].parts == {"style": 1.0}
+    assert found["unknown"].parts == found["score"].parts == {"style": 1.0}
 
 
 def test_one_failure_leaves_the_others_alone() -> None:

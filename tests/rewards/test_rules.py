@@ -119,9 +119,16 @@ def test_from_settings(tmp_path: Path) -> None:
     assert asyncio.run(reward.score(PROMPT, [completion("a!!")]))[0].value == 4
 
 
+def test_settings_reach_the_function() -> None:
+    reward = function_reward(RewardSettings(kind="gsm8k", deadline=3.0, thread=True))
+    assert (reward.name, reward.deadline, reward.thread) == ("gsm8k", 3.0, True)
+
+
 def test_unknown_kinds_name_the_nearest() -> None:
     with pytest.raises(ValueError, match="nearest name is 'gsm8k'"):
         function_reward(RewardSettings(kind="gsm8"))
+    with pytest.raises(ValueError, match=r"no reward of kind 'zzz'\. Known are judge, function, http, gsm8k"):
+        function_reward(RewardSettings(kind="zzz"))
 
 
 def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
