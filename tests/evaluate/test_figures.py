@@ -237,6 +237,8 @@ def test_comparison_by_hand() -> None:
     assert found["win_rate/gold"].count == 3
     assert found["difference/gold"].value == pytest.approx(0.0)
     assert found["reward/gold/first"].value == pytest.approx(10.5 / 4)
+    swapped = comparison_figures(theirs, ours, seed=0)
+    assert swapped["win_rate/gold"].count == 3, "whichever of the two lacks it"
     better = comparison_figures(theirs[:3], [[answer("", -1.0)]] * 3, seed=0)
     assert (better["win_rate/gold"].low, better["win_rate/gold"].value) == (1.0, 1.0)
 
@@ -264,6 +266,10 @@ def test_texts_beyond_the_context_are_refused(task: Task) -> None:
     for call in calls:
         with pytest.raises(ValueError, match="160 positions"):
             call()
+    (asked,) = prompts(policy, "We saw")
+    room, steps = 160 - len(asked.tokens), list[int]()
+    answers = policy.answers([asked], SamplingSettings(max_tokens=room, samples=2), seed=0, advance=steps.append)
+    assert (len(answers[0]), steps) == (2, [2]), "all of the context may be used"
 
 
 def test_answers_come_inside_a_running_loop_too(task: Task) -> None:
