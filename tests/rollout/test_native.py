@@ -109,6 +109,7 @@ def test_stop_strings_cut_the_text_and_keep_the_tokens(pairs: Any, letters: Lett
     [question] = prompts(6)
     engine = NativeEngine(model, letters)
     [[free]] = generate_all(engine, [question], [GREEDY])
+    assert free.text == letters.decode(list(free.tokens), skip_special_tokens=True), "its last token too"
     stop = free.text[5:8]
     place = free.text.index(stop)
     plan = [
