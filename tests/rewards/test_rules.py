@@ -81,6 +81,8 @@ def test_exact_match_and_matches() -> None:
 
 def test_length() -> None:
     assert [length((0,) * n, target=10) for n in (0, 5, 10, 15, 20, 50)] == [0, 0.5, 1, 0.5, 0, -1]
+    with pytest.raises(ValueError, match="target=0 must be 1 or more"):
+        length((0,), target=0)
 
 
 def test_overlong_by_hand() -> None:

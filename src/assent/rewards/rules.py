@@ -68,7 +68,12 @@ def matches(completion: str, *, pattern: str) -> float:
 
 
 def length(tokens: tuple[int, ...], *, target: int) -> float:
-    """1 - |tokens - target| / target, but not below -1: 1 at the target, 0 at nothing or twice as much."""
+    """1 - |tokens - target| / target, but not below -1: 1 at the target, 0 at nothing or twice as much.
+
+    Raises ValueError for a target below 1.
+    """
+    if target < 1:
+        raise ValueError(f"target={target} must be 1 or more tokens")
     return max(-1.0, 1 - abs(len(tokens) - target) / target)
 
 
