@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from assent.crew.base import Crew
 from assent.crew.ray import RayCrew
 from assent.loop.progress import Moment
-from assent.monitor.page import Station, page
+from assent.monitor.page import Curves, Station, page
 from assent.types import Stats
 
 EVERY = 2.0
@@ -26,13 +27,13 @@ LATEST = 5
 class ShowPage:
     """A hook; it stands behind the one that records metrics, whose earlier records of this run it is given."""
 
-    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, records: list[dict[str, Any]]):
+    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, records: Iterable[Mapping[str, Any]]):
         self.path, self.crew, self.title, self.steps = path, crew, title, steps
-        self._records = records
+        self._curves = Curves(records)
         self._written = -EVERY
 
     async def __call__(self, moment: Moment) -> Stats:
-        self._records.append({"step": moment.progress.step} | moment.stats)
+        self._curves.add({"step": moment.progress.step} | moment.stats)
         ended = "done" if moment.last else "stopped" if moment.stopping else ""
         if ended or time.monotonic() - self._written >= EVERY:
             self._written = time.monotonic()
@@ -40,12 +41,16 @@ class ShowPage:
         return {}
 
     def _write(self, ended: str) -> None:
-        """Beside it first: a browser never finds half a page."""
         found = stations(self.crew)
-        text = page(self.title, records=self._records, steps=self.steps, stations=found, ended=ended)
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.path)
+        text = page(self.title, curves=self._curves, steps=self.steps, stations=found, ended=ended)
+        _write(self.path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside it first: a browser never finds half a page."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def stations(crew: Crew) -> list[Station]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assent import load_settings, run
-from assent.monitor.page import Station, page
+from assent.monitor.page import Curves, Station, page
 
 
 class Tags(HTMLParser):
@@ -31,7 +31,7 @@ class Tags(HTMLParser):
 def test_curves_fill_their_frame_from_left_to_right() -> None:
     """Values 1, 3, 2 in a frame of 320 by 60 with a margin of 4: at the bottom, at the top, in the middle."""
     records = [{"step": step, "reward/mean": value} for step, value in ((1, 1.0), (2, 3.0), (3, 2.0))]
-    text = page("run", records=records, steps=3, stations=())
+    text = page("run", curves=Curves(records), steps=3, stations=())
     assert 'points="0.0,56.0 160.0,4.0 320.0,30.0"' in text
     assert "reward <b>2</b>" in text
     assert "1 to 3" in text
@@ -39,33 +39,69 @@ def test_curves_fill_their_frame_from_left_to_right() -> None:
 
 def test_a_long_run_keeps_its_first_and_its_last_point() -> None:
     records = [{"step": step, "entropy": float(step)} for step in range(1, 10_001)]
-    found = re.findall(r'points="([^"]*)"', page("run", records=records, steps=10_000, stations=()))
+    found = re.findall(r'points="([^"]*)"', page("run", curves=Curves(records), steps=10_000, stations=()))
     (points,) = (points.split() for points in found)
     assert points[0] == "0.0,56.0"
     assert points[-1] == "320.0,4.0"
     assert 150 < len(points) < 165
 
 
+def test_a_long_run_shows_each_of_its_extremes() -> None:
+    """Steps that were passed over hid a gradient norm of 50 among those of 1, and the range below it too."""
+    records = [{"step": step, "gradient_norm/policy": 50.0 if step == 7_777 else 1.0} for step in range(1, 10_001)]
+    text = page("run", curves=Curves(records), steps=10_000, stations=())
+    assert "gradient norm <b>1</b>" in text
+    assert "1 to 50" in text
+    assert ",4.0 " in text
+
+
+def test_a_page_costs_no_more_late_in_a_run() -> None:
+    """Every record of 100,000 steps was kept and gone through every two seconds: seconds each time."""
+    curves = Curves({"step": step, "entropy": float(step % 7)} for step in range(1, 20_001))
+    (curve,) = curves._curves.values()
+    assert len(curve._stretches) <= 80
+    assert len(curve.points()) <= 162
+
+
+def test_one_step_is_a_dot_and_not_an_empty_frame() -> None:
+    text = page("run", curves=Curves([{"step": 1, "entropy": 2.0}]), steps=1, stations=())
+    assert 'points="160.0,30.0 160.0,30.0"' in text
+
+
+def test_the_latest_value_is_that_of_the_latest_step() -> None:
+    """It read 2 where the loss had just become NaN; a record that was read again has null there."""
+    for lost in (float("nan"), None):
+        records = [{"step": 1, "loss/policy": 2.0}, {"step": 2, "loss/policy": lost}]
+        assert "policy loss <b>not finite</b>" in page("run", curves=Curves(records), steps=2, stations=())
+
+
+def test_large_figures_are_written_out_and_curves_are_told_in_words() -> None:
+    records = [{"step": step, "tokens_per_second": 60_000.0 * step} for step in (1, 2)]
+    text = page("run", curves=Curves(records), steps=2, stations=())
+    assert "tokens per second <b>120,000</b>" in text
+    assert 'aria-label="tokens per second, from 60,000 to 120,000 in steps 1 to 2"' in text
+
+
 def test_what_is_not_finite_or_not_there_has_no_curve() -> None:
     records = [{"step": 1, "entropy": None, "reward/mean": float("nan")}, {"step": 2}]
-    assert "polyline points" not in page("run", records=records, steps=2, stations=())
-    assert "Step 0 of 5" in page("run", records=[], steps=5, stations=())
+    assert "polyline points" not in page("run", curves=Curves(records), steps=2, stations=())
+    assert "Step 0 of 5" in page("run", curves=Curves(), steps=5, stations=())
 
 
 def test_the_rest_of_the_run_is_told_by_its_latest_steps() -> None:
     """20 steps of 2 s behind 80 of 50 s: 3,600 more take two hours."""
     records = [{"step": step, "time/step": 50.0 if step <= 80 else 2.0} for step in range(1, 101)]
-    text = page("run", records=records, steps=3_700, stations=())
+    text = page("run", curves=Curves(records), steps=3_700, stations=())
     assert "Step 100 of 3700, about 2:00:00 to go" in text
     assert 'http-equiv="refresh"' in text
-    ended = page("run", records=records, steps=3_700, stations=(), ended="stopped")
+    ended = page("run", curves=Curves(records), steps=3_700, stations=(), ended="stopped")
     assert "Step 100 of 3700, stopped" in ended
     assert "refresh" not in ended
 
 
 def test_names_and_reasons_are_text() -> None:
     foul = "</td><script>alert(1)</script><img src=x onerror='a'>"
-    text = page(foul, records=[], steps=1, stations=[Station(foul, foul, foul, lost=True)], ended=foul)
+    text = page(foul, curves=Curves(), steps=1, stations=[Station(foul, foul, foul, lost=True)], ended=foul)
     tags = Tags(text)
     assert not tags.open
     assert not {"script", "img"} & set(tags.seen)

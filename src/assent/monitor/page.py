@@ -1,6 +1,7 @@
 """A run's page: a file that a browser shows and renews by itself: how far it is, its curves, who works on it.
 
-    records of the steps, stations (who works where, in which state) -> page -> page.html
+    records of the steps -> Curves
+    Curves, stations (who works where, in which state) -> page -> page.html
 
 It needs no server and so opens no port. Left out: samples, and every other way to look into one step.
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +33,11 @@ SHOWN = (
 )
 """Metrics with a curve, where a run has them, and what they are called."""
 POINTS = 160
-"""Most points of a curve: more would be averaged by the eye."""
+"""Most points of a curve, about: a longer one has the least and the largest of every few steps."""
+RECENT = 20
+"""How many of the latest steps tell the pace."""
 WIDTH, HEIGHT = 320, 60
+REFRESH = '<meta http-equiv="refresh" content="3">'
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; color: #222; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.05em; margin-top: 2em; }
@@ -55,34 +60,90 @@ class Station:
     lost: bool = False
 
 
-def page(
-    title: str, *, records: Sequence[Mapping[str, Any]], steps: int, stations: Sequence[Station], ended: str = ""
-) -> str:
+class Curves:
+    """What the page tells of all steps so far. It grows with the number of metrics, not with that of steps."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()):
+        self.step = 0
+        self._curves: dict[str, Curve] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """The figures of the next step."""
+        self.step = int(record["step"])
+        for metric, _ in SHOWN:
+            if metric in record:
+                self._curves.setdefault(metric, Curve()).add(self.step, record[metric])
+        if (seconds := record.get("time/step")) is not None:
+            self._recent.append(float(seconds))
+
+    def shown(self) -> str:
+        return "".join(_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves)
+
+    def remaining(self, steps: int) -> str:
+        """By the latest steps, which may be quicker or slower than the first ones."""
+        if not self._recent:
+            return ""
+        seconds = round(sum(self._recent) / len(self._recent) * (steps - self.step))
+        return f", about {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} to go"
+
+
+class Curve:
+    """One metric over steps: the least and the largest value of each of a few stretches, which get longer."""
+
+    def __init__(self) -> None:
+        self.latest = math.nan
+        self.first: Point | None = None
+        self.last: Point | None = None
+        self._stretches: list[tuple[Point, Point]] = []
+        self._size, self._held = 1, 0
+        """Values of a full stretch, and of the last one."""
+
+    def add(self, step: int, value: Any) -> None:
+        self.latest = float(value) if isinstance(value, int | float) else math.nan
+        if not math.isfinite(self.latest):
+            return
+        self.last = point = (self.latest, step)
+        self.first = self.first or point
+        if self._stretches and self._held < self._size:
+            self._stretches[-1] = _joined(self._stretches[-1], (point, point))
+            self._held += 1
+            return
+        if len(self._stretches) == POINTS // 2:
+            pairs = zip(self._stretches[::2], self._stretches[1::2], strict=True)
+            self._stretches, self._size = [_joined(one, other) for one, other in pairs], 2 * self._size
+        self._stretches.append((point, point))
+        self._held = 1
+
+    def points(self) -> list[Point]:
+        """As (value, step), in the order of steps; the first and the last value are among them."""
+        kept = {point for stretch in self._stretches for point in stretch} | {self.first, self.last}
+        return sorted((point for point in kept if point is not None), key=lambda point: point[1])
+
+
+Point = tuple[float, int]
+
+
+def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point, Point]:
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def page(title: str, *, curves: Curves, steps: int, stations: Sequence[Station], ended: str = "") -> str:
     """The whole page; without `ended` it asks the browser to load it again every few seconds."""
-    refresh = "" if ended else '<meta http-equiv="refresh" content="3">'
-    done = int(records[-1]["step"]) if records else 0
-    curves = "".join(_curve(name, records, metric) for metric, name in SHOWN)
     rows = "".join(_row(station) for station in stations)
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{refresh}
-<meta name="viewport" content="width=device-width"><title>{_text(title)}: step {done} of {steps}</title>
+<html lang="en"><head><meta charset="utf-8">{"" if ended else REFRESH}
+<meta name="viewport" content="width=device-width"><title>{_text(title)}: step {curves.step} of {steps}</title>
 <style>{STYLE}</style></head><body>
 <h1>{_text(title)}</h1>
-<p>Step {done} of {steps}{_text(ended and f", {ended}") or _remaining(records, steps)}</p>
-<div class="curves">{curves}</div>
+<p>Step {curves.step} of {steps}{_text(ended and f", {ended}") or curves.remaining(steps)}</p>
+<div class="curves">{curves.shown()}</div>
 <h2>Who works</h2>
 <table><tr><th>worker</th><th>where</th><th>state</th></tr>{rows}</table>
 </body></html>
 """
-
-
-def _remaining(records: Sequence[Mapping[str, Any]], steps: int) -> str:
-    """By the latest steps, which may be quicker or slower than the first ones."""
-    times = [float(record["time/step"]) for record in records[-20:] if record.get("time/step") is not None]
-    if not times:
-        return ""
-    seconds = round(sum(times) / len(times) * (steps - int(records[-1]["step"])))
-    return f", about {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} to go"
 
 
 def _row(station: Station) -> str:
@@ -92,20 +153,28 @@ def _row(station: Station) -> str:
     )
 
 
-def _curve(name: str, records: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """A metric over steps, with its latest value; nothing for one that the run has not."""
-    found = [(float(r["step"]), float(r[metric])) for r in records if isinstance(r.get(metric), int | float)]
-    found = [point for point in found if math.isfinite(point[1])]
+def _panel(name: str, curve: Curve) -> str:
+    """A metric over steps, with its latest value."""
+    latest = _number(curve.latest) if math.isfinite(curve.latest) else "not finite"
+    found = curve.points()
     if not found:
-        return ""
-    latest, found = found[-1][1], [*found[: -1 : math.ceil(len(found) / POINTS)], found[-1]]
-    low, high = min(y for _, y in found), max(y for _, y in found)
-    first, last = found[0][0], found[-1][0]
+        return f"<div>{_text(name)} <b>{latest}</b></div>"
+    low, high = min(found)[0], max(found)[0]
+    first, last = found[0][1], found[-1][1]
     points = " ".join(
-        f"{_share(x, first, last) * WIDTH:.1f},{HEIGHT - 4 - _share(y, low, high) * (HEIGHT - 8):.1f}" for x, y in found
+        f"{_share(x, first, last) * WIDTH:.1f},{HEIGHT - 4 - _share(y, low, high) * (HEIGHT - 8):.1f}"
+        for y, x in (found if len(found) > 1 else 2 * found)  # a line of one point is none, of two equal ones a dot
     )
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none"><polyline points="{points}"/></svg>'
-    return f"<div>{_text(name)} <b>{latest:.4g}</b>{svg}<small>{low:.4g} to {high:.4g}</small></div>"
+    span = f"{_number(low)} to {_number(high)}"
+    svg = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{_text(name)}, from '
+        f'{span} in steps {first} to {last}"><polyline points="{points}"/></svg>'
+    )
+    return f"<div>{_text(name)} <b>{latest}</b>{svg}<small>{span}</small></div>"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def _share(value: float, low: float, high: float) -> float:
