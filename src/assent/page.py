@@ -56,7 +56,8 @@ def _write(path: Path, text: str) -> None:
 def stations(crew: Crew) -> list[Station]:
     """Every process of a run, and those that were lost last."""
     if not isinstance(crew, RayCrew):
-        return [Station("this process", f"{socket.gethostname()}, process {os.getpid()}", "learns and samples")]
+        does = "learns" if crew.engine is None else "learns and samples"
+        return [Station("this process", f"{socket.gethostname()}, process {os.getpid()}", does)]
     found, pool = [], crew.pool
     sampling = {} if pool is None else {worker.name: f"samples with version {pool.version}" for worker in pool.workers}
     for worker in crew.runtime.workers:

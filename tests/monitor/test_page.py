@@ -122,3 +122,15 @@ def test_a_run_leaves_its_page_and_a_resumed_one_goes_on_with_it(
     assert rewards is not None and len(rewards[1].split()) == 3
     quiet = make_recipe("grpo", tmp_path / "without", train={"steps": 1}, log={"page": False})
     assert not (run(load_settings(quiet)).folder / "page.html").exists()
+
+
+def test_a_run_that_samples_nothing_says_so_and_shows_what_it_validates(
+    make_recipe: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    recipe = make_recipe("reward", tmp_path, train={"steps": 2})
+    recipe["data"]["validation"] = recipe["data"]["train"]
+    text = (run(load_settings(recipe)).folder / "page.html").read_text()
+    assert "<td>learns</td>" in text
+    assert "<div>validation loss <b>" in text
+    assert "<div>accuracy <b>" in text
+    assert "<div>validation accuracy <b>" in text

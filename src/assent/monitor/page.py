@@ -19,8 +19,12 @@ SHOWN = (
     ("loss/policy", "policy loss"),
     ("loss/judge", "judge loss"),
     ("loss/critic", "critic loss"),
+    ("validation/loss", "validation loss"),
+    ("accuracy", "accuracy"),
+    ("validation/accuracy", "validation accuracy"),
     ("reward/mean", "reward"),
     ("reward/gold", "gold reward"),
+    ("validation/reward/mean", "validation reward"),
     ("kl/reference", "KL to the reference"),
     ("entropy", "entropy"),
     ("length/mean", "answer length"),
@@ -39,13 +43,16 @@ RECENT = 20
 WIDTH, HEIGHT = 320, 60
 REFRESH = '<meta http-equiv="refresh" content="3">'
 STYLE = """
+:root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; color: #222; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.05em; margin-top: 2em; }
 table { border-collapse: collapse; } td, th { padding: .15em 1.2em .15em 0; text-align: left; }
-.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(22em, 1fr)); gap: 1.2em; }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22em, 100%), 1fr)); gap: 1.2em; }
 .curves b { float: right; font-weight: 600; } svg { width: 100%; height: 60px; background: #f6f7f9; }
-polyline { fill: none; stroke: #1f6fb4; stroke-width: 1.5; } .lost { color: #a33; } small { color: #777; }
-@media (prefers-color-scheme: dark) { body { background: #15181c; color: #ddd; } svg { background: #1e2329; } }
+polyline { fill: none; stroke: #1f6fb4; stroke-width: 1.5; stroke-linecap: round; vector-effect: non-scaling-stroke; }
+.lost { color: #a33; } small { color: #666; }
+@media (prefers-color-scheme: dark) { body { background: #15181c; color: #ddd; } svg { background: #1e2329; }
+polyline { stroke: #5aa7e6; } .lost { color: #ee8888; } small { color: #999; } }
 """
 
 
