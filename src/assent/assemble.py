@@ -42,9 +42,9 @@ from assent.loop.train import train
 from assent.models.load import check_scores, load_tokenizer, positions
 from assent.monitor.console import Reporter, Tracker, step_line
 from assent.monitor.health import Health
-from assent.monitor.sinks import JsonLines, read_jsonl
+from assent.monitor.sinks import JsonLines
 from assent.monitor.trackers import opened_trackers
-from assent.page import ShowPage
+from assent.page import ShowPage, last_page
 from assent.processes import load_judge
 from assent.recipes import completed
 from assent.records import Run, find_resume, let_go, named, open_folder, open_record, other_rows, save_start
@@ -102,7 +102,7 @@ def _run(
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
-    with reporter.last_words():
+    with reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)
             if resume is None:
@@ -349,9 +349,8 @@ class Job:
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
         hooks.append(track)
         if settings.log.page:
-            title, path, seen = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE, metrics.path
-            earlier = read_jsonl(seen) if seen.exists() else []
-            hooks.append(ShowPage(path, crew, title=title, steps=self.last_step, records=earlier))
+            title, path = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE
+            hooks.append(ShowPage(path, crew, title=title, steps=self.last_step, metrics=metrics.path))
         hooks.append(partial(self.speak, tracker, Health({"sampler"} if settings.rollout.reshaped else ())))
         due = Due(settings.save, at_end=True)
         due.start(progress)

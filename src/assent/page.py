@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from assent.crew.base import Crew
 from assent.crew.ray import RayCrew
 from assent.loop.progress import Moment
-from assent.monitor.page import Curves, Station, page
+from assent.monitor.page import Curves, Station, closed, page
+from assent.monitor.sinks import read_jsonl
 from assent.types import Stats
 
 EVERY = 2.0
@@ -25,11 +26,11 @@ LATEST = 5
 
 
 class ShowPage:
-    """A hook; it stands behind the one that records metrics, whose earlier records of this run it is given."""
+    """A hook; it stands behind the one that records metrics, whose file of `metrics` has the earlier ones."""
 
-    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, records: Iterable[Mapping[str, Any]]):
+    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, metrics: Path):
         self.path, self.crew, self.title, self.steps = path, crew, title, steps
-        self._curves = Curves(records)
+        self._curves = Curves(read_jsonl(metrics) if metrics.exists() else ())
         self._written = -EVERY
 
     async def __call__(self, moment: Moment) -> Stats:
@@ -44,6 +45,17 @@ class ShowPage:
         found = stations(self.crew)
         text = page(self.title, curves=self._curves, steps=self.steps, stations=found, ended=ended)
         _write(self.path, text)
+
+
+@contextmanager
+def last_page(path: Path) -> Iterator[None]:
+    """What ends the run within it stands on its page too, which otherwise went on to promise the rest of it."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            _write(path, closed(path.read_text(encoding="utf-8"), str(error) or type(error).__name__))
+        raise
 
 
 def _write(path: Path, text: str) -> None:

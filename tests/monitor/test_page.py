@@ -8,7 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from assent import load_settings, run
+from assent.loop.train import NonFiniteError
 from assent.monitor.page import Curves, Station, page
 
 
@@ -134,3 +137,19 @@ def test_a_run_that_samples_nothing_says_so_and_shows_what_it_validates(
     assert "<div>validation loss <b>" in text
     assert "<div>accuracy <b>" in text
     assert "<div>validation accuracy <b>" in text
+
+
+def test_the_page_of_a_run_that_failed_promises_nothing(
+    make_recipe: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """It said for ever that so and so much was to go, and was loaded again every three seconds."""
+    recipe = make_recipe("sft", tmp_path, train={"steps": 1000}, optimizer={"learning_rate": 1e30})
+    with pytest.raises(NonFiniteError):
+        run(load_settings(recipe))
+    (path,) = tmp_path.rglob("page.html")
+    text = path.read_text()
+    assert re.search(r"<p>Step \d+ of 1000, ended: a loss or gradient was not finite in 3 steps", text)
+    assert "to go" not in text
+    assert "refresh" not in text
+    tags = Tags(text)
+    assert not tags.open

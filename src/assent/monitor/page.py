@@ -153,6 +153,15 @@ def page(title: str, *, curves: Curves, steps: int, stations: Sequence[Station],
 """
 
 
+def closed(text: str, why: str) -> str:
+    """A page whose run ended without a last word on it: nothing to go, and nothing to load again."""
+    if REFRESH not in text:
+        return text
+    before, _, rest = text.replace(REFRESH, "", 1).partition("<p>")
+    line, _, after = rest.partition("</p>")
+    return f"{before}<p>{line.partition(',')[0]}, ended: {_text(why)}</p>{after}"
+
+
 def _row(station: Station) -> str:
     lost = ' class="lost"' if station.lost else ""
     return (
