@@ -34,7 +34,7 @@ class ShowPage:
         self._written = -EVERY
 
     async def __call__(self, moment: Moment) -> Stats:
-        self._curves.add({"step": moment.progress.step} | moment.stats)
+        self._curves.add({"step": moment.progress.step, "time": moment.progress.seconds} | moment.stats)
         ended = "done" if moment.last else "stopped" if moment.stopping else ""
         if ended or time.monotonic() - self._written >= EVERY:
             self._written = time.monotonic()

@@ -102,6 +102,12 @@ def test_the_rest_of_the_run_is_told_by_its_latest_steps() -> None:
     assert "refresh" not in ended
 
 
+def test_evaluations_count_in_what_is_left_of_the_run() -> None:
+    """100 steps of 2 s with an evaluation of 40 s behind every tenth: each takes 6 s, and not 2."""
+    records = [{"step": step, "time/step": 2.0, "time": 2.0 * step + 40.0 * (step // 10)} for step in range(1, 101)]
+    assert "about 0:10:00 to go" in page("run", curves=Curves(records), steps=200, stations=())
+
+
 def test_names_and_reasons_are_text() -> None:
     foul = "</td><script>alert(1)</script><img src=x onerror='a'>"
     text = page(foul, curves=Curves(), steps=1, stations=[Station(foul, foul, foul, lost=True)], ended=foul)

@@ -74,6 +74,7 @@ class Curves:
         self.step = 0
         self._curves: dict[str, Curve] = {}
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._timed, self._in_steps, self._seconds = 0, 0.0, 0.0
         for record in records:
             self.add(record)
 
@@ -85,15 +86,19 @@ class Curves:
                 self._curves.setdefault(metric, Curve()).add(self.step, record[metric])
         if (seconds := record.get("time/step")) is not None:
             self._recent.append(float(seconds))
+            self._timed, self._in_steps = self._timed + 1, self._in_steps + float(seconds)
+        self._seconds = float(record.get("time") or 0.0)
 
     def shown(self) -> str:
         return "".join(_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves)
 
     def remaining(self, steps: int) -> str:
-        """By the latest steps, which may be quicker or slower than the first ones."""
+        """By the latest steps, which may be quicker or slower than the first ones, and by what has passed between
+        steps so far: evaluations and checkpoints."""
         if not self._recent:
             return ""
-        seconds = round(sum(self._recent) / len(self._recent) * (steps - self.step))
+        between = max(0.0, self._seconds - self._in_steps) / self._timed
+        seconds = round((sum(self._recent) / len(self._recent) + between) * (steps - self.step))
         return f", about {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} to go"
 
 
