@@ -104,6 +104,15 @@ def test_runs_of_one_stage_share_a_panel(tmp_path):
     assert {curve.label for curve in panel.curves if not curve.measured} == {f"seed-{s}/sft" for s in range(3)}
 
 
+def test_runs_keep_their_colours_whichever_wrote_last(tmp_path):
+    """Two runs at work took turns in being first, by who had written last, and so swapped colours between drawings."""
+    for name, began in (("late", "10:00:09"), ("early", "10:00:01")):
+        write_run(tmp_path / name, sft())
+        (tmp_path / name / "log.txt").write_text(f"2026-01-01 {began} sft: logs\n2026-01-02 00:00:00 done\n")
+    os.utime(tmp_path / "late" / "metrics.jsonl", (0, 0))
+    assert [run.name for run in find_runs(tmp_path)] == ["early", "late"]
+
+
 def test_a_single_run_is_named_by_its_folder(tmp_path):
     write_run(tmp_path / "my-run", sft())
     assert [run.name for run in find_runs(tmp_path / "my-run")] == ["my-run"]

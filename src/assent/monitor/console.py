@@ -30,6 +30,8 @@ SHOWN = (
     ("tok/s", ("tokens_per_second",), "{:,.0f}"),
 )
 """Columns of a step line: label, metric names of which the first present is shown, format (z: never -0)."""
+STAMP = "%Y-%m-%d %H:%M:%S"
+"""Before each line of a log."""
 NEXT_TO_NOTHING = {"lag": 1e-3, "gap": 1e-8}
 """Columns that are left out below this: how old samples are, and how far sampler and learner are apart."""
 
@@ -89,7 +91,7 @@ class Reporter:
 
     def _record(self, text: str) -> None:
         if self._log is not None:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            stamp = time.strftime(STAMP)
             with self._log.open("a", encoding="utf-8") as file:
                 file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
 

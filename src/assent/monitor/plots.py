@@ -7,18 +7,20 @@ Left out: interaction and live updates. matplotlib is imported on drawing only, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assent.monitor.console import STAMP
 from assent.monitor.sinks import read_jsonl
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METRICS = "metrics.jsonl"
+METRICS, LOG = "metrics.jsonl", "log.txt"
 PALETTE = ("#1f6fb4", "#d9652b", "#3a9a5b", "#8a5bb5", "#b8435e", "#7a6a4f", "#2ba3a8", "#8c8c8c")
 LINES = ("-", ":", "-.")
 """Of the runs that find all colours taken."""
@@ -129,7 +131,7 @@ def find_runs(log_dir: Path) -> list[Run]:
     if not log_dir.is_dir():
         raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
     files = [path for path in log_dir.rglob(METRICS) if not _hidden(path.relative_to(log_dir))]
-    files.sort(key=lambda path: (path.stat().st_mtime, str(path)))
+    files.sort(key=lambda path: (_began(path), str(path)))
     if not files:
         raise FileNotFoundError(
             f"No {METRICS} in {log_dir.resolve()} or any folder below it. Give a run's folder (it is written with the "
@@ -142,6 +144,17 @@ def find_runs(log_dir: Path) -> list[Run]:
         name = own.name if own == root else own.relative_to(root).as_posix()
         runs.append(Run(name, own.name, read_jsonl(file)))
     return runs
+
+
+def _began(metrics: Path) -> str:
+    """When a run began, as its log says; when its figures were last written, where there is no log."""
+    try:
+        with (metrics.parent / LOG).open(encoding="utf-8", errors="replace") as log:
+            stamp = log.readline()[:19]
+        time.strptime(stamp, STAMP)
+    except (OSError, ValueError):
+        return time.strftime(STAMP, time.localtime(metrics.stat().st_mtime))
+    return stamp
 
 
 def _hidden(path: Path) -> bool:
