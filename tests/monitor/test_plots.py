@@ -113,6 +113,19 @@ def test_runs_keep_their_colours_whichever_wrote_last(tmp_path):
     assert [run.name for run in find_runs(tmp_path)] == ["early", "late"]
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_steps_are_whole_on_the_axis_of_a_short_run(tmp_path, steps):
+    """A run of one step had ticks at 0.96, 0.98, ..."""
+    from matplotlib.figure import Figure
+
+    write_run(tmp_path / "run", sft(steps))
+    axes = Figure().add_subplot()
+    _fill(axes, _panels("loss", find_runs(tmp_path))[0])
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks and all(tick == int(tick) for tick in ticks)
+
+
 def test_a_single_run_is_named_by_its_folder(tmp_path):
     write_run(tmp_path / "my-run", sft())
     assert [run.name for run in find_runs(tmp_path / "my-run")] == ["my-run"]

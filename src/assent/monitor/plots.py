@@ -237,6 +237,8 @@ def _save(panels: Sequence[Panel], path: Path) -> Path:
 
 
 def _fill(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     numbers: dict[str, int] = {}
     for curve in panel.curves:
         number = numbers.setdefault(curve.label.removesuffix(", validation"), len(numbers))
@@ -250,6 +252,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
             axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.35)
             axes.plot(curve.steps, smooth(curve.values, width), line, color=colour, linewidth=1.9, label=curve.label)
     axes.set_title(panel.title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("step")
     axes.set_ylabel(panel.unit)
     axes.margins(x=0.02)
