@@ -68,7 +68,7 @@ def test_a_page_costs_no_more_late_in_a_run() -> None:
 
 def test_one_step_is_a_dot_and_not_an_empty_frame() -> None:
     text = page("run", curves=Curves([{"step": 1, "entropy": 2.0}]), steps=1, stations=())
-    assert 'points="160.0,30.0 160.0,30.0"' in text
+    assert 'points="160.0,30.0 160.0,30.0" class="dot"' in text
 
 
 def test_the_latest_value_is_that_of_the_latest_step() -> None:

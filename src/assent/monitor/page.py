@@ -50,7 +50,7 @@ table { border-collapse: collapse; } td, th { padding: .15em 1.2em .15em 0; text
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22em, 100%), 1fr)); gap: 1.2em; }
 .curves b { float: right; font-weight: 600; } svg { width: 100%; height: 60px; background: #f6f7f9; }
 polyline { fill: none; stroke: #1f6fb4; stroke-width: 1.5; stroke-linecap: round; vector-effect: non-scaling-stroke; }
-.lost { color: #a33; } small { color: #666; }
+.dot { stroke-width: 6; } .lost { color: #a33; } small { color: #666; }
 @media (prefers-color-scheme: dark) { body { background: #15181c; color: #ddd; } svg { background: #1e2329; }
 polyline { stroke: #5aa7e6; } .lost { color: #ee8888; } small { color: #999; } }
 """
@@ -186,10 +186,11 @@ def _panel(name: str, curve: Curve) -> str:
         f"{_share(x, first, last) * WIDTH:.1f},{HEIGHT - 4 - _share(y, low, high) * (HEIGHT - 8):.1f}"
         for y, x in (found if len(found) > 1 else 2 * found)  # a line of one point is none, of two equal ones a dot
     )
+    dot = "" if len(found) > 1 else ' class="dot"'
     span = f"{_number(low)} to {_number(high)}"
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{_text(name)}, from '
-        f'{span} in steps {first} to {last}"><polyline points="{points}"/></svg>'
+        f'{span} in steps {first} to {last}"><polyline points="{points}"{dot}/></svg>'
     )
     return f"<div>{_text(name)} <b>{latest}</b>{svg}<small>{span}</small></div>"
 
