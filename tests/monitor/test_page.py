@@ -79,10 +79,10 @@ def test_the_latest_value_is_that_of_the_latest_step() -> None:
 
 
 def test_large_figures_are_written_out_and_curves_are_told_in_words() -> None:
-    records = [{"step": step, "tokens_per_second": 60_000.0 * step} for step in (1, 2)]
+    records = [{"step": step, "tokens_per_second": value} for step, value in ((1, 6215.4), (2, 12e4))]
     text = page("run", curves=Curves(records), steps=2, stations=())
     assert "tokens per second <b>120,000</b>" in text
-    assert 'aria-label="tokens per second, from 60,000 to 120,000 in steps 1 to 2"' in text
+    assert 'aria-label="tokens per second, from 6,215 to 120,000 in steps 1 to 2"' in text
 
 
 def test_what_is_not_finite_or_not_there_has_no_curve() -> None:

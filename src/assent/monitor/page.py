@@ -196,7 +196,7 @@ def _panel(name: str, curve: Curve) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def _share(value: float, low: float, high: float) -> float:
