@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from assent.paths import at_home
+from assent.paths import at_home, error_number, unwritable
 
 METHODS = {
     "sft": "Supervised fine-tuning on demonstrations.",
@@ -30,7 +29,6 @@ METHODS = {
     "best-of-k": "SFT on the policy's own best answers.",
 }
 USAGE_ERROR = 2
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """The system's words for what it does not read or write at a place."""
 
@@ -86,13 +84,12 @@ def _check_writable(target: Path) -> None:
 
 
 def _of_storage(error: Exception, target: str | Path | None) -> str | None:
-    """The place and what the system said of it; libraries in Rust tell it within their text. None for other errors."""
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    number = int(told[1]) if told else getattr(error, "errno", None)
+    """The place and what the system said of it. None for other errors."""
     place = getattr(error, "filename", None) or target
-    if number in UNWRITABLE:
-        return f"{place or 'what is written'} cannot be written: {os.strerror(number)}"
-    return f"{place}: {getattr(error, 'strerror', None) or error}" if number in FORBIDDEN and place else None
+    if why := unwritable(error):
+        return f"{place or 'what is written'} cannot be written: {why}"
+    forbidden = place and error_number(error) in FORBIDDEN
+    return f"{place}: {getattr(error, 'strerror', None) or error}" if forbidden else None
 
 
 class HomePath(click.Path):

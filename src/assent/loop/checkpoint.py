@@ -12,7 +12,6 @@ Tensors are safetensors and the rest is JSON; nothing is ever unpickled.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -25,9 +24,9 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from assent.paths import unwritable
+
 STATE, MANIFEST = "state", "manifest.json"
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""The system's words for storage that is full, or may not be written to."""
 _NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
 
 Writer = Callable[[Path], None]
@@ -67,7 +66,7 @@ class Store:
         try:
             yield
         except Exception as error:
-            reason = _unwritable(error)
+            reason = unwritable(error)
             if reason is None:
                 raise
             self.sweep()
@@ -164,13 +163,6 @@ def _step(name: str) -> int:
     match = _NAME.fullmatch(name)
     assert match is not None, name
     return int(match[1])
-
-
-def _unwritable(error: Exception) -> str | None:
-    """What the system said, if it is that nothing can be written; libraries in Rust tell it within their text."""
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    number = int(told[1]) if told else getattr(error, "errno", None)
-    return os.strerror(number) if number in UNWRITABLE else None
 
 
 def _publish(target: Path, write: Writer) -> str:
