@@ -180,7 +180,7 @@ def test_many_runs_are_told_apart_and_their_legend_stands_beside_them(tmp_path):
     for number in range(20):
         write_run(tmp_path / f"run{number:02}", online(steps=3))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # matplotlib's, that there is no room
+        warnings.simplefilter("error", UserWarning)  # matplotlib's, that there is no room
         (file,) = draw(tmp_path, "entropy")
     assert size_of(file) == (1080, 720)  # 7.2 inches, and 0.8 + 0.2 for each run
     from matplotlib.figure import Figure
