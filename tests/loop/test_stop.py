@@ -85,7 +85,11 @@ def test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word(
     recipe = make_recipe("sft", tmp_path, data={"train": f"{tmp_path}/rows.py:rows", "validation": None})
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe))
     command = [sys.executable, "-m", "assent.cli", "sft", str(tmp_path / "sft.yaml")]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, where tests run under nohup
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     told = f"stopped by {name} before its workers were ready; resume=latest goes on from there\n"
     assert (ended.returncode, ended.stderr) == (128 + getattr(signal, name), told)
     assert (tmp_path / "run/log.txt").read_text().endswith(f"the run ended: {told}")

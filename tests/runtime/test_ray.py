@@ -442,6 +442,8 @@ def test_a_rank_that_is_stopped_in_a_collective_is_named(
     async def steps() -> None:
         pair = await clerks(cluster, 2, "Adder")
         gang = RayGang(pair, patience=collective)
+        for rank in pair:
+            rank._heartbeat_timeout = 60.0
         address, _ = await gang.each("address")  # all import torch now, which may take longer than they have to meet
         await gang.begin("meet", [(address, rank, 2, collective) for rank in range(2)])
         assert await gang.scatter("add", [(1.0,), (2.0,)]) == [3.0, 3.0]
