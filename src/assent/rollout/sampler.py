@@ -125,22 +125,25 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     the cumulative sum does not move there, so it cannot be the first to exceed anything.
     """
     if weights.shape[1] <= BLOCK:
-        return _search(weights.cumsum(dim=-1), uniform[:, None])[0]
-    block, left = _search(_blocks(weights, torch.sum).cumsum(dim=-1), uniform[:, None])
-    inside = _search(_within(weights, block, 0.0).cumsum(dim=-1), left)[0]
+        return _search(weights, uniform[:, None])[0]
+    block, left = _search(_blocks(weights, torch.sum), uniform[:, None])
+    inside = _search(_within(weights, block, 0.0), left)[0]
     # Weights that are not numbers would point past the end, which on an accelerator nothing survives; clamped, the draw
     # has a log-prob that is not finite, and the engine says so.
     return (inside + block * BLOCK).clamp_(max=weights.shape[1] - 1)
 
 
-def _search(cumulative: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """The first index (n,) whose cumulative weight exceeds share * total, and which share (n, 1) of its own weight lies
     before that point."""
+    cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]
     # share * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last index
     # that has weight.
     target = torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    if not weights.is_cpu:  # which adds in parallel: its sums may move, in their last bit, where a weight is 0
+        index = torch.where(weights.gather(1, index) > 0, index, weights.argmax(dim=-1, keepdim=True))
     end, before = (
         cumulative.gather(1, index),
         cumulative.gather(1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0),
