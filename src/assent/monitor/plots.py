@@ -127,7 +127,7 @@ def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list
 
 
 def find_runs(log_dir: Path) -> list[Run]:
-    """Every run in the folder or below it, in the order in which they last did a step."""
+    """Every run in the folder or below it, in the order in which they began."""
     if not log_dir.is_dir():
         raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
     files = [path for path in log_dir.rglob(METRICS) if not _hidden(path.relative_to(log_dir))]
