@@ -10,9 +10,8 @@ import importlib.util
 import math
 from typing import Any
 
-from assent.data.settings import sources
+from assent.data.settings import absent
 from assent.learn.settings import OptimizerSettings
-from assent.paths import at_home
 from assent.plugins import known_here_alone
 from assent.runtime.settings import DASHBOARD
 from assent.settings import Settings, SettingsError
@@ -76,13 +75,7 @@ def _about_data(s: Settings) -> list[str]:
         s.data.check()
     except ValueError as error:
         return [str(error)]
-    missing = [
-        name
-        for name in (*sources(s.data.train), *sources(s.data.validation))
-        if (name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet")))
-        and not (".py:" in name or at_home(name).exists())  # a function's file is told of as it is run
-    ]
-    return [f"data: there is no {name}" for name in missing]
+    return [f"data: there is no {name}" for name in (*absent(s.data.train), *absent(s.data.validation))]
 
 
 def _about_method(s: Settings) -> list[str]:
@@ -258,9 +251,9 @@ def _about_runtime(s: Settings) -> list[str]:
         problems.append("runtime.cpu_offload=true has no effect with device=cpu: set it to false, or device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'")
-    absent = [name for name in DASHBOARD if s.runtime.dashboard and not _installed(name)]
-    if absent:
-        problems.append(f"runtime.dashboard=true needs {', '.join(absent)}, not installed: pip install 'ray[default]'")
+    lacking = [name for name in DASHBOARD if s.runtime.dashboard and not _installed(name)]
+    if lacking:
+        problems.append(f"runtime.dashboard=true needs {', '.join(lacking)}, not installed: pip install 'ray[default]'")
     if s.rollout.workers < 1:
         problems.append(f"rollout.workers={s.rollout.workers} must be 1 or more")
     if s.rollout.workers_max and s.rollout.workers_max < s.rollout.workers:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from assent.paths import at_home
+
 OVERLONG = ("truncate", "drop", "error")
 
 
@@ -113,3 +115,14 @@ def sources(value: Any) -> tuple[str, ...]:
         if not isinstance(name, str) or not name:
             raise ValueError(f"A data source is {name!r}; it must be the name of a file, folder, data set or function.")
     return names
+
+
+def absent(value: Any) -> list[str]:
+    """Those of the sources that are files by their names and are not there. A function's file is told of as it is run,
+    and any other name may be a data set's."""
+    return [name for name in sources(value) if _is_file(name) and not at_home(name).exists()]
+
+
+def _is_file(name: str) -> bool:
+    named = name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet"))
+    return named and ".py:" not in name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from assent.data.settings import DataSettings, sources
+from assent.data.settings import DataSettings, absent, sources
 from assent.paths import at_home
 
 KINDS = ("perplexity", "generation", "reward", "kl", "comparison", "preference")
@@ -110,11 +110,7 @@ class MeasureSettings:
         problems = []
         if sources(self.data.train) or sources(self.data.validation):
             problems.append("data.train and data.validation are for training: set prompts, demonstrations, preferences")
-        for kind in DATA:
-            for name in sources(getattr(self, kind)):
-                named = name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet"))
-                if named and ".py:" not in name and not at_home(name).exists():
-                    problems.append(f"{kind}: there is no {name}")
+        problems += [f"{kind}: there is no {name}" for kind in DATA for name in absent(getattr(self, kind))]
         return problems
 
     def given(self, name: str) -> bool:
