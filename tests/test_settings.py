@@ -106,6 +106,14 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["runtime=ray", "runtime.resources_per_worker={CPU: -1}"], "resources_per_worker.CPU=-1.0 must be 0"),
         ("sft", ["runtime.call_timeout=60"], "runtime.call_timeout=60.0 needs runtime=ray"),
         ("sft", [*SHARDS, "runtime.cpu_offload=true", "device=cpu"], "cpu_offload=true has no effect with device=cpu"),
+        ("sft", ["evaluate.patience=2"], "evaluate.patience=2 counts evaluations: set evaluate.best"),
+        ("sft", ["evaluate.patience=0"], "evaluate.patience=0 must be above 0"),
+        ("sft", ["evaluate.best=loss"], "evaluate.best=loss needs rows: set data.validation or"),
+        ("sft", ["evaluate.best=loss"], "evaluate.best=loss compares evaluations: set evaluate.steps"),
+        ("sft", ["evaluate.best=accuracy"], "evaluate.best=accuracy is not what sft is evaluated by: loss"),
+        ("dpo", ["evaluate.best=acc"], "evaluate.best=acc is not what dpo is evaluated by: loss, accuracy, margin"),
+        ("grpo", ["evaluate.best=loss"], "evaluate.best=loss: grpo is evaluated by rewards: reward/mean or"),
+        ("grpo", ["evaluate.best=reward/mean", "rollout.replay=x"], "reward/mean: a replay evaluates nothing"),
         ("sft", ["runtime=ray", "runtime.heartbeat_timeout=0"], "runtime.heartbeat_timeout=0.0 must be above 0"),
     ],
 )
@@ -190,6 +198,9 @@ def test_settings_that_are_fine_together() -> None:
     load_settings(given, [*SHARDS, "runtime.cpu_offload=true", "device=cuda"], method="sft")
     load_settings(VALID, ["critic.path=a", "rollout.workers=1"], method="ppo")
     load_settings(VALID, ["reference.path=a", "reference.offload=true", "model.lora.rank=4"], method="ppo")
+    held_out = ["data.validation_percent=5", "evaluate.epochs=1", "evaluate.patience=1"]
+    load_settings(given, [*held_out, "evaluate.best=accuracy"], method="dpo")
+    load_settings(VALID, [*held_out, "evaluate.best=reward/gold"], method="grpo")
     load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
     load_settings(VALID, ["train.steps=1", "train.epochs=0"], method="grpo")  # which steps make no matter
     load_settings(VALID, ["rollout.workers=2", "rollout.workers_max=2", "runtime=ray"], method="grpo")

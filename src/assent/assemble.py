@@ -21,6 +21,7 @@ from assent.crew.base import Crew
 from assent.crew.opening import Crews
 from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import judge_reward
+from assent.loop.best import Best
 from assent.loop.cast import Actor, Cast
 from assent.loop.checkpoint import Store
 from assent.loop.hooks import (
@@ -29,6 +30,7 @@ from assent.loop.hooks import (
     RecordMetrics,
     RecordSamples,
     SaveCheckpoint,
+    Speak,
     Track,
     restore,
     validation_loss,
@@ -40,7 +42,7 @@ from assent.loop.progress import BatchSource, Hook, Moment, Progress, checked
 from assent.loop.recorded import Compare, Record, RecordGroups
 from assent.loop.train import train
 from assent.models.load import check_scores, load_tokenizer, positions
-from assent.monitor.console import Reporter, Tracker, step_line
+from assent.monitor.console import Reporter, Tracker
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
 from assent.monitor.trackers import opened_trackers
@@ -282,12 +284,17 @@ class Job:
         cast = self.cast(crew.gang)
         source, rollouter = self.source(crew)
         memory: dict[str, float] = {}
+        best = Best(settings.evaluate.best, settings.evaluate.patience)
         progress = Progress()
+
+        def ended(progress: Progress) -> bool:
+            return progress.step >= self.last_step or best.exhausted
+
         if self.resume is not None:
-            progress = await restore(self.store, self.resume, cast, source, memory)
+            progress = await restore(self.store, self.resume, cast, source, memory, best)
             self.restored = True
             save_start(self.folder, settings, self.data.report.json())  # one that was refused has changed nothing
-            left = "" if progress.step < self.last_step else ", nothing is left to do"
+            left = ", nothing is left to do" if ended(progress) else ""
             self.reporter.say(f"resumed {self.resume}: step {progress.step} of {self.total_steps}{left}")
         if self.resume is not None or crew.apart:
             await crew.publish(progress.step)
@@ -298,7 +305,7 @@ class Job:
             opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
         ):
             showing = Track(trackers), tracker
-            hooks = self.hooks(crew, cast, source, rollouter, memory, progress, *showing, further=further)
+            hooks = self.hooks(crew, cast, source, rollouter, memory, best, progress, *showing, further=further)
             try:
                 progress = await train(
                     source,
@@ -306,7 +313,7 @@ class Job:
                     crew.publish,
                     hooks,
                     training=crew.training,
-                    until=lambda p: p.step >= self.last_step,
+                    until=ended,
                     stop=lambda: bool(stop),
                     progress=progress,
                     memory=memory,
@@ -315,8 +322,12 @@ class Job:
                 )
             finally:
                 await source.close()
-        if stop and progress.step < self.last_step:
+        if stop and not ended(progress):
             raise Stopped(stop[0], progress.step)
+        if best.exhausted:
+            self.reporter.say(f"ended at step {progress.step}: no better in {best.stood} evaluations")
+        if told := best.told():
+            self.reporter.say(told)
         return progress
 
     def hooks(
@@ -326,6 +337,7 @@ class Job:
         source: BatchSource,
         rollouter: Rollouter | None,
         memory: dict[str, float],
+        best: Best,
         progress: Progress,
         track: Track,
         tracker: Tracker,
@@ -341,7 +353,7 @@ class Job:
         if self.data.validation and self.record is None:
             due = Due(settings.evaluate, at_end=True)
             due.start(progress)
-            hooks.append(Evaluate(due, self.validation(cast, rollouter)))
+            hooks += [Evaluate(due, self.validation(cast, rollouter)), best]
         hooks.extend(further)
         hooks.extend(self.recorders(crew, progress))
         hooks.append(RecordMetrics(metrics))
@@ -351,14 +363,16 @@ class Job:
         if settings.log.page:
             title, path = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE
             hooks.append(ShowPage(path, crew, title=title, steps=self.last_step, metrics=metrics.path))
-        hooks.append(partial(self.speak, tracker, Health({"sampler"} if settings.rollout.reshaped else ())))
+        health = Health({"sampler"} if settings.rollout.reshaped else ())
+        hooks.append(Speak(self.reporter, tracker, health, every=settings.train.log_every))
         due = Due(settings.save, at_end=True)
         due.start(progress)
         roles: list[str] = list(cast.trained)
         if settings.reference.ema and cast.reference is not None:
             roles.append(Role.REFERENCE)
         writers = {role: partial(crew.writer, role) for role in roles}
-        hooks.append(SaveCheckpoint(self.store, due, cast, source, memory, writers=writers, keep=settings.save.keep))
+        keep = settings.save.keep
+        hooks.append(SaveCheckpoint(self.store, due, cast, source, memory, best, writers=writers, keep=keep))
         return hooks
 
     async def begun(self, moment: Moment) -> Stats:
@@ -384,14 +398,3 @@ class Job:
         plan = (self.sampling(),)
         held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
         return partial(validation_rewards, held_out, items)
-
-    async def speak(self, tracker: Tracker, health: Health, moment: Moment) -> Stats:
-        """The terminal's line of a step, and whatever looks unhealthy."""
-        tracker.advance()
-        step, every = moment.progress.step, self.settings.train.log_every
-        ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
-        if step % every == 0 or step == 1 or ends or evaluated:
-            self.reporter.say(step_line(moment.stats, tracker))
-        for warning in health.check({"step": float(step)} | moment.stats):
-            self.reporter.say(f"health: {warning}")
-        return {}

@@ -123,6 +123,29 @@ def _about_method(s: Settings) -> list[str]:
     return problems + _about_offload(s, referred=Role.REFERENCE in objective.asks)
 
 
+def _about_best(s: Settings) -> list[str]:
+    """What evaluations are compared by, and whether there are any to compare."""
+    best, every = s.evaluate.best, s.evaluate
+    if best is None:
+        patience = every.patience
+        return [] if patience is None else [f"evaluate.patience={patience} counts evaluations: set evaluate.best"]
+    problems = []
+    if s.rollout.replay is not None:
+        problems.append(f"evaluate.best={best}: a replay evaluates nothing")
+    elif not (s.data.validation or s.data.validation_percent):
+        problems.append(f"evaluate.best={best} needs rows: set data.validation or data.validation_percent")
+    if every.steps is every.epochs is every.seconds is None:
+        problems.append(f"evaluate.best={best} compares evaluations: set evaluate.steps, or epochs or seconds")
+    if s.algorithm.data == "prompts":
+        if not best.startswith("reward/"):
+            problems.append(f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART")
+    elif type(s.algorithm).__module__.startswith("assent."):
+        known = ("loss", "accuracy", "margin") if s.algorithm.data == "preferences" else ("loss",)
+        if best not in known:
+            problems.append(f"evaluate.best={best} is not what {s.method} is evaluated by: {', '.join(known)}")
+    return problems
+
+
 def _about_offload(s: Settings, *, referred: bool) -> list[str]:
     """Where reference.offload would change nothing, whatever the device."""
     if not s.reference.offload:
@@ -200,7 +223,8 @@ def _about_numbers(s: Settings) -> list[str]:
         for name, every in (("save", s.save), ("evaluate", s.evaluate))
         for unit in ("steps", "epochs", "seconds")
     }
-    for key, value in {"train.steps": s.train.steps, "threads": s.threads, **often}.items():
+    whole = {"train.steps": s.train.steps, "threads": s.threads, "evaluate.patience": s.evaluate.patience}
+    for key, value in {**whole, **often}.items():
         if value is not None and not value > 0:
             problems.append(f"{key}={value} must be above 0, or null")
     if s.train.steps is None and not 0 < s.train.epochs < math.inf:
@@ -287,4 +311,4 @@ def _installed(library: str) -> bool:
     return False
 
 
-FINDERS = (_about_model, _about_data, _about_method, _about_rewards, _about_numbers, _about_runtime)
+FINDERS = (_about_model, _about_data, _about_method, _about_best, _about_rewards, _about_numbers, _about_runtime)

@@ -74,7 +74,8 @@ class Run:
         return read_jsonl(path) if path.exists() else []
 
     def checkpoint(self, role: str = "policy", name: str | None = None) -> Path:
-        """Folder of a role's model (policy, critic, judge), the newest whole one unless named."""
+        """Folder of a role's model (policy, critic, judge): of the named checkpoint, or else the best
+        (`evaluate.best`), or else the newest whole one."""
         return Store(self.folder / CHECKPOINTS).model(role, name)
 
     @property

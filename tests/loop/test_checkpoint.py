@@ -504,6 +504,8 @@ def test_prune_keeps_the_newest_by_number(tmp_path: Path) -> None:
         save(store, step)
     store.prune(0)
     assert store.names() == [NAMES[step - 1] for step in (1, 2, 9, 10, 12)]  # 9 before 10: by number, not by spelling
+    store.prune(2, spare=NAMES[1])
+    assert store.names() == [NAMES[1], NAMES[9], NAMES[11]]
     store.prune(2)
     assert store.names() == [NAMES[9], NAMES[11]]
     assert {path.name for path in tmp_path.glob("*/*")} == {NAMES[9], NAMES[11]}

@@ -24,6 +24,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from assent.models.load import best_checkpoint
 from assent.paths import unwritable
 
 STATE, MANIFEST = "state", "manifest.json"
@@ -123,13 +124,23 @@ class Store:
         return load_file(folder / "tensors.safetensors"), self._values(folder)
 
     def model(self, role: str, name: str | None = None) -> Path:
-        """Folder of a role's model, of the newest checkpoint unless named."""
-        return self.folder / role / (name or self.latest()[0])
+        """Folder of a role's model, of the best checkpoint (`evaluate.best`) or else the newest unless named."""
+        return self.folder / role / (name or self._best() or self.latest()[0])
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` checkpoints; 0 keeps all."""
+    def _best(self) -> str | None:
+        """The best whole checkpoint, if the newest tells of one."""
+        best = best_checkpoint(self.folder / STATE / self.latest()[0])
+        with contextlib.suppress(CheckpointError):
+            if best is not None:
+                self.verify(best)
+                return best
+        return None
+
+    def prune(self, keep: int, *, spare: str | None = None) -> None:
+        """Remove all but the newest `keep` checkpoints, and the one to `spare`; 0 keeps all."""
         for name in self.names()[:-keep] if keep else []:
-            self._remove(name)
+            if name != spare:
+                self._remove(name)
 
     def drop_after(self, name: str) -> None:
         """Remove every checkpoint of a later step: a run that goes on from `name` makes its own."""

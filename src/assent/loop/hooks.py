@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from assent.batch import Batch
+from assent.loop.best import Best
 from assent.loop.cast import Cast
 from assent.loop.checkpoint import Store, Writer
 from assent.loop.progress import BatchSource, Moment, Progress
 from assent.loop.settings import EverySettings
 from assent.loop.train import diverged
-from assent.monitor.trackers import Tracker
+from assent.monitor.console import Reporter, Tracker, step_line
+from assent.monitor.health import Health
+from assent.monitor.trackers import Tracker as Figures
 from assent.rollout.rollouter import Rollouter, rollout_figures
 from assent.runtime.coroutines import together
 from assent.types import Group, Prompt, Stats, merge_stats
@@ -157,7 +160,8 @@ Prepare = Callable[[Path], Awaitable[Writer]]
 
 
 class SaveCheckpoint:
-    """Commits a checkpoint when due and when the run ends: models by role, then all that the run remembers."""
+    """Commits a checkpoint when due, after the best evaluation so far, and when the run ends: models by role, then all
+    that the run remembers. The newest `keep` stay, and the best."""
 
     def __init__(
         self,
@@ -166,16 +170,17 @@ class SaveCheckpoint:
         cast: Cast,
         source: BatchSource,
         memory: Mapping[str, float],
+        best: Best,
         *,
         writers: Mapping[str, Prepare],
         keep: int,
     ):
         self.store, self.due, self.cast, self.source = store, due, cast, source
-        self.memory, self.writers, self.keep = memory, writers, keep
+        self.memory, self.best, self.writers, self.keep = memory, best, writers, keep
 
     async def __call__(self, moment: Moment) -> Stats:
         due = self.due(moment.progress, last=moment.last)
-        if due or moment.stopping:
+        if due or moment.stopping or self.best.now(moment.progress):
             with self.due.apart():
                 await self.save(moment.progress)
         return {}
@@ -191,6 +196,7 @@ class SaveCheckpoint:
             "progress": progress.state(),
             "source": self.source.state(),
             "memory": dict(self.memory),
+            "best": self.best.state(),
             "actors": actors,
         }
         writers: dict[str, Writer] = {}
@@ -198,10 +204,12 @@ class SaveCheckpoint:
             with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead of it
                 writers[name] = await prepare(self.store.staging(name))
         self.store.write(progress.name, writers, tensors, values)
-        self.store.prune(self.keep)
+        self.store.prune(self.keep, spare=self.best.checkpoint)
 
 
-async def restore(store: Store, name: str, cast: Cast, source: BatchSource, memory: dict[str, float]) -> Progress:
+async def restore(
+    store: Store, name: str, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best
+) -> Progress:
     """Everything but the model weights, which whoever builds the models loads from the same checkpoint."""
     tensors, values = store.read(name)
     for role, actor in cast.trained.items():
@@ -211,6 +219,7 @@ async def restore(store: Store, name: str, cast: Cast, source: BatchSource, memo
     source.restore(values["source"])
     memory.clear()
     memory.update(values["memory"])
+    best.restore(values.get("best"))
     torch.set_rng_state(tensors["rng"])
     store.drop_after(name)  # later ones are damaged, or of the sitting that this one replaces
     return Progress(**values["progress"])
@@ -224,10 +233,27 @@ async def validation_rewards(rollouter: Rollouter, prompts: Sequence[Prompt]) ->
 class Track:
     """Figures of every step to TensorBoard and the like."""
 
-    def __init__(self, trackers: Sequence[Tracker]):
+    def __init__(self, trackers: Sequence[Figures]):
         self.trackers = trackers
 
     async def __call__(self, moment: Moment) -> Stats:
         for tracker in self.trackers:
             tracker.write(moment.progress.step, moment.stats)
+        return {}
+
+
+class Speak:
+    """The terminal's line of a step, every so many steps and after an evaluation, and whatever looks unhealthy."""
+
+    def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, *, every: int):
+        self.reporter, self.tracker, self.health, self.every = reporter, tracker, health, every
+
+    async def __call__(self, moment: Moment) -> Stats:
+        self.tracker.advance()
+        step = moment.progress.step
+        ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
+        if step % self.every == 0 or step == 1 or ends or evaluated:
+            self.reporter.say(step_line(moment.stats, self.tracker))
+        for warning in self.health.check({"step": float(step)} | moment.stats):
+            self.reporter.say(f"health: {warning}")
         return {}

@@ -44,3 +44,7 @@ class EvaluateSettings(EverySettings):
 
     limit: int = 256
     """At most this many validation items, the first ones."""
+    best: str | None = None
+    """Figure of an evaluation (loss, accuracy, reward/mean) whose best checkpoint is kept and is the run's model."""
+    patience: int | None = None
+    """Evaluations in a row without a better one after which the run ends."""

@@ -67,9 +67,10 @@ async def train(
         progress = progress.after(delivery, seconds=clock - before, skipped=stats.get("skipped", 0.0) > 0)
         stats = delivery.stats | stats
         stats |= {"time/batch": sampled - started, "time/learn": learned - sampled, "time/step": seconds}
-        last, stopping = until(progress), False
+        stopping = False
         for hook in hooks:
-            stopping = not last and stop()  # asked anew: a signal during evaluation still gets its checkpoint
+            last = until(progress)  # asked anew: an evaluation may end the run,
+            stopping = not last and stop()  # and a signal during one still gets its checkpoint
             moment = Moment(
                 progress=progress, delivery=delivery, batch=batch, stats=stats, last=last, stopping=stopping
             )

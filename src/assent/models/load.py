@@ -134,10 +134,10 @@ def save_model(
 
 
 def local_folder(path: str) -> Path:
-    """The folder itself, that of a run's newest model, or that of a hub id, downloaded or cached."""
+    """The folder itself, that of a run's model, or that of a hub id, downloaded or cached."""
     folder = at_home(path)
     if folder.is_dir():
-        return _newest_of_run(folder) if (folder / "checkpoints").is_dir() else folder
+        return _model_of_run(folder) if (folder / "checkpoints").is_dir() else folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise FileNotFoundError(
             f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
@@ -165,14 +165,24 @@ def positions(path: str) -> int:
         return folder_positions(folder)
 
 
-def _newest_of_run(run: Path) -> Path:
-    """The policy (or judge) of a run's newest committed checkpoint."""
+def _model_of_run(run: Path) -> Path:
+    """The policy (or judge) of a run's best committed checkpoint, where evaluations were compared, or else its
+    newest."""
     states = (run / "checkpoints" / "state").glob("epoch*globalstep*")
-    names = sorted((path.name for path in states), key=lambda name: int(name.rpartition("globalstep")[2]))
-    for role in ("policy", "judge"):
-        if names and (run / "checkpoints" / role / names[-1]).is_dir():
-            return run / "checkpoints" / role / names[-1]
+    found = sorted(states, key=lambda path: int(path.name.rpartition("globalstep")[2]))
+    for name in (best_checkpoint(found[-1]), found[-1].name) if found else ():
+        for role in ("policy", "judge"):
+            if name is not None and (run / "checkpoints" / role / name).is_dir():
+                return run / "checkpoints" / role / name
     raise FileNotFoundError(f"The run {run} has no checkpoint yet. Let it reach one, or give another model.")
+
+
+def best_checkpoint(state: Path) -> str | None:
+    """Name of the checkpoint after the best evaluation, up to the one whose `state` folder this is; None where
+    evaluations were not compared (`evaluate.best`)."""
+    values = state / "values.json"
+    best = read_json(values).get("best") if values.exists() else None
+    return None if best is None else str(best["checkpoint"])
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""Which evaluation of a run was its best, and whether it has stopped getting better."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from assent.loop.progress import Moment, Progress
+from assent.types import Stats
+
+
+class Best:
+    """A hook behind the evaluation; what it knows is saved with every checkpoint.
+
+    Of figures called a loss, `loss` or `.../loss`, the lowest is the best, of all others the highest. A value that is
+    not a finite number is never better.
+    """
+
+    def __init__(self, figure: str | None, patience: int | None):
+        """`figure`: of the evaluation, without `validation/`; None compares nothing. `patience`: evaluations in a row
+        without a better one after which `exhausted` is true; None waits for ever."""
+        self.figure, self.patience = figure, patience
+        self.step: int | None = None
+        self.checkpoint: str | None = None
+        self.value = math.nan
+        self.stood = 0
+        """Evaluations since the best one."""
+
+    async def __call__(self, moment: Moment) -> Stats:
+        names = [name for name in moment.stats if name.startswith("validation/")]
+        if self.figure is None or not names:
+            return {}
+        value = moment.stats.get(f"validation/{self.figure}")
+        if value is None:
+            there = ", ".join(sorted(name.removeprefix("validation/") for name in names))
+            raise ValueError(f"evaluate.best={self.figure}: an evaluation has no such figure; it has {there}")
+        if self._better(value):
+            self.value, self.stood = value, 0
+            self.step, self.checkpoint = moment.progress.step, moment.progress.name
+        else:
+            self.stood += 1
+        return {} if self.step is None else {"best/step": float(self.step)}
+
+    def _better(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        assert self.figure is not None
+        lower = self.figure.rpartition("/")[2] == "loss"
+        return self.step is None or (value < self.value if lower else value > self.value)
+
+    @property
+    def exhausted(self) -> bool:
+        """The run need not go on."""
+        return self.patience is not None and self.stood >= self.patience
+
+    def now(self, progress: Progress) -> bool:
+        """Whether no step before this one was as good."""
+        return self.step == progress.step
+
+    def told(self) -> str:
+        """For people; nothing where nothing was compared."""
+        return "" if self.step is None else f"best: validation/{self.figure} {self.value:.4f} at step {self.step}"
+
+    def state(self) -> dict[str, Any] | None:
+        """As JSON, None before the first value."""
+        if self.step is None:
+            return None
+        names = ("figure", "step", "checkpoint", "value", "stood")
+        return {name: getattr(self, name) for name in names}
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Go on from there, unless that was another figure."""
+        if state is not None and state["figure"] == self.figure:
+            for name, value in state.items():
+                setattr(self, name, value)
