@@ -95,7 +95,7 @@ def test_the_rest_of_the_run_is_told_by_its_latest_steps() -> None:
     """20 steps of 2 s behind 80 of 50 s: 3,600 more take two hours."""
     records = [{"step": step, "time/step": 50.0 if step <= 80 else 2.0} for step in range(1, 101)]
     text = page("run", curves=Curves(records), steps=3_700, stations=())
-    assert "Step 100 of 3700, about 2:00:00 to go" in text
+    assert re.search(r"Step 100 of 3700, about 2:00:00 to go <small>as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)
     assert 'http-equiv="refresh"' in text
     ended = page("run", curves=Curves(records), steps=3_700, stations=(), ended="stopped")
     assert "Step 100 of 3700, stopped" in ended
@@ -156,6 +156,7 @@ def test_the_page_of_a_run_that_failed_promises_nothing(
     text = path.read_text()
     assert re.search(r"<p>Step \d+ of 1000, ended: a loss or gradient was not finite in 3 steps", text)
     assert "to go" not in text
+    assert text.count("as of 20") == 1
     assert "refresh" not in text
     tags = Tags(text)
     assert not tags.open

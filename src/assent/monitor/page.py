@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def page(title: str, *, curves: Curves, steps: int, stations: Sequence[Station],
 <meta name="viewport" content="width=device-width"><title>{_text(title)}: step {curves.step} of {steps}</title>
 <style>{STYLE}</style></head><body>
 <h1>{_text(title)}</h1>
-<p>Step {curves.step} of {steps}{_text(ended and f", {ended}") or curves.remaining(steps)}</p>
+<p>Step {curves.step} of {steps}{_text(ended and f", {ended}") or curves.remaining(steps)}{_as_of()}</p>
 <div class="curves">{curves.shown()}</div>
 <h2>Who works</h2>
 <table><tr><th>worker</th><th>where</th><th>state</th></tr>{rows}</table>
@@ -164,7 +165,13 @@ def closed(text: str, why: str) -> str:
         return text
     before, _, rest = text.replace(REFRESH, "", 1).partition("<p>")
     line, _, after = rest.partition("</p>")
-    return f"{before}<p>{line.partition(',')[0]}, ended: {_text(why)}</p>{after}"
+    step = line.partition(" <small>")[0].partition(",")[0]
+    return f"{before}<p>{step}, ended: {_text(why)}{_as_of()}</p>{after}"
+
+
+def _as_of() -> str:
+    """When it was written: the page of a run that was killed says nothing else of its end."""
+    return f" <small>as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}</small>"
 
 
 def _row(station: Station) -> str:
