@@ -11,7 +11,7 @@ from assent.cli import HomePath, plain_errors
 
 @click.command(help=__doc__)
 @click.option("--log_dir", type=HomePath(path_type=Path), required=True, help="A run's folder, or one that holds runs.")
-@click.option("--plot_type", default="all", show_default=True, help="loss, reward, kl, entropy or all.")
+@click.option("--plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all.")
 @click.option("--out", type=HomePath(path_type=Path), help="Folder of the pictures; default: plots in LOG_DIR.")
 @click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
 def main(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:

@@ -73,7 +73,9 @@ def test_whole_pipeline_then_plots_and_every_evaluation(call: Any, data: dict[st
     assert settings["rewards"][0]["path"].startswith("outputs/logs/reward/")
 
     drawn = call("monitor", "--log_dir", "./outputs/logs", "--plot_type", "all").output.split()
-    assert {Path(path).name for path in drawn} == {"loss.png", "reward.png", "kl.png", "entropy.png"}
+    assert {Path(path).name for path in drawn} == {
+        f"{name}.png" for name in ("loss", "accuracy", "reward", "kl", "entropy")
+    }
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
     call("monitor", "--log_dir", "./outputs/logs", "--plot_type", "kl")
 

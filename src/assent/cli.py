@@ -314,7 +314,9 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], traceback: bool, 
 
 @main.command()
 @click.argument("log_dir", type=HomePath(exists=True, path_type=Path))
-@click.option("--plot", "plot_type", default="all", show_default=True, help="loss, reward, kl, entropy or all.")
+@click.option(
+    "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."
+)
 @click.option("--out", type=HomePath(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
 @traceback_option
 def monitor(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:

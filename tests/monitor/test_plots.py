@@ -139,6 +139,16 @@ def test_gold_has_its_own_panel_where_it_is_and_none_where_it_is_not(tmp_path):
     assert panels["gold reward"] == ["a"]
 
 
+@pytest.mark.parametrize(("plot", "metric"), [("accuracy", "accuracy"), ("reward", "reward/mean")])
+def test_evaluations_stand_beside_what_training_saw(plot, metric, tmp_path):
+    write_run(tmp_path / "a", [{"step": 1, metric: 0.5}, {"step": 2, metric: 0.75, f"validation/{metric}": 0.25}])
+    (panel,) = _panels(plot, find_runs(tmp_path))
+    assert [(c.label, c.steps, c.values, c.measured) for c in panel.curves] == [
+        ("a", [1, 2], [0.5, 0.75], False),
+        ("a, validation", [2], [0.25], True),
+    ]
+
+
 def test_a_judge_that_is_the_whole_reward_is_drawn_once(tmp_path):
     write_run(tmp_path, [{"step": s, "reward/mean": s, "reward/judge": s} for s in range(1, 4)])
     assert [panel.title for panel in _panels("reward", find_runs(tmp_path))] == ["judge reward"]
@@ -214,7 +224,7 @@ def test_errors_name_what_was_searched(tmp_path):
     with pytest.raises(ValueError, match=r"none of kl/reference, kl/sampler stands in sft/metrics\.jsonl"):
         draw(tmp_path, "kl")
     with pytest.raises(
-        ValueError, match=r"plot_type='losses' is unknown\. Choose one of: loss, reward, kl, entropy, all"
+        ValueError, match=r"plot_type='losses' is unknown\. Choose one of: loss, accuracy, reward, kl, entropy, all"
     ):
         draw(tmp_path, "losses")
     assert [file.name for file in draw(tmp_path, "all")] == ["loss.png"]

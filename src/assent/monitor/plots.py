@@ -1,4 +1,4 @@
-"""Draws losses, rewards, KL and entropy of one run, or of all runs in a folder, as PNG files.
+"""Draws losses, accuracy, rewards, KL and entropy of one run, or of all runs in a folder, as PNG files.
 
     metrics.jsonl of each run -> curves -> panels (one a quantity, a line a run) -> loss.png, reward.png, ...
 
@@ -59,6 +59,7 @@ LOSSES = (
     Quantity("loss/critic", "critic loss", "squared error of returns"),
 )
 PLOTS: dict[str, tuple[Quantity, ...]] = {
+    "accuracy": (Quantity("accuracy", "accuracy", "share of pairs ordered as labelled"),),
     "reward": (
         Quantity("reward/mean", "reward", "reward per answer"),
         Quantity("reward/judge", "judge reward", "judge's score per answer"),
@@ -86,6 +87,11 @@ class Run:
         """Points of a metric; steps without it, or where it was not finite, are left out."""
         points = [(r["step"], r[metric]) for r in self.records if "step" in r and r.get(metric) is not None]
         return Curve(self.name, [step for step, _ in points], [value for _, value in points])
+
+    def validation(self, metric: str) -> Curve:
+        """Points of a metric as evaluations measured it."""
+        measured = self.curve(f"validation/{metric}")
+        return Curve(f"{self.name}, validation", measured.steps, measured.values, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +184,10 @@ def _panels(plot: str, runs: Sequence[Run]) -> list[Panel]:
         return _loss_panels(runs)
     panels = []
     for quantity in PLOTS[plot]:
-        curves = [curve for run in runs if (curve := run.curve(quantity.metric)).steps]
-        if curves:
-            panels.append(Panel(quantity.title, quantity.unit, curves))
+        metric = quantity.metric
+        drawn = [curve for run in runs for curve in (run.curve(metric), run.validation(metric)) if curve.steps]
+        if drawn:
+            panels.append(Panel(quantity.title, quantity.unit, drawn))
     if plot == "reward" and _same(panels, "reward", "judge reward"):
         panels = [panel for panel in panels if panel.title != "reward"]
     return panels
@@ -196,7 +203,7 @@ def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
     """A panel a stage and loss, as losses of different stages share no scale; runs of one stage share its panels."""
     panels: dict[tuple[str, str], Panel] = {}
     for run in runs:
-        validation = run.curve("validation/loss")
+        validation = run.validation("loss")
         for quantity in LOSSES:
             curve = run.curve(quantity.metric)
             if not curve.steps:
@@ -205,7 +212,7 @@ def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
             panel = panels.setdefault((run.stage, quantity.metric), Panel(f"{run.stage}: {quantity.title}", unit))
             panel.curves.append(curve)
             if validation.steps:  # belongs to the run's first loss
-                panel.curves.append(Curve(f"{run.name}, validation", validation.steps, validation.values, True))
+                panel.curves.append(validation)
                 validation = Curve("", [], [])
     return list(panels.values())
 
