@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import json
@@ -24,9 +25,11 @@ from assent.data.demo import DemoFiles
 from assent.data.formats import DEMONSTRATION, PREFERENCE, QUESTION, sample
 from assent.data.settings import DataSettings
 from assent.models.families import FAMILIES
+from assent.rewards.functions import FunctionReward
 from assent.rewards.rules import RULES
 from assent.runtime.settings import DistributedSettings
 from assent.settings import Settings, to_plain
+from assent.types import Completion, Finish, Prompt
 
 ROOT = Path(__file__).parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -246,6 +249,27 @@ def test_commands_and_files_that_pages_name_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
+
+
+def test_rewards_of_the_switching_page_call_those_of_other_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "def format_reward(completions, answer, level, **kwargs):\n"
+        "    return [level * float(a in c) for c, a, level in zip(completions, answer, level, strict=True)]\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': float(solution_str.endswith(ground_truth)), 'pred': solution_str}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (text,) = [text for language, text in BLOCK.findall(DOCS["switching.md"]) if language == "python"]
+    (tmp_path / "ours.py").write_text(text)
+    ours = runpy.run_path(str(tmp_path / "ours.py"))
+    extra = {"level": 2, "data_source": "gsm8k", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 0}}
+    prompt = Prompt(id="f:1", text="2 + 2 =", tokens=(1,), answer="4", extra=extra)
+    completion = Completion(tokens=(1,), logprobs=(0.0,), versions=(0,), text=" 4", finish=Finish.EOS)
+    for name, expected in (("of_trl", 2.0), ("of_verl", 1.0)):
+        (score,) = asyncio.run(FunctionReward(ours[name]).score(prompt, [completion]))
+        assert score.value == expected, score.reason
 
 
 @pytest.mark.usefixtures("workplace")

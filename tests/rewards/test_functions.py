@@ -69,6 +69,38 @@ def test_wrong_signatures_are_refused_at_once() -> None:
         FunctionReward(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda response: 0.0,  # would have had the prompt
+        lambda response, answer: 0.0,
+        lambda c, /: 0.0,
+        lambda completion, truth: 0.0,  # would have had the completion again
+        lambda reply, factor: 0.0,
+    ],
+)
+def test_a_name_that_could_mean_either_text_is_refused(function: Callable[..., Any]) -> None:
+    options = {"factor": 2} if "factor" in function.__code__.co_varnames else {}
+    with pytest.raises(ValueError, match=r"asks for '(response|c|truth|reply)', which is neither"):
+        FunctionReward(function, options=options)
+
+
+@pytest.mark.parametrize(
+    ("function", "whose"),
+    [
+        (lambda completions, **kwargs: [0.0], "TRL"),
+        (lambda prompts, completions, answer, **kwargs: [0.0], "TRL"),
+        (lambda queries, prompts, labels: [0.0], "OpenRLHF"),
+        (lambda data_source, solution_str, ground_truth, extra_info=None: 0.0, "verl"),
+        (lambda solution_str, ground_truth, method="strict": 0.0, "verl"),
+    ],
+)
+def test_functions_of_other_systems_are_told_apart(function: Callable[..., Any], whose: str) -> None:
+    """By their place `completions` and `solution_str` would have been the prompt, `ground_truth` the completion."""
+    with pytest.raises(ValueError, match=f"as {whose}|what {whose}"):
+        FunctionReward(function)
+
+
 def test_what_a_function_may_return() -> None:
     returned: dict[str, Any] = {
         "float": 0.25,

@@ -1,6 +1,7 @@
 """A reward from a Python function, whatever of prompt and completion it wants to see.
 
-    def reward(prompt, completion): ...                          two texts, by name or as the first two parameters
+    def reward(prompt, completion): ...                          two texts, by name or as the first two parameters,
+                                                                 whatever those are called, but for FOREIGN names
     def reward(prompt: Prompt, completion): ...                  the Prompt itself, by its annotation
     async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
 
@@ -37,7 +38,16 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
 }
 """What a function may ask for by the name of a parameter. `tokens` are those of the completion, its end included."""
+OF_PROMPT, OF_COMPLETION = ("prompt", "prompt_text"), ("completion", "completion_text", "text")
 
+FOREIGN: Mapping[str, str] = {
+    **dict.fromkeys(("prompts", "completions", "completion_ids"), "a batch at once, as TRL calls its functions"),
+    **dict.fromkeys(("queries", "labels"), "a batch at once, as OpenRLHF calls its functions"),
+    **dict.fromkeys(
+        ("data_source", "solution_str", "ground_truth", "extra_info"), "what verl calls its functions with"
+    ),
+}
+"""Parameters of functions written for other systems. Taken by their place they would get what they do not mean."""
 PATIENCE = 0.2
 """Seconds after which calls that run inline let others run, before the next one."""
 THREADS = 32
@@ -230,25 +240,45 @@ def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any
             f"{_nearest(unknown[0], [parameter.name for parameter in parameters])}."
         )
     found: list[tuple[str, Getter]] = []
+    placed = _placed(parameters, options)
     for index, parameter in enumerate(parameters):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in options:
             continue
-        getter = _getter(parameter, index)
+        getter = _getter(parameter, index if placed else None)
         if getter is not None:
             found.append(("" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name, getter))
         elif parameter.default is parameter.empty:
             raise ValueError(
                 f"Reward {name!r} asks for {parameter.name!r}, which is neither in its options nor one of "
-                f"{', '.join(ARGUMENTS)}{_nearest(parameter.name, list(ARGUMENTS))}."
+                f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}."
             )
     return tuple(found)
 
 
-def _getter(parameter: inspect.Parameter, index: int) -> Getter | None:
+def _placed(parameters: Sequence[inspect.Parameter], options: Mapping[str, Any]) -> bool:
+    """Whether the first two parameters are a prompt and a completion by their place, where their names do not say so.
+    They are not where there is one alone, or either is an option, of FOREIGN, or means something else to us."""
+    first_two = parameters[:2]
+    return len(first_two) == 2 and all(
+        parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.name not in FOREIGN
+        and parameter.name not in options
+        and (parameter.name in names or parameter.name not in ARGUMENTS)
+        for parameter, names in zip(first_two, (OF_PROMPT, OF_COMPLETION), strict=True)
+    )
+
+
+def _meant(name: str) -> str:
+    if name in FOREIGN:
+        return f"; it is {FOREIGN[name]}, where docs/switching.md shows how to pass them on"
+    return _nearest(name, list(ARGUMENTS))
+
+
+def _getter(parameter: inspect.Parameter, index: int | None) -> Getter | None:
     meaning = parameter.name
     if meaning not in ARGUMENTS:
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY
-        if index >= 2 or not required:
+        if index is None or index >= 2:
             return None
         meaning = ("prompt", "completion")[index]
     # the annotation is a string in files with `from __future__ import annotations`
