@@ -113,6 +113,14 @@ def test_whole_chats_tell_the_prompt_again(prompt):
         preference(answers, where="f:1")
 
 
+def test_answers_alone_leave_no_prompt_to_guess():
+    """A prompt in a column that is not known would be left out, and the pair trained without one."""
+    row = {"input": "q", "chosen": [ASSISTANT], "rejected": [{"role": "assistant", "content": "b"}]}
+    with pytest.raises(DataError, match="f:1: chosen and rejected are chats that share no turn"):
+        preference(row, where="f:1")
+    assert preference(row, where="f:1", columns={"prompt": "input"}).prompt == "q"
+
+
 @pytest.mark.parametrize("dialect", ["auto", "prompt/pos_answers/neg_answers"])
 def test_answer_lists_pair_up_in_order(dialect):
     row = {"prompt": "q", "pos_answers": ["a", "a"], "neg_answers": ["b", "c"], "margin": [0.5, 2]}

@@ -160,6 +160,11 @@ def _read_chat_transcripts(fields: Fields) -> Sample:
                 f"{name!r} differs from its counterpart by {len(rest)} turns after {shared} equal ones; it must differ "
                 "in one last assistant turn that is not empty."
             )
+    if not shared:
+        raise fields.error(
+            "chosen and rejected are chats that share no turn, so there is no prompt. Begin both with what was asked, "
+            "or name the column that holds it: data.columns={prompt: ...}."
+        )
     pair = Pair(chosen=chosen[-1]["content"], rejected=rejected[-1]["content"], margin=_margin(fields))
     return Sample(messages=chosen[:shared], pairs=(pair,))
 
