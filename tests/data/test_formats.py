@@ -113,6 +113,24 @@ def test_whole_chats_tell_the_prompt_again(prompt):
         preference(answers, where="f:1")
 
 
+@pytest.mark.parametrize("key", ["tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"])
+def test_what_a_turn_holds_beside_its_content_is_refused(key):
+    """A template would show it; without a word it would be neither read nor trained."""
+    answer = {**ASSISTANT, key: [{"function": {"name": "f"}}] if "call" in key else "let me see"}
+    with pytest.raises(DataError, match=rf"f:1: messages\[1\] has {key}, which is not read"):
+        demonstration({"messages": [USER, answer]}, where="f:1")
+    assert demonstration({"messages": [USER, {**ASSISTANT, key: None}]}, where="f:1").completion == "a"
+
+
+def test_tools_of_a_chat_are_refused():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for read in (demonstration, question):
+        with pytest.raises(DataError, match="f:1: the chat has tools, which are not read"):
+            read({"messages": [USER, ASSISTANT], "tools": tools}, where="f:1")
+        assert read({"messages": [USER, ASSISTANT], "tools": []}, where="f:1").messages == (USER,)
+    assert question({"prompt": "q", "tools": tools}, where="f:1").extra == {"tools": tools}
+
+
 def test_answers_alone_leave_no_prompt_to_guess():
     """A prompt in a column that is not known would be left out, and the pair trained without one."""
     row = {"input": "q", "chosen": [ASSISTANT], "rejected": [{"role": "assistant", "content": "b"}]}

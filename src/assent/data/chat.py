@@ -2,7 +2,8 @@
 
 The template renders only what comes before an answer; the answer itself is the assistant's text as it stands with the
 end token behind it, the same for SFT, preferences and what a policy samples. Whatever else a template writes behind an
-answer (a newline, an empty thought) is neither trained nor asked for. Leaves out tool calls and images.
+answer (a newline, an empty thought) is neither trained nor asked for. Leaves out tools, their calls,
+thoughts apart from the content, and images.
 """
 
 from __future__ import annotations

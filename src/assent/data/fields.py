@@ -15,6 +15,14 @@ Message = dict[str, str]
 
 ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
 ROLES = ("system", "user", "assistant", "tool")
+UNREAD = {
+    **dict.fromkeys(("tool_calls", "function_call"), "write the call into the content as text"),
+    **dict.fromkeys(
+        ("reasoning_content", "reasoning", "thinking"),
+        "write the thoughts into the content, as the model is to answer, or leave them out",
+    ),
+}
+"""What a turn may hold beside its content, and what to do: chat templates would show it, and it would be lost."""
 
 
 class DataError(ValueError):
@@ -106,9 +114,9 @@ class Fields:
             role = ROLE_NAMES.get(role, role)
         if not isinstance(role, str) or role not in ROLES:
             raise self.error(f"{name} has the role {shown(role)}; allowed are {', '.join(ROLES)}.")
-        for call in ("tool_calls", "function_call"):
-            if turn.get(call):
-                raise self.error(f"{name} has {call}, which are not read; write the call into the content as text.")
+        for key, remedy in UNREAD.items():
+            if turn.get(key):
+                raise self.error(f"{name} has {key}, which is not read; {remedy}.")
         if isinstance(content, list | tuple):
             content = self._joined_parts(content, name)
         return {"role": role, "content": self._checked_text(content, f"{name}.content")}

@@ -170,6 +170,11 @@ def sample(
         raise DataError(f"rows in the dialect {chosen.name!r} hold no {kind}. {_serving(kind)}", where)
     read = chosen.read(fields)
     taken = chosen.read_of(fields)
+    if read.messages and "tools" not in taken and fields.row.get("tools") not in (None, [], "", "[]"):
+        raise fields.error(
+            "the chat has tools, which are not read: the chat template would show them. Write them into the system "
+            "turn as text, or leave the column out."
+        )
     extra = {str(name): value for name, value in fields.row.items() if name not in taken and value is not None}
     return replace(read, where=where, extra={**read.extra, **extra}), chosen.name
 
