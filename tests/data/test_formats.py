@@ -203,6 +203,19 @@ def test_a_completion_is_preferred_to_the_chosen_answer_unless_pairs_are_wanted(
     assert preference(row, where="f:1").pairs[0].chosen == "c"
 
 
+def test_a_column_may_lie_within_another():
+    row = {"prompt": [USER], "reward_model": {"style": "rule", "ground_truth": "4"}, "a.b": "c"}
+    read = question(row, where="f:1", columns={"answer": "reward_model.ground_truth"})
+    assert (read.messages, read.answer, read.extra["reward_model"]["style"]) == ((USER,), "4", "rule")
+    assert question(row, where="f:1", columns={"answer": "a.b"}).answer == "c"
+    assert question(row, where="f:1", columns={"answer": "prompt.b"}).answer is None
+
+
+def test_a_row_without_a_renamed_column_says_so():
+    with pytest.raises(DataError, match=r"f:1: .* has not what data.columns={completion: reply} names\.$"):
+        demonstration({"prompt": "q", "completion": "a"}, where="f:1", columns={"completion": "reply"})
+
+
 def test_columns_rename_and_unknown_ones_are_refused():
     read = demonstration({"ask": "q", "reply": "a"}, where="f:1", columns={"prompt": "ask", "completion": "reply"})
     assert (read.prompt, read.completion) == ("q", "a")

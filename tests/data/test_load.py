@@ -142,6 +142,15 @@ def test_prompts_carry_their_place_and_answer(write, tokenizer):
     assert (prompt.id, prompt.answer, prompt.extra, prompt.source) == (f"{source}:1", "#### 4", {"level": 2}, source)
 
 
+def test_a_renamed_column_that_no_row_has_is_refused(write, tokenizer):
+    """The answer that a rule compares with may be absent: a slip in its name would be seen in no row."""
+    one, other = write("a.jsonl", [{"prompt": "q"}]), write("b.jsonl", [{"prompt": "q", "truth": "4"}])
+    with pytest.raises(DataError, match=r"{answer: truht} names a column that no row has"):
+        load_prompts(DataSettings(train=[one, other], columns={"answer": "truht"}), tokenizer, seed=0)
+    loaded = load_prompts(DataSettings(train=[one, other], columns={"answer": "truth"}), tokenizer, seed=0)
+    assert [prompt.answer for prompt in loaded.items] == [None, "4"]
+
+
 def test_nothing_left_says_why(write, tokenizer):
     source = write("a.jsonl", [{"prompt": "123456", "completion": "1"}])
     with pytest.raises(DataError, match=r"no demonstrations are left of 1 rows: 1 dropped \(prompt too long\)"):

@@ -25,7 +25,9 @@ from assent.data.formats import (
     Pair,
     Sample,
     check_columns,
+    check_found,
     demonstration_of,
+    found,
     named,
     sample,
 )
@@ -84,17 +86,20 @@ def _read(
 ) -> tuple[list[Sample], int, list[str]]:
     samples: list[Sample] = []
     bad: list[str] = []
+    renamed: set[str] = set()
     read = 0
     for where, row in scan_rows(source, split=split):
         read += 1
         try:
             if isinstance(row, DataError):
                 raise row
+            renamed.update(ours for ours, theirs in columns.items() if found(row, theirs))
             samples.append(_sample(row, to, lost, where=where, dialect=dialect, columns=columns))
         except DataError as error:
             bad.append(str(error))
             if len(bad) > bad_rows:
                 raise
+    check_found(columns, renamed)
     return samples, read, bad
 
 

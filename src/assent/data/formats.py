@@ -165,6 +165,19 @@ def sample(
     if not isinstance(row, Mapping):
         raise DataError(f"the row is a {type(row).__name__}; it must be an object with columns.", where)
     fields = Fields(_renamed(row, columns or {}), where)
+    try:
+        return _sample(fields, kind, dialect)
+    except DataError as error:
+        lacking = [f"{ours}: {theirs}" for ours, theirs in (columns or {}).items() if not found(row, theirs)]
+        if not lacking or error.where != where:
+            raise
+        raise DataError(
+            f"{error.reason} The row has not what data.columns={{{', '.join(lacking)}}} names.", where
+        ) from error
+
+
+def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
+    where = fields.where
     chosen = detect(fields, kind) if dialect == "auto" else named(dialect)
     if kind not in chosen.gives:
         raise DataError(f"rows in the dialect {chosen.name!r} hold no {kind}. {_serving(kind)}", where)
@@ -209,7 +222,16 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
         return row
     taken = set(columns.values())
     kept = {name: value for name, value in row.items() if name not in taken and name not in columns}
-    return kept | {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+    return kept | {ours: value for ours, theirs in columns.items() for value in found(row, theirs)}
+
+
+def found(row: Mapping[str, Any], column: str) -> tuple[Any, ...]:
+    """What a row has under that name, if it has it: a column, or a.b for the entry b of an object in column a."""
+    if column in row:
+        return (row[column],)
+    outer, dot, inner = column.partition(".")
+    within = row.get(outer)
+    return found(within, inner) if dot and isinstance(within, Mapping) else ()
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -220,3 +242,10 @@ def check_columns(columns: Mapping[str, str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise DataError(f"data.columns.{name} is no column of ours.{hint} Ours are {', '.join(known)}.")
+
+
+def check_found(columns: Mapping[str, str], renamed: set[str]) -> None:
+    """Refuse overrides that name a column no row had: what is optional would be missing from all, without a word."""
+    for ours, theirs in columns.items():
+        if ours not in renamed:
+            raise DataError(f"data.columns={{{ours}: {theirs}}} names a column that no row has: {theirs!r}.")

@@ -24,7 +24,9 @@ from assent.data.formats import (
     Question,
     Sample,
     check_columns,
+    check_found,
     demonstration_of,
+    found,
     named,
     preference_of,
     question_of,
@@ -138,6 +140,7 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
         if not items:
             raise DataError(_nothing_left(stage.kind, tallies[-1]), source)
         validation += items
+    check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed})
     report = DataReport(
         kind=stage.kind,
         sources=tuple(tally.freeze() for tally in tallies),
@@ -168,6 +171,7 @@ def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT])
         try:
             if isinstance(row, DataError):
                 raise row
+            tally.renamed.update(ours for ours, theirs in settings.columns.items() if found(row, theirs))
             read, dialect = sample(
                 row, kind=stage.kind, where=where, dialect=settings.dialect, columns=settings.columns
             )

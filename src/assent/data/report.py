@@ -63,6 +63,8 @@ class Tally:
     budget: Budget = field(default_factory=Budget)
     read: int = 0
     dialects: Counter[str] = field(default_factory=Counter)
+    renamed: set[str] = field(default_factory=set)
+    """Columns of ours that some row had under the name that `data.columns` gives."""
     dropped: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     items: int = 0

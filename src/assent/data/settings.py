@@ -37,7 +37,7 @@ class DataSettings:
     dialect: str = "auto"
     """Name of the row format ("prompt/completion", "messages", ...), or "auto" to read it off each row's columns."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our column name -> the file's, where the file uses other names."""
+    """Our column name -> the file's, where the file uses other names; `a.b` is entry b of the objects in column a."""
     shuffle: bool = True
     """Draw rows in a seeded random order, a new one every epoch."""
     limit: int | None = None
