@@ -254,9 +254,11 @@ def other_rows(folder: Path, report: dict[str, Any]) -> bool:
 
 
 def _of_rows(report: Any) -> Any:
-    """A report without where the rows lie."""
+    """A report of what was read alone, without where the rows lie."""
     if isinstance(report, dict):
-        return {name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples")}
+        return {
+            name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples", "unread")
+        }
     return [_of_rows(one) for one in report] if isinstance(report, list) else report
 
 

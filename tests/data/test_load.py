@@ -48,6 +48,17 @@ def test_the_report_counts_what_became_of_every_row(write, tokenizer):
         assert text in table
 
 
+def test_columns_that_nothing_reads_are_told_of(write, tokenizer):
+    """KTO's label would otherwise be left out without a word; prompts keep all of theirs for rewards."""
+    further = dict.fromkeys(("id", "a", "b", "c", "d"), 1) | {"none": None, "\ud800": 1}
+    rows = [{"prompt": "q", "completion": "a", "label": False}, {"prompt": "r", "completion": "a", **further}]
+    settings = DataSettings(train=write("a.jsonl", "\n".join(map(json.dumps, rows))))
+    report = load_demonstrations(settings, tokenizer, 0).report
+    assert report.sources[0].unread == dict.fromkeys(("label", "id", "a", "b", "c", "d", r"\ud800"), 1)
+    assert "columns not read: label, id, a, b, c and 2 more" in report.table()
+    assert load_prompts(settings, tokenizer, 0).report.sources[0].unread == {}
+
+
 def test_the_budget_of_bad_rows_is_kept(write, tokenizer):
     source = write("a.jsonl", "x\n" + json.dumps(rows_of(1)[0]) + "\ny\n")
     with pytest.raises(DataError, match=r"a\.jsonl:1: it is not valid JSON.*Set data\.bad_rows=N"):

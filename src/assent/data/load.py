@@ -180,6 +180,8 @@ def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT])
             tally.skip(error)
         else:
             tally.dialects[dialect] += 1
+            if stage.kind != QUESTION:
+                tally.unread.update(read.extra.keys())
     return records
 
 

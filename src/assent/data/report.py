@@ -14,7 +14,7 @@ from typing import Any
 from assent.data.fields import DataError
 
 SHOWN = 5
-"""How many bad rows the report quotes."""
+"""How many bad rows the report quotes, and columns that were not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class Tally:
     dialects: Counter[str] = field(default_factory=Counter)
     renamed: set[str] = field(default_factory=set)
     """Columns of ours that some row had under the name that `data.columns` gives."""
+    unread: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     items: int = 0
@@ -87,6 +88,7 @@ class Tally:
             source=self.source,
             role=self.role,
             dialects=dict(self.dialects),
+            unread={name.encode("utf-8", "backslashreplace").decode(): rows for name, rows in self.unread.items()},
             read=self.read,
             kept=self.items,
             rows=self.rows,
@@ -112,6 +114,8 @@ class SourceReport:
     """"train" or "validation"."""
     dialects: Mapping[str, int]
     """Rows by the dialect they were read in."""
+    unread: Mapping[str, int]
+    """Columns that hold something and are not used, with the number of such rows; prompts keep theirs for rewards."""
     read: int
     kept: int
     """Records that became items: prompts, with all their pairs."""
@@ -185,6 +189,9 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _notes(source: SourceReport) -> list[str]:
     notes = [f"read as {name}: {count:,}" for name, count in source.dialects.items()]
+    if source.unread:
+        more = f" and {len(source.unread) - SHOWN:,} more" if len(source.unread) > SHOWN else ""
+        notes.append(f"columns not read: {', '.join([*source.unread][:SHOWN])}{more}")
     if source.pairs or source.pairs_dropped:
         notes.append(f"pairs: {source.pairs:,}")
     if source.trained_tokens:
