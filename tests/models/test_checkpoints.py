@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from assent.models.decoder import Decoder
@@ -200,6 +201,17 @@ def test_end_tokens_of_the_generation_config_are_kept(tiny: Tiny, tmp_path: Path
     assert (model.special.bos, model.special.pad) == (1, 3)
     save_model(model, tmp_path / "again")
     assert load_model(str(tmp_path / "again")).special == model.special
+
+
+def test_how_a_model_is_sampled_by_default_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    """Servers and `generate` go by it: a policy that is trained on would be sampled in another way than before."""
+    save_model(fresh_model(tiny("llama")), tmp_path)
+    given = {"eos_token_id": [2, 7], "do_sample": True, "temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**given, "transformers_version": "4.37.0"}))
+    save_model(load_model(str(tmp_path)), tmp_path / "again")
+    saved = json.loads((tmp_path / "again/generation_config.json").read_text())
+    assert {name: saved[name] for name in given} == given
+    assert saved["transformers_version"] == transformers.__version__
 
 
 def test_a_fresh_model_takes_the_tokenizers_size(tiny: Tiny) -> None:

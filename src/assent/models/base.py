@@ -7,8 +7,8 @@ any other causal LM through transformers (`fallback.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ class SpecialTokens:
     bos: int | None = None
     eos: tuple[int, ...] = ()
     pad: int | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """What else its generation_config.json says: how others sample by default. It is kept, and not read here."""
 
 
 class LanguageModel(nn.Module, ABC):

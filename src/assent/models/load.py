@@ -128,7 +128,8 @@ def save_model(
     model.save_weights(folder, max_shard_bytes=max_shard_bytes)
     write_json(folder / "config.json", config)
     if model.head_kind == "lm":
-        write_json(folder / "generation_config.json", {**ids, "transformers_version": version("transformers")})
+        own = {**ids, "transformers_version": version("transformers")}
+        write_json(folder / "generation_config.json", {**special.generation, **own})
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -194,14 +195,19 @@ def _config(folder: Path) -> dict[str, Any]:
     return read_json(path)
 
 
+OURS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
+"""Keys of generation_config.json that a checkpoint of ours sets itself."""
+
+
 def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
     """Ids of config.json; generation_config.json knows more end tokens in some chat models."""
-    eos = config.get("eos_token_id")
-    generation = folder / "generation_config.json" if folder is not None else None
-    if generation is not None and generation.exists():
-        eos = read_json(generation).get("eos_token_id") or eos
+    path = folder / "generation_config.json" if folder is not None else None
+    generation = read_json(path) if path is not None and path.exists() else {}
+    eos = generation.get("eos_token_id") or config.get("eos_token_id")
     several = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    return SpecialTokens(bos=config.get("bos_token_id"), eos=several, pad=config.get("pad_token_id"))
+    bos, pad = config.get("bos_token_id"), config.get("pad_token_id")
+    kept = {key: value for key, value in generation.items() if key not in OURS}
+    return SpecialTokens(bos=bos, eos=several, pad=pad, generation=kept)
 
 
 def _read_weights(model: Decoder, files: list[Path], *, seed: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,4 +122,4 @@ def tokenizer_special(tokenizer: Any, model: LanguageModel) -> SpecialTokens:
     """The ids that a checkpoint saved with `tokenizer` names; further end ids that the model came with are kept."""
     eos = tokenizer.eos_token_id
     several = model.special.eos if eos in model.special.eos else (eos,)
-    return SpecialTokens(bos=tokenizer.bos_token_id, eos=several, pad=tokenizer.pad_token_id)
+    return replace(model.special, bos=tokenizer.bos_token_id, eos=several, pad=tokenizer.pad_token_id)
