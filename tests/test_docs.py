@@ -33,7 +33,7 @@ from assent.types import Completion, Finish, Prompt
 
 ROOT = Path(__file__).parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-MINE = ("extending.md", "data.md", "settings.md", "checkpoints.md")
+MINE = ("extending.md", "data.md", "settings.md", "checkpoints.md", "switching.md")
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 QUOTED = re.compile(r"`(examples/extending/[\w.]+)`\n\n```\w+\n(.*?)```", re.DOTALL)
 CODE_LINES = 40
@@ -249,6 +249,29 @@ def test_commands_and_files_that_pages_name_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
+
+
+def test_every_setting_of_the_switching_page_exists() -> None:
+    """In the right column; a value that stands behind one is taken by it, unless it is a stand-in in capitals."""
+    rows = [line.split(" | ") for line in DOCS["switching.md"].splitlines() if line.startswith("| ")]
+    named = [one for row in rows for one in re.findall(r"`(\w+(?:\.\w+)+)(?:=[^`]*)?`", row[-1])]
+    assert len(named) > 30
+    known = set(_dotted(to_plain(Settings())))
+    known |= {f"algorithm.{field.name}" for method in ALGORITHMS.values() for field in dataclasses.fields(method)}
+    files = {"metrics.jsonl", "reward_model.ground_truth"}
+    assert set(named) - known - files == set()
+    given = [tuple(pair) for row in rows for pair in re.findall(r"(algorithm\.\w+)=([\w.]+)", row[-1])]
+    for key, value in given:
+        makers = [m for m in ALGORITHMS.values() if key.partition(".")[2] in {f.name for f in dataclasses.fields(m)}]
+        further = {"samples": 2} if key.endswith("group_baseline") else {"loss": "ipo"} if "length" in key else {}
+        makers[0](**{key.partition(".")[2]: yaml.safe_load(value)}, **further)
+
+
+def _dotted(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        yield prefix + key
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
 
 
 def test_rewards_of_the_switching_page_call_those_of_other_systems(
