@@ -250,8 +250,11 @@ def _to_object(config: Any) -> Settings:
     return settings
 
 
-def check_keys(given: Any, template: type, *, algorithm: type | None = None, prefix: str = "") -> None:
-    """Raise SettingsError for a key that the tree lacks, with the nearest one it has."""
+def check_keys(
+    given: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
+) -> None:
+    """Raise SettingsError for a key that the tree lacks, with where it has one of that name, else the nearest one."""
+    root = root or template
     if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
         return
     hints = typing.get_type_hints(template)
@@ -259,13 +262,27 @@ def check_keys(given: Any, template: type, *, algorithm: type | None = None, pre
     for key, value in given.items():
         path = f"{prefix}{key}"
         if key not in known:
-            raise SettingsError(f"there is no setting {path}{nearest(str(key), known)}")
+            elsewhere = [one for one in _paths(root, algorithm) if one.rpartition(".")[2] == key]
+            near = f"; did you mean {' or '.join(elsewhere)}?" if 0 < len(elsewhere) < 4 else nearest(str(key), known)
+            raise SettingsError(f"there is no setting {path}{near}")
         inner = algorithm if path == "algorithm" and algorithm is not None else known[key]
         for kind in (inner, *typing.get_args(inner)):  # itself, in a list, or where null is allowed too
             if not dataclasses.is_dataclass(kind):
                 continue
             for number, entry in _entries(value):
-                check_keys(entry, typing.cast(type, kind), prefix=f"{path}.{number}")
+                inside = f"{path}.{number}"
+                check_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
+
+
+def _paths(template: type, algorithm: type | None) -> list[str]:
+    """The dotted names of a tree's settings, but for those in lists."""
+    hints = typing.get_type_hints(template)
+    paths = []
+    for one in dataclasses.fields(template):
+        inner = algorithm if one.name == "algorithm" and algorithm is not None else hints[one.name]
+        within = _paths(inner, None) if dataclasses.is_dataclass(inner) else []
+        paths += [f"{one.name}.{path}" for path in within] or [one.name]
+    return paths
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:
