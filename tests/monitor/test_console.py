@@ -1,8 +1,14 @@
-"""The terminal's line of a step."""
+"""What a person sees: the line of a step, the bar of a terminal, the log."""
 
 from __future__ import annotations
 
-from assent.monitor.console import Reporter, step_line
+import re
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from assent.monitor.console import Reporter, Tracker, clock, step_line
 
 
 def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:
@@ -21,3 +27,54 @@ def test_what_rounds_to_nothing_has_no_sign() -> None:
     with Reporter(quiet=True).track("reinforce", 4) as tracker:
         line = step_line(record, tracker)
     assert "loss 0.0000  reward +0.000  kl 0.00  validation/margin 0.0000" in line
+
+
+def test_a_figure_that_is_not_finite_is_shown() -> None:
+    with Reporter(quiet=True).track("sft", 4) as tracker:
+        line = step_line({"loss/policy": float("nan"), "kl/sampler": float("inf")}, tracker)
+    assert "loss nan  gap inf  " in line
+
+
+def test_what_is_left_goes_by_the_pace_of_this_sitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tracker, "elapsed", 30.0)
+    with Reporter(quiet=True).track("sft", 10, done=4) as tracker:
+        assert step_line({}, tracker) == "step  4/10  elapsed 0:30  left ?"
+        tracker.advance(2)  # in 30 seconds: the other four take twice as long
+        assert step_line({}, tracker) == "step  6/10  elapsed 0:30  left 1:00"
+
+
+def test_clocks_by_hand() -> None:
+    assert [clock(seconds) for seconds in (0.4, 59.6, 61, 3599.4, 3600, 36610)] == [
+        *("0:00", "1:00", "1:01", "59:59", "1:00:00", "10:10:10")
+    ]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_has_a_bar_under_lines_that_stay_as_they_are(
+    terminal: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
+    reporter, line = Reporter(quiet=quiet), f"[bold]1[/bold] {'word ' * 60}end"
+    reporter.log_to(tmp_path / "log.txt")
+    with reporter.track("grpo", 8, done=2) as tracker:
+        tracker.advance(3)
+        reporter.say(f"{line}\nand more")
+    written = capsys.readouterr().out
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    assert (f"{line}\nand more\n" in plain.replace("\r", "")) is not quiet
+    assert [("2/8" in plain), ("5/8" in plain)] == 2 * [terminal and not quiet]
+    assert written.endswith("\x1b[2K") is (terminal and not quiet)  # the bar is gone
+    log = (tmp_path / "log.txt").read_text().splitlines()
+    assert [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", said) for said in log] == [line, "and more"]
+
+
+def test_a_table_stands_in_the_log_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reporter, table = Reporter(), Table("Größe")
+    table.add_row("3")
+    reporter.show(table)
+    reporter.log_to(tmp_path / "log.txt")
+    reporter.show(table)
+    assert capsys.readouterr().out.count("Größe") == 2
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").count("Größe") == 1

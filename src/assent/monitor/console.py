@@ -163,7 +163,7 @@ def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
     parts = [f"step {tracker.done:>{width}}/{tracker.total}"]
     for label, names, form in SHOWN:
         value = next((record[name] for name in names if name in record), None)
-        if value is not None and abs(value) >= NEXT_TO_NOTHING.get(label, 0.0):
+        if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # one that is not finite is shown
             parts.append(f"{label} {form.format(value)}")
     for name, value in record.items():
         if name.startswith("validation/"):
