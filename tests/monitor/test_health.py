@@ -126,6 +126,34 @@ def test_without_a_judge_the_whole_reward_is_compared_with_gold():
     assert "0.555 to 1.55 over 20 steps" in text or "0.555 to 1.56 over 20 steps" in text
 
 
+def test_with_a_judge_it_is_the_judge_that_is_compared_with_gold():
+    series = {"reward/mean": lambda s: 0.1 * s + 0.01 * (s % 2), "reward/gold": lambda s: -0.1 * s + 0.01 * (s % 2)}
+    assert warnings(series | {"reward/judge": lambda s: 0.01 * (s % 2)}, steps=60) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "fine", "ill"),
+    [
+        ("entropy", 4.0, 1.02, 0.98),  # a quarter
+        ("entropy", 0.4, 0.102, 0.098),
+        ("kl/reference", 29.0, 29.5, 30.5),
+        ("kl/reference", 2.0, 9.8, 10.2),  # a jump to three times as much, from 10 on
+        ("kl/reference", 5.0, 14.8, 15.2),
+        ("length/mean", 30.0, 59.0, 61.0),
+        ("length/mean", 30.0, 15.2, 14.8),
+        ("unfinished", 0.45, 0.49, 0.51),
+        ("unfinished", 0.05, 0.24, 0.26),  # 0.2 more, which are not few
+        ("groups/equal", 0.1, 0.79, 0.81),
+        ("empty", 0.1, 0.79, 0.81),
+        ("clip_fraction", 0.1, 0.29, 0.31),
+    ],
+)
+def test_each_sign_warns_from_its_limit_on(name, begun, fine, ill):
+    for later, count in ((fine, 0), (ill, 1)):
+        series = {"reward/mean": lambda s: 0.0, name: lambda s, later=later: begun if s <= 20 else later}
+        assert len(warnings(series, steps=40)) == count
+
+
 def test_constant_rewards_are_no_trend():
     assert warnings({"reward/judge": lambda s: 1.0, "reward/gold": lambda s: 0.0}, steps=100) == []
 

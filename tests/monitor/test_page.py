@@ -12,7 +12,7 @@ import pytest
 
 from assent import load_settings, run
 from assent.loop.train import NonFiniteError
-from assent.monitor.page import Curves, Station, page
+from assent.monitor.page import Curves, Station, closed, page
 
 
 class Tags(HTMLParser):
@@ -49,13 +49,23 @@ def test_a_long_run_keeps_its_first_and_its_last_point() -> None:
     assert 150 < len(points) < 165
 
 
-def test_a_long_run_shows_each_of_its_extremes() -> None:
+@pytest.mark.parametrize(("extreme", "span", "height"), [(50.0, "1 to 50", 4), (-50.0, "-50 to 1", 56)])
+def test_a_long_run_shows_each_of_its_extremes(extreme: float, span: str, height: int) -> None:
     """Steps that were passed over hid a gradient norm of 50 among those of 1, and the range below it too."""
-    records = [{"step": step, "gradient_norm/policy": 50.0 if step == 7_777 else 1.0} for step in range(1, 10_001)]
-    text = page("run", curves=Curves(records), steps=10_000, stations=())
-    assert "gradient norm <b>1</b>" in text
-    assert "1 to 50" in text
-    assert ",4.0 " in text
+    for place in (4_444, 7_777):
+        records = [
+            {"step": step, "gradient_norm/policy": extreme if step == place else 1.0} for step in range(1, 10_001)
+        ]
+        text = page("run", curves=Curves(records), steps=10_000, stations=())
+        assert "gradient norm <b>1</b>" in text
+        assert f">{span}<" in text
+        assert text.count(f",{height}.0 ") == 1
+
+
+def test_a_long_run_begins_where_it_began() -> None:
+    """With a value that is no extreme of those around it."""
+    records = [{"step": step, "entropy": 5.0 if step == 1 else 10.0 * (step % 2)} for step in range(1, 1_001)]
+    assert 'points="0.0,30.0 ' in page("run", curves=Curves(records), steps=1_000, stations=())
 
 
 def test_a_page_costs_no_more_late_in_a_run() -> None:
@@ -83,6 +93,25 @@ def test_large_figures_are_written_out_and_curves_are_told_in_words() -> None:
     text = page("run", curves=Curves(records), steps=2, stations=())
     assert "tokens per second <b>120,000</b>" in text
     assert 'aria-label="tokens per second, from 6,215 to 120,000 in steps 1 to 2"' in text
+
+
+def test_small_figures_have_four_digits() -> None:
+    records = [{"step": step, "entropy": value} for step, value in ((1, 0.123456), (2, -1_234.5), (3, 1e13))]
+    assert ">-1,234 to 1e+13<" in page("run", curves=Curves(records), steps=3, stations=())
+    assert "<b>0.1235</b>" in page("run", curves=Curves(records[:1]), steps=3, stations=())
+
+
+def test_a_lost_worker_is_marked() -> None:
+    for lost in (True, False):
+        text = page("run", curves=Curves(), steps=1, stations=[Station("a", "here", "gone", lost=lost)])
+        assert ('<tr class="lost"><td>a</td>' in text) is lost
+
+
+def test_a_page_that_was_left_open_is_closed_and_one_with_a_last_word_stays() -> None:
+    curves = Curves({"step": step, "time/step": 2.0} for step in range(1, 4))
+    left = closed(page("<p>", curves=curves, steps=9, stations=()), "killed & gone")
+    assert left == page("<p>", curves=curves, steps=9, stations=(), ended="ended: killed & gone")
+    assert closed(left, "another reason") == left
 
 
 def test_what_is_not_finite_or_not_there_has_no_curve() -> None:
