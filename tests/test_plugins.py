@@ -1,8 +1,10 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from assent.plugins import load_file, load_object
+from assent.plugins import PluginError, known_here_alone, load_file, load_object, load_plugins
+from assent.types import Prompt
 
 
 def test_loads_from_files_and_packages(tmp_path: Path) -> None:
@@ -24,6 +26,9 @@ def test_loads_from_files_and_packages(tmp_path: Path) -> None:
         (":name", ValueError, "file.py:name"),
         ("absent.py:name", FileNotFoundError, "no file"),
         ("math:sqr", AttributeError, "nearest name is 'sqrt'"),
+        ("math:Sqrt.x.y", AttributeError, "math has no 'Sqrt'; the nearest name is 'sqrt'"),
+        ("math:pi.zzzzz", AttributeError, "'zzzzz'; it has as_integer_ratio, conjugate, "),
+        ("no_such_package:name", ModuleNotFoundError, "no module 'no_such_package'.*file.py:name"),
         ("no_such_package.part:name", ModuleNotFoundError, "file.py:name"),
     ],
 )
@@ -56,3 +61,22 @@ def test_errors_inside_a_module_are_its_own(tmp_path: Path, monkeypatch: pytest.
     for _ in range(2):  # a file that failed is not remembered as loaded
         with pytest.raises(ZeroDivisionError):
             load_object(f"{tmp_path / 'late.py'}:anything")
+
+
+def test_a_plugin_that_is_refused_is_named_with_its_line(tmp_path: Path) -> None:
+    """Its own, not that of the library which found the fault."""
+    files = [tmp_path / "well.py", tmp_path / "refused.py"]
+    files[0].write_text("loaded = 3\n")
+    files[1].write_text("import json\n\ndef register():\n    json.loads('{')\n\nregister()\n")
+    with pytest.raises(PluginError, match=rf"^'{files[1]}', line 4: Expecting property name"):
+        load_plugins([str(file) for file in files])
+    assert load_object(f"{files[0]}:loaded") == 3
+    with pytest.raises(PluginError, match=r"^'absent\.py': there is no file .*absent\.py\. Paths are relative"):
+        load_plugins(["absent.py"])
+
+
+def test_what_another_process_knows_of_what_was_registered() -> None:
+    """What is ours, and what it finds in the same files; of a script or notebook nothing."""
+    ours, theirs, script = Prompt, SimpleNamespace(__module__="assents.reward"), SimpleNamespace(__module__="__main__")
+    assert [known_here_alone(thing, []) for thing in (ours, theirs, script)] == [False, True, True]
+    assert [known_here_alone(thing, ["mine.py"]) for thing in (ours, theirs, script)] == [False, False, True]

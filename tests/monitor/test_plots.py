@@ -72,6 +72,7 @@ def test_a_pipeline_folder_is_searched_and_runs_are_named_by_their_place(tmp_pat
     train, validation = losses["sft: policy loss"].curves
     assert (validation.steps, validation.values) == ([10, 20], [0.6, 0.3])
     assert train.steps == list(range(1, 21))
+    assert [len(losses[f"ppo: {whose} loss"].curves) for whose in ("policy", "critic")] == [1, 1]  # none validated
     assert losses["sft: policy loss"].unit == "nats per token"
     assert losses["ppo: policy loss"].unit == "surrogate objective"
     out = tmp_path / "elsewhere"
@@ -198,6 +199,7 @@ def test_many_runs_are_told_apart_and_their_legend_stands_beside_them(tmp_path):
     axes = Figure().add_subplot()
     _fill(axes, _panels("entropy", find_runs(tmp_path))[0])
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 20
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [f"run{number:02}" for number in range(20)]
 
 
 def test_smoothing_by_hand():

@@ -191,6 +191,27 @@ def test_wandb_goes_on_with_the_run_of_its_folder_alone(tmp_path, monkeypatch):
     assert one["id"] != other["id"]
 
 
+def test_trackers_are_opened_where_asked_for_and_told_of_the_run(tmp_path, monkeypatch):
+    opened = []
+
+    def fake(*given, **named):
+        opened.append((*given, named))
+        return SimpleNamespace(close=lambda failed: None)
+
+    monkeypatch.setattr("assent.monitor.tensorboard.TensorBoard", fake)
+    monkeypatch.setattr("assent.monitor.wandb.WeightsAndBiases", fake)
+    board, theirs = (tmp_path / "tensorboard", {"resumed_after": 7}), {"project": "assent", "settings": {"seed": 3}}
+    for settings, expected in (
+        (LogSettings(), []),
+        (LogSettings(tensorboard=True), [board]),
+        (LogSettings(tensorboard=True, wandb="assent"), [board, (tmp_path, theirs)]),
+    ):
+        with opened_trackers(settings, tmp_path, {"seed": 3}, resumed_after=7) as trackers:
+            assert len(trackers) == len(expected)
+        assert opened == expected
+        opened.clear()
+
+
 def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monkeypatch):
     told = []
 
