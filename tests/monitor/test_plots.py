@@ -132,6 +132,15 @@ def test_a_single_run_is_named_by_its_folder(tmp_path):
     assert [run.name for run in find_runs(tmp_path / "my-run")] == ["my-run"]
 
 
+def test_figures_that_are_a_link_belong_to_the_run_that_they_stand_in(tmp_path):
+    """As DVC and git-annex keep files. It read "is not in the subpath"."""
+    write_run(tmp_path / "kept", sft())
+    (tmp_path / "runs" / "sft").mkdir(parents=True)
+    (tmp_path / "runs" / "sft" / "metrics.jsonl").symlink_to(tmp_path / "kept" / "metrics.jsonl")
+    assert [run.name for run in find_runs(tmp_path / "runs")] == ["sft"]
+    assert [run.name for run in find_runs(tmp_path / "runs" / "sft")] == ["sft"]
+
+
 def test_gold_has_its_own_panel_where_it_is_and_none_where_it_is_not(tmp_path):
     write_run(tmp_path / "a", online(gold=True))
     write_run(tmp_path / "b", online(gold=False))

@@ -146,7 +146,7 @@ def find_runs(log_dir: Path) -> list[Run]:
     root = log_dir.resolve()
     runs = []
     for file in files:
-        own = file.resolve().parent
+        own = file.parent.resolve()
         name = own.name if own == root else own.relative_to(root).as_posix()
         runs.append(Run(name, own.name, read_jsonl(file)))
     return runs
