@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from assent.loop import checkpoint
-from assent.loop.checkpoint import CheckpointError, Store, UnwritableError
+from assent.loop.checkpoint import CheckpointError, Store, UnwritableError, moved
 
 NAMES = [f"epoch1epochstep{step}globalstep{step}" for step in range(1, 13)]
 FSYNC = os.fsync
@@ -465,7 +465,11 @@ def test_a_file_that_was_added_is_found_and_named(tmp_path: Path) -> None:
         (tmp_path / "policy" / name / f"more{number}").touch()
     with pytest.raises(CheckpointError, match=r"more0, more1, more2 and 2 more\. Move them elsewhere"):
         store.verify(name)
-    for number in range(5):
+    for number in range(3, 5):
+        (tmp_path / "policy" / name / f"more{number}").unlink()
+    with pytest.raises(CheckpointError, match=r"more0, more1, more2\. Move them elsewhere"):
+        store.verify(name)
+    for number in range(3):
         (tmp_path / "policy" / name / f"more{number}").unlink()
     (tmp_path / "policy" / name / ".cache").mkdir()
     (tmp_path / "policy" / name / ".cache/note").touch()
@@ -538,3 +542,29 @@ def test_sweeping_leaves_models_whose_states_somebody_removed(tmp_path: Path) ->
     shutil.rmtree(tmp_path / "state")
     store.sweep()
     assert (store.model("policy", name) / "config.json").exists()
+
+
+def test_sweeping_leaves_what_people_put_beside_checkpoints(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    name = save(store, 1)
+    for kept in ("policy/best-so-far/model.safetensors", "notes/monday/read.me", f"policy/{name}-copy/config.json"):
+        (tmp_path / kept).parent.mkdir(parents=True)
+        (tmp_path / kept).write_text("mine")
+    for left in ("policy/.writing-ahead", f"critic/.writing-{name}", f"policy/{NAMES[4]}"):
+        (tmp_path / left).mkdir()
+    assert store.staging("policy") == tmp_path / "policy/.writing-ahead"
+    store.sweep()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    theirs = {"policy/best-so-far", "notes/monday", f"policy/{name}-copy"}
+    assert found == theirs | {f"{role}/{name}" for role in ("policy", "critic", "state")}
+
+
+def test_what_was_written_elsewhere_is_moved_whole(tmp_path: Path) -> None:
+    staging, folder = tmp_path / "ahead", tmp_path / "there"
+    staging.mkdir()
+    folder.mkdir()
+    writer(3)(staging)
+    moved(staging, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer"]
+    assert (folder / "tokenizer/vocab.txt").read_text() == "step 3"
+    assert not staging.exists()
