@@ -13,6 +13,8 @@ from assent.runtime.resources import (
     crowded,
     equal_share,
     packed,
+    part_of,
+    shown,
     small_store,
 )
 
@@ -81,6 +83,31 @@ def test_what_some_are_told_to_reserve_is_not_shared(
     there: list[Resources] = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
     assert equal_share(there, processes, beside=beside, gpus=True) == share
     assert packed(there, [*beside, *[share] * processes]) == (beside[0]["CPU"] <= nodes[0][0])
+
+
+def test_a_node_that_names_no_cpu_has_none() -> None:
+    assert equal_share([{}, {"CPU": 2.0}], 2) == {"CPU": 1.0}
+    assert equal_share([{}], 1) == {"CPU": 0.01}
+    with pytest.raises(ResourcesError, match="ask for 1 CPU in all, the cluster has nothing"):
+        check_room([{}], of(1), what="one worker")
+
+
+def test_resources_are_shown_by_name_without_rays_markers() -> None:
+    told = {"memory": 1.5 * 2**30, "GPU": 0.5, "CPU": 2.0, "object_store_memory": 9.0, "node:1.2.3.4": 1.0}
+    assert shown(told | {"bundle_group_0f": 1.0}) == "2 CPU, 0.5 GPU, 1.5 GiB memory"
+
+
+@pytest.mark.parametrize(("amount", "sharers", "part"), [(1.0, 3, 0.3333), (0.3, 3, 0.1), (8.0, 2, 4.0), (0.0, 2, 0.0)])
+def test_who_share_a_bundle_take_what_ray_can_count(amount: float, sharers: int, part: float) -> None:
+    assert part_of({"CPU": amount}, "CPU", sharers) == part
+    assert part_of({}, "CPU", sharers) == 0.0
+
+
+def test_the_largest_share_of_anything_is_packed_first() -> None:
+    """Of one resource alone, or by its amount, 2 CPUs and 9 of memory would take the place of the other two."""
+    nodes = [{"CPU": 4.0, "memory": 10.0}, {"CPU": 4.0, "memory": 40.0}]
+    asked = ((1.0, 14.0), (2.0, 9.0), (4.0, 7.0))
+    assert packed(nodes, [{"CPU": cpus, "memory": memory} for cpus, memory in asked])
 
 
 def test_people_are_told_of_far_more_threads_than_cpus() -> None:
