@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from assent.runtime.network import interface_of, let_gloo_be_reached, own_address
+from assent.runtime import network
+from assent.runtime.network import interface_of, let_gloo_be_reached, let_nccl_raise, own_address
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which interface has an address")
 
@@ -31,3 +32,19 @@ def test_the_users_choice_of_an_interface_stands(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     let_gloo_be_reached()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_gloo_chooses_where_no_interface_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(network, "interface_of", lambda address: None)
+    let_gloo_be_reached()
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_nccl_raises_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
+    let_nccl_raise()
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
+    let_nccl_raise()
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"

@@ -45,12 +45,30 @@ NO_EFFECT = "has no effect on the cluster at runtime.address=10.0.0.1:6379, whic
             )
             for key in ("resources_per_worker", "resources_per_rollout_worker")
         ),
+        ({"kind": "ray", "num_training_workers": 0}, "runtime.num_training_workers=0 must be 1 or more"),
+        ({"kind": "ray", "max_failures": -2}, "runtime.max_failures=-2 must be 0 or more, or -1 for no limit"),
+        ({"kind": "ray", "object_store_mb": 79}, "runtime.object_store_mb=79 is below Ray's least, 80"),
+        (
+            {"kind": "ray", "resources_per_worker": {"GPU": -1.0}},
+            "runtime.resources_per_worker.GPU=-1.0 must be 0 or more",
+        ),
+        *(
+            ({"kind": "ray", f"{what}_timeout": 0.0}, f"runtime.{what}_timeout=0.0 must be above 0 seconds")
+            for what in TIMES
+        ),
         ({**THERE, "dashboard": True}, f"runtime.dashboard=True {NO_EFFECT}"),
         ({**THERE, "object_store_mb": 100}, f"runtime.object_store_mb=100 {NO_EFFECT}"),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
     assert RuntimeSettings(**given).problems() == [message]
+
+
+def test_what_is_at_its_bound_can_be() -> None:
+    given = RuntimeSettings(
+        kind="ray", max_failures=-1, object_store_mb=80, resources_per_worker={"CPU": 0.0, "GPU": 1.0}
+    )
+    assert given.problems() == []
 
 
 def test_a_replay_may_say_how_the_processes_of_the_run_were_held() -> None:
@@ -111,6 +129,17 @@ def test_nccl_for_all_stages_takes_a_gpu_for_each_process() -> None:
     settings.check()
     runtime = settings.run_settings()["runtime"]
     assert (runtime["backend"], runtime["resources_per_worker"]) == ("nccl", {"GPU": 1})
+
+
+@pytest.mark.parametrize(("runtime", "expected"), [(None, {}), ("local", {"runtime": {"kind": "local"}})])
+def test_the_file_for_all_stages_says_of_local_runs_that_they_are(
+    runtime: str | None, expected: dict[str, Any]
+) -> None:
+    """Recipes that ask for Ray run here then, too."""
+    settings = DistributedSettings()
+    settings.cluster.runtime = runtime
+    settings.check()
+    assert settings.run_settings() == expected
 
 
 @pytest.mark.parametrize(

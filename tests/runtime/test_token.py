@@ -33,3 +33,17 @@ def test_a_page_that_the_user_could_not_open_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("RAY_AUTH_TOKEN", "5" * 64)
     prepare(RuntimeSettings(kind="ray", dashboard=True))
     assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]) == ("token", "5" * 64)
+
+
+def test_what_the_user_or_a_running_cluster_decided_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(RuntimeSettings(kind="ray", address="10.0.0.1:6379"))
+    assert not any(name in os.environ for name in GIVEN)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    prepare(RuntimeSettings(kind="ray", dashboard=True))
+    assert (os.environ["RAY_AUTH_MODE"], os.environ.get("RAY_AUTH_TOKEN")) == ("disabled", None)
+
+
+def test_ray_that_was_imported_has_read_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    prepare(RuntimeSettings(kind="ray"))
+    assert not any(name in os.environ for name in (*GIVEN, *QUIET))
