@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from assent.loop.hooks import Due, validation_rewards
-from assent.loop.progress import Progress
+from assent.batch import Batch
+from assent.loop.hooks import Due, RecordMetrics, RecordSamples, row_advantages, validation_rewards
+from assent.loop.progress import Delivery, Moment, Progress
 from assent.loop.settings import EverySettings
 from assent.runtime.worker import TooManyFailures
+from assent.types import Completion, Finish, Group, Prompt, Response, Row, Score
 
 
 def due_at(
@@ -73,3 +77,64 @@ def test_what_ends_a_run_during_its_evaluation_is_raised_as_it_is() -> None:
     failing: Any = Failing()
     with pytest.raises(TooManyFailures, match="2 workers were lost"):
         asyncio.run(validation_rewards(failing, prompts))
+
+
+class Written(list[dict[str, Any]]):
+    write = list.append
+
+
+def group(index: int) -> Group:
+    """Two answers to the prompt (1, 2): (3, 4), drawn by versions 7 and 8, and nothing."""
+    drawn = Completion(tokens=(3, 4), logprobs=(-1.0, -2.0), versions=(8, 7), text="well", finish=Finish.EOS)
+    nothing = Completion(tokens=(), logprobs=(), versions=(), text="", finish=Finish.LENGTH)
+    return Group(
+        index=index,
+        prompt=Prompt(id="p", text="how", tokens=(1, 2)),
+        responses=(
+            Response(completion=drawn, trainable=(True, True), score=Score(value=3.0, parts={"rule": 2.0}), reward=1.5),
+            Response(completion=nothing, trainable=(), score=Score(value=None, reason="too short"), reward=None),
+        ),
+    )
+
+
+def moment(step: int, *, last: bool = False, **given: Any) -> Moment:
+    delivery = Delivery(batch=None, epoch=1, groups=tuple(map(group, range(3))))
+    stats = {"loss": 2.0, "time/step": 0.5}
+    return Moment(progress=Progress(step=step, tokens=40), delivery=delivery, stats=stats, last=last, **given)
+
+
+def test_samples_are_the_first_groups_of_every_few_steps_and_of_the_last() -> None:
+    written = Written()
+    hook = RecordSamples(written, every=3, groups=2)
+    for step in range(1, 8):
+        asyncio.run(hook(moment(step, last=step == 7, batch=None)))
+    found = [(record["step"], record["group"], record["sample"]) for record in written]
+    assert found == [(step, index, sample) for step in (3, 6, 7) for index in (0, 1) for sample in (0, 1)]
+
+
+def test_a_sample_by_hand() -> None:
+    batch = replace(
+        Batch.of([Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)]),
+        advantages=torch.tensor([9.0, 9.0, 0.25, 0.75]),
+    )
+    assert row_advantages(batch) == {(0, (1, 2, 3, 4)): 0.5}
+    written = Written()
+    asyncio.run(RecordSamples(written, every=1, groups=2)(moment(1, batch=batch)))
+    first, nothing, other, _ = written
+    assert first == (
+        {"step": 1, "group": 0, "sample": 0, "greedy": False, "prompt_id": "p", "prompt": "how"}
+        | {"completion": "well", "finish": "eos", "tokens": 2, "reward": 1.5, "score": 3.0, "parts": {"rule": 2.0}}
+        | {"reason": None, "advantage": 0.5, "logprob": -1.5, "versions": [7, 8]}
+    )
+    assert (nothing["reward"], nothing["reason"], nothing["advantage"]) == (None, "too short", None)
+    assert (nothing["logprob"], nothing["versions"], nothing["tokens"]) == (None, [], 0)
+    assert other["advantage"] is None  # another group's
+
+
+def test_a_record_by_hand() -> None:
+    batch = Batch.of([Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True))])
+    written = Written()
+    for given, speed in ((batch, 8.0), (None, 0.0)):
+        more = {"tokens": 40.0, "tokens_per_second": speed}
+        assert asyncio.run(RecordMetrics(written)(moment(3, batch=given))) == more
+        assert written.pop() == {"step": 3, "epoch": 1, "time": 0.0, "loss": 2.0, "time/step": 0.5} | more
