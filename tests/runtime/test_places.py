@@ -83,6 +83,35 @@ def test_a_loss_that_no_call_finds_is_found_and_counts_once() -> None:
     do(steps, 2)
 
 
+def test_who_opens_again_starts_nobody_twice() -> None:
+    async def steps(case: Case) -> None:
+        case.places.open()
+        await case.places.counted()
+        await asyncio.sleep(0.03)
+        assert case.starts == [0, 1]
+
+    do(steps, 2)
+
+
+def test_closed_places_end_what_is_under_way_and_the_first_reason_is_told() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        case.started[0].kill()
+        while not case.failures:
+            await asyncio.sleep(0)
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        assert under_way  # another start, and somebody who watches the other worker
+        case.places.close("the places were")
+        case.places.close("again they were")
+        await asyncio.wait(under_way, timeout=1.0)
+        assert all(task.done() for task in under_way)
+        assert len(case.started) == 2
+        with pytest.raises(RuntimeError, match="the places were closed"):
+            case.places.check()
+
+    do(steps, 2)
+
+
 def test_many_who_notice_a_loss_lose_one() -> None:
     async def steps(case: Case) -> None:
         (place,) = await case.places.free(patience=9.0)
