@@ -103,6 +103,21 @@ def test_what_is_no_request_is_refused(status: int, content: bytes, headers: dic
     assert found.json()["error"]
 
 
+def test_who_has_the_token_is_served_and_who_sends_two_is_not() -> None:
+    app, right = application(token=TOKEN), ("authorization", f"Bearer {TOKEN}")
+    for headers, status in (([right], 200), ([right, right], 401), ([], 401), ([right, ("origin", "null")], 403)):
+        reply = score(app, ITEM, headers=headers)
+        assert reply.status_code == status
+        assert reply.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
+
+
+def test_a_type_may_have_spaces_and_a_charset() -> None:
+    body = json.dumps({"version": 1, "items": [ITEM]}).encode()
+    for kind, status in (("Application/JSON ; charset=utf-8", 200), ("application/jsonl", 415)):
+        reply = ask(application(), "POST", "/score", content=body, headers={"content-type": kind})
+        assert reply.status_code == status
+
+
 def test_a_body_without_length_is_counted() -> None:
     async def endless() -> Any:
         while True:

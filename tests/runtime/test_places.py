@@ -93,6 +93,21 @@ def test_who_opens_again_starts_nobody_twice() -> None:
     do(steps, 2)
 
 
+def test_the_last_of_those_named_gives_way_while_others_are_left() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        assert case.places.give_way({"nobody"}) is None
+        assert case.places.give_way({"clerk 0", "clerk 1"}) == 1
+        assert case.places.give_way() == 2  # the place of the other has nobody now
+        assert [worker.name for worker in case.places.workers] == ["clerk 0"]
+        assert case.places.give_way() is None
+        await case.places.counted()
+        assert case.failures == []
+        assert sorted(case.starts) == [0, 1, 1, 2, 2]
+
+    do(steps, 3)
+
+
 def test_closed_places_end_what_is_under_way_and_the_first_reason_is_told() -> None:
     async def steps(case: Case) -> None:
         await case.places.counted()
