@@ -238,4 +238,4 @@ def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monk
     assert told == [True, True]
     with pytest.raises(OSError, match="no room left"), opened_trackers(*given, resumed_after=3):
         pass
-    assert told == [True, True, False]
+    assert told == [True, True, False, False]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,8 +26,8 @@ def opened_trackers(
 ) -> Iterator[list[Tracker]]:
     """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. `run` is all
     that the run was told, which W&B shows beside its figures. TensorBoard hides what it has of steps after
-    `resumed_after`, of a sitting that this one replaces. Where the run fails, that is what is raised, whatever closing
-    them raises."""
+    `resumed_after`, of a sitting that this one replaces. All are closed, whatever closing one raises; where the run
+    fails, that is what is raised."""
     trackers: list[Tracker] = []
     failed = True
     try:
@@ -42,6 +42,6 @@ def opened_trackers(
         yield trackers
         failed = False
     finally:
-        for tracker in trackers:
-            with suppress(Exception) if failed else nullcontext():
-                tracker.close(failed=failed)
+        with suppress(Exception) if failed else nullcontext(), ExitStack() as all_of_them:
+            for tracker in reversed(trackers):
+                all_of_them.callback(tracker.close, failed=failed)
