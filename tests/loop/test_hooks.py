@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from assent.batch import Batch
-from assent.loop.hooks import Due, RecordMetrics, RecordSamples, row_advantages, validation_rewards
+from assent.loop.hooks import (
+    Due,
+    RecordMetrics,
+    RecordSamples,
+    row_advantages,
+    sample_records,
+    validation_rewards,
+)
 from assent.loop.progress import Delivery, Moment, Progress
 from assent.loop.settings import EverySettings
 from assent.runtime.worker import TooManyFailures
@@ -117,7 +124,7 @@ def test_a_sample_by_hand() -> None:
         Batch.of([Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)]),
         advantages=torch.tensor([9.0, 9.0, 0.25, 0.75]),
     )
-    assert row_advantages(batch) == {(0, (1, 2, 3, 4)): 0.5}
+    assert row_advantages(batch) == {(0, (1, 2, 3, 4)): [0.5]}
     written = Written()
     asyncio.run(RecordSamples(written, every=1, groups=2)(moment(1, batch=batch)))
     first, nothing, other, _ = written
@@ -129,6 +136,16 @@ def test_a_sample_by_hand() -> None:
     assert (nothing["reward"], nothing["reason"], nothing["advantage"]) == (None, "too short", None)
     assert (nothing["logprob"], nothing["versions"], nothing["tokens"]) == (None, [], 0)
     assert other["advantage"] is None  # another group's
+
+
+def test_equal_answers_keep_the_advantages_of_their_own_rewards() -> None:
+    """Both showed the last one's, and so did a failed or greedy answer of the same tokens."""
+    drawn, _ = group(0).responses
+    answers = (replace(drawn, greedy=True), drawn, replace(drawn, reward=None), replace(drawn, reward=-1.5))
+    row = Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)
+    batch = replace(Batch.of([row, row]), advantages=torch.tensor([9, 9, 0.5, 0.5, 9, 9, -0.5, -0.5]))
+    records = sample_records(replace(group(0), responses=answers), row_advantages(batch))
+    assert [record["advantage"] for record in records] == [None, 0.5, None, -0.5]
 
 
 def test_a_record_by_hand() -> None:

@@ -96,22 +96,27 @@ class RecordSamples:
         return {}
 
 
-def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], float]:
-    """Mean advantage of each row, by its group and tokens."""
+def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], list[float]]:
+    """Mean advantages of the rows, by their group and tokens, which several answers may share."""
     if batch.advantages is None:
         return {}
-    found = {}
+    found: dict[tuple[int, tuple[int, ...]], list[float]] = {}
     sizes = batch.lengths.tolist()
     parts = (torch.split(column, sizes) for column in (batch.tokens, batch.trainable, batch.advantages))
     for group, tokens, trainable, advantages in zip(batch.group.tolist(), *parts, strict=True):
-        found[group, tuple(tokens.tolist())] = float(advantages[trainable].mean())
+        found.setdefault((group, tuple(tokens.tolist())), []).append(float(advantages[trainable].mean()))
     return found
 
 
-def sample_records(group: Group, advantages: Mapping[tuple[int, tuple[int, ...]], float]) -> Iterable[dict[str, Any]]:
-    """A group's responses as JSON."""
+def sample_records(
+    group: Group, advantages: Mapping[tuple[int, tuple[int, ...]], Sequence[float]]
+) -> Iterable[dict[str, Any]]:
+    """A group's responses as JSON; equal answers have their advantages in the order of their rows."""
+    left = {row: iter(values) for row, values in advantages.items()}
     for number, response in enumerate(group.responses):
         completion = response.completion
+        row = (group.index, (*group.prompt.tokens, *completion.tokens))
+        rowless = response.greedy or response.reward is None
         yield {
             "group": group.index,
             "sample": number,
@@ -125,7 +130,7 @@ def sample_records(group: Group, advantages: Mapping[tuple[int, tuple[int, ...]]
             "score": response.score.value,
             "parts": dict(response.score.parts),
             "reason": response.score.reason,
-            "advantage": advantages.get((group.index, (*group.prompt.tokens, *completion.tokens))),
+            "advantage": None if rowless else next(left.get(row, iter(())), None),
             "logprob": statistics.fmean(completion.logprobs) if completion.logprobs else None,
             "versions": sorted(set(completion.versions)),
         }
