@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -70,6 +75,45 @@ def test_errors_come_out_of_both() -> None:
     for work in (lambda: finished(where(fail=True)), lambda: asyncio.run(cell())):
         with pytest.raises(ArithmeticError):
             work()
+
+
+async def idle() -> None:
+    await asyncio.sleep(60)
+
+
+async def busy() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("work", [idle, busy])
+def test_an_interrupt_beside_a_running_loop_ends_the_work(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A second Ctrl-C in a notebook: the run went on behind the user's back, with its folder free for another."""
+    seen: list[str] = []
+
+    async def noted() -> None:
+        try:
+            await work()
+        finally:
+            seen.append("ended")
+
+    async def cell() -> None:
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not asyncio's own
+        threads = set(threading.enumerate())
+        timer.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                finished(noted())
+        finally:
+            signal.signal(signal.SIGINT, before)
+            timer.join()
+        assert seen == ["ended"]
+        assert not {thread for thread in threading.enumerate() if thread.is_alive()} - threads
+
+    began = time.monotonic()
+    asyncio.run(cell())
+    assert time.monotonic() - began < 10
 
 
 def test_background_work_is_one_task_that_starts_again_and_tells_how_it_went_wrong() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -11,26 +13,49 @@ Result = TypeVar("Result")
 
 
 def finished(work: Coroutine[Any, Any, Result]) -> Result:
-    """The coroutine's result, for plain code; in a notebook, where an event loop runs already, from another thread."""
+    """The coroutine's result, for plain code; in a notebook, where an event loop runs already, from another thread.
+    What interrupts the wait for that thread, such as Ctrl-C, ends the work too before it is raised."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
+    loops: list[asyncio.AbstractEventLoop] = []
     results: list[Result] = []
     errors: list[BaseException] = []
+    over = threading.Event()
 
     def run() -> None:
         try:
-            results.append(asyncio.run(work))
+            with asyncio.Runner() as runner:
+                loops.append(runner.get_loop())
+                results.append(runner.run(work))
         except BaseException as error:  # noqa: BLE001 - raised again below, for whoever waits
             errors.append(error)
+        finally:
+            over.set()
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join()
+    interrupted: BaseException | None = None
+    while thread.is_alive() and not over.is_set():
+        try:
+            over.wait(1.0)  # not join: one that is interrupted takes the thread to have ended (Python 3.11 and 3.12)
+        except BaseException as error:  # noqa: BLE001 - raised again below, once nothing goes on behind the caller's back
+            interrupted = error
+            raise_in(thread, KeyboardInterrupt)
+            for loop in loops:  # one that waits must wake up to hear of it
+                with contextlib.suppress(RuntimeError):  # closed
+                    loop.call_soon_threadsafe(lambda: None)
+    if interrupted is not None:
+        raise interrupted
     if errors:
         raise errors[0]
     return results[0]
+
+
+def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Raise `error` in another thread, wherever its Python code is; in other code, once that returns."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
