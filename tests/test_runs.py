@@ -60,6 +60,23 @@ def test_a_run_inside_a_running_event_loop(make_recipe: Any, tmp_path: Path) -> 
     assert len(asyncio.run(cell()).metrics) == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="not Linux")
+def test_a_run_that_failed_holds_no_file(make_recipe: Any, tmp_path: Path) -> None:
+    """Its error may be kept for long, by a notebook for one, and with it all that the run was."""
+
+    async def fails(moment: Moment) -> Stats:
+        if moment.progress.step == 2:
+            raise ArithmeticError("two")
+        return {}
+
+    recipe = make_recipe("grpo", tmp_path, rollout={"record": True}, log={"samples_every": 1})
+    with pytest.raises(ArithmeticError) as kept:
+        run(load_settings(recipe), hooks=[fails])
+    held = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+    assert [path for path in held if path.is_relative_to(tmp_path.resolve())] == []
+    del kept
+
+
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_the_folder_of_a_run(method: str, make_recipe: Any, tmp_path: Path) -> None:
     done = run(load_settings(make_recipe(method, tmp_path, train={"steps": 2})))

@@ -6,6 +6,7 @@ settings -> tokenizer, data -> crew (training ranks, engine), rewards -> source,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,7 @@ class Job:
         """`record`: what the run learns from, in place of samples."""
         self.settings, self.folder, self.store, self.resume, self.reporter = settings, folder, store, resume, reporter
         self.record = record
+        self.files = ExitStack()
         self.restored = False
         """Went on from `resume`: there are no later checkpoints than those of this sitting."""
         self.objective: Objective = settings.objective
@@ -303,6 +305,7 @@ class Job:
         with (
             self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker,
             opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
+            self.files,
         ):
             showing = Track(trackers), tracker
             hooks = self.hooks(crew, cast, source, rollouter, memory, best, progress, *showing, further=further)
@@ -345,8 +348,8 @@ class Job:
         further: Iterable[Hook],
     ) -> list[Hook]:
         settings = self.settings
-        metrics = JsonLines(self.folder / records.METRICS)
-        samples = JsonLines(self.folder / records.SAMPLES)
+        metrics = self.files.enter_context(JsonLines(self.folder / records.METRICS))
+        samples = self.files.enter_context(JsonLines(self.folder / records.SAMPLES))
         metrics.truncate_after(progress.step)
         samples.truncate_after(progress.step)
         hooks: list[Hook] = [self.begun]
@@ -382,10 +385,10 @@ class Job:
 
     def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
         """What writes a record, and what compares with one."""
-        path = self.folder / records.GROUPS
-        JsonLines(path).truncate_after(progress.step)
+        groups = self.files.enter_context(JsonLines(self.folder / records.GROUPS))
+        groups.truncate_after(progress.step)
         if self.settings.rollout.record and isinstance(self.objective, Algorithm):
-            yield RecordGroups(path, after=progress.step, threads=crew.threads)
+            yield RecordGroups(groups, after=progress.step, threads=crew.threads)
         if self.record is not None:
             yield Compare(Run(self.record.path.parent).metrics, self.reporter.say)
 

@@ -10,6 +10,7 @@ import pytest
 
 from assent.loop.progress import Delivery, Moment, Progress
 from assent.loop.recorded import Compare, Record, RecordError, RecordGroups, as_json, from_json
+from assent.monitor.sinks import JsonLines
 from assent.types import Completion, Finish, Group, Prompt, Response, Score, Stats
 
 PROMPT = Prompt(id="file:3", text="What?", tokens=(5, 6), answer="42", extra={"level": 2})
@@ -49,7 +50,7 @@ def test_a_record_holds_what_steps_drew_and_goes_on_behind_any_of_them(tmp_path:
     path = tmp_path / "groups.jsonl"
 
     async def steps() -> None:
-        hook = RecordGroups(path, after=0, threads=3)
+        hook = RecordGroups(JsonLines(path), after=0, threads=3)
         await hook(moment(1, groups=(group(0), group(2)), dropped=(group(1),)))
         await hook(moment(2, groups=(group(3),)))
         with path.open("a") as torn:
@@ -63,12 +64,12 @@ def test_a_record_holds_what_steps_drew_and_goes_on_behind_any_of_them(tmp_path:
         other = Prompt(id="file:9", text="", tokens=(5, 7))
         with pytest.raises(RecordError, match=r"prompt 0 of the run is .file:9. here, and .file:3. in .*groups"):
             await record.rollout(0, other)
-        await RecordGroups(path, after=1, threads=3)(moment(2, groups=(group(9),)))
+        await RecordGroups(JsonLines(path), after=1, threads=3)(moment(2, groups=(group(9),)))
         assert await Record(path).rollout(9, PROMPT) == group(9)
         with pytest.raises(RecordError, match="3 threads a rank, now there are 1: set threads=3"):
-            RecordGroups(path, after=2, threads=1)
+            RecordGroups(JsonLines(path), after=2, threads=1)
         with pytest.raises(RecordError, match=r"goes on behind step 5, but .* has the first 2 steps"):
-            RecordGroups(path, after=5, threads=3)
+            RecordGroups(JsonLines(path), after=5, threads=3)
 
     asyncio.run(steps())
 

@@ -29,9 +29,9 @@ class RecordGroups:
     """A hook that writes every group that a step drew, those without a signal included. The file's first line tells how
     many threads a rank has: the last bits of a sum depend on it."""
 
-    def __init__(self, path: Path, *, after: int, threads: int):
+    def __init__(self, sink: JsonLines, *, after: int, threads: int):
         """Go on behind step `after`; what was written of later steps is dropped."""
-        self.sink = JsonLines(path)
+        self.sink, path = sink, sink.path
         self.sink.truncate_after(after)
         if not path.exists() or not path.stat().st_size:
             self.sink.write({"threads": threads})

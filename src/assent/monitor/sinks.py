@@ -48,6 +48,12 @@ class JsonLines:
         if len(kept) < len(lines):
             replace_file(self.path, b"".join(kept))
 
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Release the file; a later `write` opens it again."""
         if self._file is not None:
