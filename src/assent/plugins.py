@@ -7,6 +7,7 @@ reference is as trusted as the settings it stands in.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -104,6 +105,18 @@ def load_plugins(paths: Sequence[str]) -> None:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
             within = f"{path!r}, line {lines[-1]}: " if lines else ""  # else the error names the file itself
             raise PluginError(f"{within}{error}") from error
+
+
+def registered_again(thing: object, before: object) -> bool:
+    """Whether both are of one place in one module, as after a notebook's cell was run again: then the newer one
+    takes the other's name. Of two places neither does."""
+    return thing is before or (_place(thing) == _place(before) and None not in _place(thing))
+
+
+def _place(thing: object) -> tuple[str | None, str | None]:
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
 
 
 def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:

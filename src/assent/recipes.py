@@ -18,6 +18,7 @@ from typing import Any
 
 from assent.checks import check
 from assent.paths import at_home
+from assent.plugins import registered_again
 from assent.settings import Settings, SettingsError
 
 Tree = typing.TypeVar("Tree")
@@ -61,6 +62,11 @@ def completed(settings: Settings) -> Settings:
     if settings.algorithm is None:
         settings = dataclasses.replace(settings, algorithm=algorithm())
     if not isinstance(settings.algorithm, algorithm):
+        if registered_again(algorithm, type(settings.algorithm)):
+            raise SettingsError(
+                f"method={settings.method}: the class {algorithm.__name__} was made anew, and these settings have the "
+                "other form of it: register it, and make the settings again"
+            )
         raise SettingsError(
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
         )

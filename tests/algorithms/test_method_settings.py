@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from assent import Settings, SettingsError
 from assent.algorithms import ALGORITHMS, Objective, register_algorithm
 from assent.algorithms.best_of_k import BestOfK
 from assent.algorithms.dpo import DPO
@@ -21,6 +22,7 @@ from assent.algorithms.remax import ReMax
 from assent.algorithms.reward_model import RewardModel
 from assent.algorithms.rloo import RLOO
 from assent.algorithms.sft import SFT
+from assent.recipes import completed
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -131,6 +133,24 @@ def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert register_algorithm("mine", Mine) is Mine  # a reloaded plug-in
     with pytest.raises(ValueError, match="'mine' is taken by Mine: choose another"):
         register_algorithm("mine", SFT)
+
+
+def test_a_class_that_is_made_again_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a notebook's cell. Settings of its older form would train by that: they are refused."""
+    monkeypatch.setattr("assent.algorithms.ALGORITHMS", dict(ALGORITHMS))
+
+    def cell() -> type[Objective]:
+        @dataclass(frozen=True)
+        class Mine(SFT):
+            pass
+
+        return register_algorithm("mine", Mine)
+
+    older, newer = cell(), cell()
+    assert newer is not older
+    assert completed(Settings(method="mine")).algorithm == newer()
+    with pytest.raises(SettingsError, match=r"method=mine: the class Mine was made anew, .* make the settings again"):
+        completed(Settings(method="mine", algorithm=older()))
 
 
 def test_a_method_whose_fields_would_not_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

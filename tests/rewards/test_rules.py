@@ -142,7 +142,26 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
 
     reward = function_reward(RewardSettings(kind="vowels"))
     assert asyncio.run(reward.score(PROMPT, [completion("moving")]))[0].value == 2
-    for taken in ("vowels", "judge", "gsm8k"):
+    for taken in ("judge", "gsm8k"):
         with pytest.raises(ValueError, match="already"):
             register_reward(taken)(vowels)
+    with pytest.raises(ValueError, match="already"):
+        register_reward("vowels")(lambda completion: 0.0)
     assert "vowels" not in RULES  # the original is untouched
+
+
+def test_a_cell_that_is_run_again_replaces_what_it_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assent.rewards.rules.RULES", dict(RULES))
+    cell = (
+        "from functools import partial\n"
+        "@register_reward('mine')\ndef mine(completion): return {0}\n"
+        "register_reward('part')(partial(mine))\n"
+        "register_reward('nameless')(lambda completion: {0})\n"
+    )
+    for value in (1, 2):
+        exec(cell.format(value), {"register_reward": register_reward, "__name__": "__main__"})
+        for kind in ("mine", "part", "nameless"):
+            reward = function_reward(RewardSettings(kind=kind))
+            assert asyncio.run(reward.score(PROMPT, [completion("a")]))[0].value == value
+    with pytest.raises(ValueError, match="already"):
+        exec(cell.format(3), {"register_reward": register_reward, "__name__": "elsewhere"})

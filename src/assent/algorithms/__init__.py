@@ -14,6 +14,7 @@ from assent.algorithms.remax import ReMax
 from assent.algorithms.reward_model import RewardModel
 from assent.algorithms.rloo import RLOO
 from assent.algorithms.sft import SFT
+from assent.plugins import registered_again
 
 ALGORITHMS: dict[str, type[Objective]] = {
     "sft": SFT,
@@ -30,8 +31,9 @@ ALGORITHMS: dict[str, type[Objective]] = {
 
 
 def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]:
-    """Make a method known under `name`, for `method: name` in a recipe. Raises ValueError if the name is taken, and for
-    a class whose fields would not be settings."""
+    """Make a method known under `name`, for `method: name` in a recipe. Of the class that has the name already, as when
+    a notebook's cell is run again, the newer form counts. Raises ValueError if it is another one's, and for a class
+    whose fields would not be settings."""
     own = vars(algorithm).get("__annotations__", {})
     lost = [field for field, kind in own.items() if "ClassVar" not in str(kind)]
     if lost and "__dataclass_fields__" not in vars(algorithm):
@@ -39,7 +41,7 @@ def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]
             f"{algorithm.__name__} has the field {lost[0]}, which is no setting, and has no effect, unless "
             "@dataclass(frozen=True) stands above the class"
         )
-    if ALGORITHMS.get(name, algorithm) is not algorithm:
+    if not registered_again(algorithm, ALGORITHMS.get(name, algorithm)):
         raise ValueError(f"the method name {name!r} is taken by {ALGORITHMS[name].__name__}: choose another")
     ALGORITHMS[name] = algorithm
     return algorithm

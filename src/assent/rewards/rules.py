@@ -11,7 +11,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from assent.plugins import load_object
+from assent.plugins import load_object, registered_again
 from assent.rewards.functions import FunctionReward
 from assent.rewards.settings import KINDS, RewardSettings
 
@@ -98,10 +98,11 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def register_reward(name: str) -> Callable[[Rule], Rule]:
-    """Decorator that makes a function a rule: `kind: name` in settings then means it."""
+    """Decorator that makes a function a rule: `kind: name` in settings then means it. Of the function that has the name
+    already, as when a notebook's cell is run again, the newer form counts."""
 
     def add(function: Rule) -> Rule:
-        if name in RULES or name in KINDS:
+        if name in KINDS or (name in RULES and not registered_again(function, RULES[name])):
             raise ValueError(f"There is a reward {name!r} already. Register yours under another name.")
         RULES[name] = function
         return function
