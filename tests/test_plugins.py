@@ -19,6 +19,20 @@ def test_loads_from_files_and_packages(tmp_path: Path) -> None:
     assert load_object("math:sqrt")(9) == 3
 
 
+def test_a_file_that_was_edited_is_run_again(tmp_path: Path) -> None:
+    """In a notebook the older form would have trained on, without a word."""
+    file = tmp_path / "edited.py"
+    for value in (1, 2):  # within a second, and of one length
+        file.write_text(f"from dataclasses import dataclass\n@dataclass\nclass Box:\n    x: int = {value}\n")
+        box = load_object(f"{file}:Box")
+        assert box().x == value
+        assert load_object(f"{file}:Box") is box
+    file.write_text("1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            load_object(f"{file}:Box")
+
+
 @pytest.mark.parametrize(
     ("reference", "error", "message"),
     [

@@ -20,9 +20,13 @@ from typing import Any
 
 from assent.paths import at_home
 
+_SOURCES: dict[str, bytes] = {}
+"""What was run of each file, by its module's name."""
+
 
 def load_object(reference: str) -> Any:
-    """Return what `reference` names. A file is run once, however often it is named, so its registrations stand once."""
+    """Return what `reference` names. A file is run once, however often it is named, so its registrations stand once;
+    and again where it has changed since."""
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ValueError(f"{reference!r} names no object: write 'file.py:name' or 'package.module:name'.")
@@ -40,15 +44,17 @@ def _module_of_file(path: Path, reference: str) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if module_name in sys.modules:
+    source = path.read_bytes()
+    if module_name in sys.modules and _SOURCES.get(module_name) == source:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{reference!r}: {path} cannot be loaded as a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # before running it: dataclasses look their module up by name
-    try:
-        spec.loader.exec_module(module)
+    _SOURCES[module_name] = source
+    try:  # not by the loader: what it has compiled counts as new where time, in seconds, and size are alike
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[module_name]
         if isinstance(error, SyntaxError):
