@@ -164,13 +164,27 @@ def test_deadline_of_functions_that_run_inline() -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_inline_functions_outside_the_main_thread_have_none() -> None:
+def test_deadline_of_inline_functions_outside_the_main_thread() -> None:
+    """A notebook's runs are in one: a reward that hung held up the run for ever, and the cell with it."""
     found: list[Score] = []
-    call = lambda: found.extend(scores(lambda completion: 1.0, "a", deadline=0.1))  # noqa: E731
-    thread = threading.Thread(target=call)
+
+    def stubborn(completion: str) -> float:
+        until = time.monotonic() + float(completion)
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+        return 1.0
+
+    thread = threading.Thread(target=lambda: found.extend(scores(stubborn, "0", "5", "0", deadline=0.1)))
+    before = threading.active_count()
     thread.start()
-    thread.join()
-    assert [score.value for score in found] == [1.0]
+    thread.join(4)
+    assert [score.value for score in found] == [1.0, None, 1.0]
+    assert found[1].reason == "no answer within 0.1 s"
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert threading.active_count() <= before  # whoever watched has ended
 
 
 def test_functions_that_run_inline_for_long_let_others_run_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from assent.runtime.coroutines import raise_in
 from assent.types import Completion, Finish, Prompt, Score
 
 ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
@@ -57,11 +58,12 @@ THREADS = 32
 class FunctionReward:
     """Calls a function once per completion.
 
-    Sync functions run inline, one after the other: fastest and deterministic, but nothing else runs during a call. In
-    the process's main thread, where a run's loop is, a call is interrupted after `deadline` seconds (by SIGALRM: Python
-    code at once, other code when it returns). With `thread` they run in threads, async ones as tasks: completions at
-    once, each with `deadline` seconds from the start of its call. A thread that outlives its deadline cannot be
-    stopped: its result is dropped, it holds up neither other calls nor the end of the process.
+    Sync functions run inline, one after the other: fastest and deterministic, but nothing else runs during a call. A
+    call is interrupted after `deadline` seconds (Python code at once, other code when it returns): by SIGALRM in the
+    process's main thread, by a thread that waits in others, where a notebook's runs are. With `thread` they run in
+    threads, async ones as tasks: completions at once, each with `deadline` seconds from the start of its call. A thread
+    that outlives its deadline cannot be stopped: its result is dropped, it holds up neither other calls nor the end of
+    the process.
     """
 
     def __init__(
@@ -143,10 +145,10 @@ class _Late(BaseException):
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """_Late is raised inside once so many seconds are over, in the main thread of a system that has such a timer. A
-    function that sets the timer itself has it."""
+    """_Late is raised inside once so many seconds are over. A function that sets the timer itself has it."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
+        with _WATCH.interrupting(seconds):
+            yield
         return
 
     def interrupt(number: int, frame: object) -> None:
@@ -159,6 +161,50 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+class _Watch:
+    """A thread that raises _Late in others whose calls are over their time. It ends where none has called for a while;
+    one for every call would take longer than most calls do."""
+
+    EVERY, IDLE = 0.05, 20
+    """Seconds between two looks, and looks without a call before it ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[int, float] = {}  # by thread
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def interrupting(self, seconds: float) -> Iterator[None]:
+        here = threading.get_ident()
+        with self._lock:
+            self._until[here] = time.monotonic() + seconds
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:  # what is raised here is raised before it is left
+                self._until.pop(here, None)
+
+    def _look(self) -> None:
+        idle = 0
+        while True:
+            time.sleep(self.EVERY)
+            with self._lock:
+                idle = 0 if self._until else idle + 1
+                if idle > self.IDLE:
+                    self._thread = None
+                    return
+                now = time.monotonic()
+                for thread in [thread for thread, until in self._until.items() if until <= now]:
+                    del self._until[thread]
+                    raise_in(thread, _Late)
+
+
+_WATCH = _Watch()
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

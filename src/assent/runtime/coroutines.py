@@ -42,7 +42,7 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
             over.wait(1.0)  # not join: one that is interrupted takes the thread to have ended (Python 3.11 and 3.12)
         except BaseException as error:  # noqa: BLE001 - raised again below, once nothing goes on behind the caller's back
             interrupted = error
-            raise_in(thread, KeyboardInterrupt)
+            raise_in(thread.ident or 0, KeyboardInterrupt)
             for loop in loops:  # one that waits must wake up to hear of it
                 with contextlib.suppress(RuntimeError):  # closed
                     loop.call_soon_threadsafe(lambda: None)
@@ -53,9 +53,9 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
     return results[0]
 
 
-def raise_in(thread: threading.Thread, error: type[BaseException]) -> None:
+def raise_in(thread: int, error: type[BaseException]) -> None:
     """Raise `error` in another thread, wherever its Python code is; in other code, once that returns."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
