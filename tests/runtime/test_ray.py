@@ -331,8 +331,19 @@ def test_a_process_that_is_ended_for_its_memory_is_lost(environment: dict[str, s
     assert "clerk: " in done.stdout and "memory" in done.stdout, done.stdout
 
 
+def test_a_connection_that_is_not_ours_is_refused_and_left_alone(runtime: Runtime) -> None:
+    """Of a notebook that called ray.init: Ray spoke of a second one, and the first was gone."""
+    for settings in (SETTINGS, RuntimeSettings(kind="ray", address="auto")):
+        another = RayRuntime(settings)
+        with pytest.raises(ValueError, match=r"uses Ray already \(ray\.init\)\. Call ray\.shutdown\(\)"):
+            another.start()
+        another.close()
+        assert ray.is_initialized()
+
+
 def test_an_address_where_no_cluster_is_is_said_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_runtime, "CONNECT", 0.5)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # as in a process of its own
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -374,7 +385,8 @@ RayRuntime(RuntimeSettings(kind="ray")).start()
     assert "RAY_TMPDIR" in done.stderr.splitlines()[-1]
 
 
-def test_an_object_store_larger_than_the_machine_is_refused() -> None:
+def test_an_object_store_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # as in a process of its own
     with pytest.raises(ValueError, match=r"runtime.object_store_mb=100000000 is more than this machine's memory, "):
         RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100_000_000)).start()
 

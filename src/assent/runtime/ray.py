@@ -44,13 +44,21 @@ class RayRuntime:
         self.settings, self._say = settings, say
         self._watch: HeadWatch | None = None
         self._told_of_leaving = False
+        self._begun = False
         self._patience = float(os.environ.get(PATIENCE, "60"))
         self._groups: list[Any] = []
         self._workers: list[RayWorker] = []
 
     def start(self) -> str:
-        """Connect, or start a cluster on this machine. Returns what there is, for people."""
+        """Connect, or start a cluster on this machine. Returns what there is, for people. Raises ValueError where this
+        process has a connection that is not ours, which would be gone after the run."""
         settings = self.settings
+        if ray.is_initialized():
+            raise ValueError(
+                "runtime=ray: this process uses Ray already (ray.init). Call ray.shutdown() before the run, or start "
+                "it in a process of its own; runtime.address names a cluster that runs"
+            )
+        self._begun = True
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # Ray would start a process for each core now, which has not our variables and is never used.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -225,7 +233,8 @@ class RayRuntime:
             self.end_workers()
             if self._watch is not None:
                 self._watch.close()
-            ray.shutdown()
+            if self._begun:
+                ray.shutdown()
 
 
 def _answering(address: str) -> None:
