@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,34 @@ def test_a_run_inside_a_running_event_loop(make_recipe: Any, tmp_path: Path) -> 
         return run(load_settings(make_recipe("ppo", tmp_path, train={"steps": 1})))
 
     assert len(asyncio.run(cell()).metrics) == 1
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+@pytest.mark.parametrize("state", ["no_grad", "inference_mode", "autocast", "float64", "meta"])
+def test_a_run_is_the_same_whatever_torch_was_told_before(
+    method: str, state: str, make_recipe: Any, tmp_path: Path
+) -> None:
+    """By another cell of a notebook: some ended the run with an error of torch's, one trained another model."""
+    contexts: dict[str, Any] = {
+        "no_grad": torch.no_grad(),
+        "inference_mode": torch.inference_mode(),
+        "autocast": torch.autocast("cpu"),
+        "meta": torch.device("meta"),
+    }
+
+    def weights(name: str) -> bytes:
+        settings = load_settings(make_recipe(method, tmp_path, name=name, train={"steps": 2}))
+        return (run(settings).model / "model.safetensors").read_bytes()
+
+    usual = weights("usual")
+    torch.set_default_dtype(torch.float64 if state == "float64" else torch.float32)
+    try:
+        with contexts.get(state, nullcontext()):
+            assert weights("other") == usual
+            assert torch.get_default_dtype() == (torch.float64 if state == "float64" else torch.float32)
+            assert torch.is_grad_enabled() == (state not in ("no_grad", "inference_mode"))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="not Linux")

@@ -61,6 +61,7 @@ from assent.rollout.rollouter import Rollouter
 from assent.runtime.coroutines import finished
 from assent.runtime.gang import Gang, Part
 from assent.runtime.memory import keep_freed_memory
+from assent.runtime.usual import usual_torch
 from assent.runtime.worker import WorkerLost
 from assent.settings import Settings, to_plain
 from assent.stopping import Stopped, stop_signals, stopped_at_once, unless
@@ -81,7 +82,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     reporter = reporter or Reporter(quiet=settings.log.quiet)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
-    with open_folder(settings) as folder:
+    with usual_torch(), open_folder(settings) as folder:
         return _run(settings, folder, record, reporter, absent, hooks)
 
 
@@ -357,8 +358,7 @@ class Job:
             due = Due(settings.evaluate, at_end=True)
             due.start(progress)
             hooks += [Evaluate(due, self.validation(cast, rollouter)), best]
-        hooks.extend(further)
-        hooks.extend(self.recorders(crew, progress))
+        hooks.extend((*further, *self.recorders(crew, progress)))
         hooks.append(RecordMetrics(metrics))
         if isinstance(self.objective, Algorithm):
             hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
