@@ -105,6 +105,7 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
         ({"optimizer": {"betas": [0.9]}}, "betas=[0.9] must be two numbers"),
         ({"seed": None}, "seed"),
         ({"rewards": {"kind": "length"}}, "rewards"),
+        ({"rewards": [{"kind": "length", "weight": "much"}]}, "rewards: weight: Value 'much'"),
         ({"shaping": {"unfinished": "forget"}}, "unfinished='forget' is not one of"),
         ({"algorithm": {"clip_low": 2.0}}, "clip_low"),
         ({"method": "pppo"}, "no method 'pppo'; did you mean ppo?"),
@@ -189,10 +190,14 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
     assert "cannot be read as settings" in refused(tmp_path)
 
 
-def test_unknown_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:
+def test_bad_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:
     given_ = {"evaluation": {"promts": "x"}, "stages": {"sft": {"anything": 1}}}
     with pytest.raises(SettingsError, match=r"no setting evaluation\.promts; did you mean prompts"):
         load_tree(PipelineSettings, given_, free=("shared", "stages"))
+    with pytest.raises(SettingsError, match=r"^evaluation\.limit: Value 'many'"):
+        load_tree(PipelineSettings, {"evaluation": {"limit": "many"}})
+    with pytest.raises(SettingsError, match=r"^evaluation\.limit=many: Value 'many'"):
+        load_tree(PipelineSettings, {}, ["evaluation.limit=many"])
     tree = load_tree(PipelineSettings, {"evaluation": {"limit": 5}}, ["evaluation.examples=2"])
     assert tree.evaluation is not None
     assert (tree.evaluation.limit, tree.evaluation.examples) == (5, 2)

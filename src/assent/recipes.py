@@ -176,15 +176,15 @@ def load_tree(
     config: Any = OmegaConf.structured(template)
     text = ""
     try:
-        for key, value in given.items():
-            text = key
-            config = OmegaConf.merge(config, {key: value})
+        for text, value in given.items():
+            config = OmegaConf.merge(config, {text: value})
         for override in parsed:
             text = override.text
             config = OmegaConf.merge(config, nested(override.key, override.value))
         return typing.cast(Tree, OmegaConf.to_object(config))
     except (OmegaConfBaseException, ValueError) as error:
-        raise SettingsError(f"{text}: {_first_line(error)}") from error
+        where = _where(error, text) if text in given else text  # an override says the whole key itself
+        raise SettingsError(f"{where}: {_first_line(error)}") from error
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _merge(config: Any, given: Mapping[str, Any]) -> None:
         try:
             OmegaConf.update(config, key, value, merge=True)
         except OmegaConfBaseException as error:
-            raise SettingsError(f"{error.full_key or key}: {_first_line(error)}") from error
+            raise SettingsError(f"{_where(error, key)}: {_first_line(error)}") from error
 
 
 def _to_object(config: Any) -> Settings:
@@ -305,6 +305,12 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(names)}"
+
+
+def _where(error: Exception, key: str) -> str:
+    """The key that an error under this one speaks of. Of a list's entry OmegaConf tells what stands in it alone."""
+    full = str(getattr(error, "full_key", None) or key)
+    return full if full.split(".")[0] == key else f"{key}: {full}"
 
 
 def _first_line(error: Exception) -> str:
