@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from assent.records import Run
-from assent.runtime.settings import DistributedSettings
+from assent.runtime.settings import ClusterSettings, DistributedSettings
 
 ROOT = Path(__file__).parents[1]
 CONFIG = str(ROOT / "configs" / "model_config.yaml")
@@ -225,7 +225,6 @@ def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() ->
         settings.check()
     assert found["runtime"] == {
         "kind": "ray",
-        "strategy": "replicate",
         "num_training_workers": 2,
         "resources_per_worker": {"CPU": 4},
         "resources_per_rollout_worker": {"CPU": 4},
@@ -255,6 +254,12 @@ def test_null_settings_leave_the_recipe_alone() -> None:
     assert settings.run_settings() == {}
     settings.cluster.gpus_per_worker = 1
     assert settings.run_settings() == {"device": "cuda"}
+    settings = DistributedSettings(cluster=ClusterSettings(runtime="ray"))
+    settings.check()
+    nothing: dict[str, float] = {}
+    assert settings.run_settings() == {
+        "runtime": {"kind": "ray", "resources_per_worker": nothing, "resources_per_rollout_worker": nothing}
+    }
 
 
 def test_example_makes_its_data_and_can_be_run_again_with_custom_files(call: Any) -> None:

@@ -160,10 +160,10 @@ class ClusterSettings:
     """local: this process; ray: processes of their own; null: as the recipe says."""
     address: str | None = None
     """ray: a running cluster; null starts one on this machine."""
-    num_workers: int = 1
-    """Training processes."""
-    num_rollout_workers: int = 1
-    """Processes that sample, in the stages that do."""
+    num_workers: int | None = None
+    """Training processes; null leaves the recipe's."""
+    num_rollout_workers: int | None = None
+    """Processes that sample, in the stages that do; null leaves the recipe's."""
     max_rollout_workers: int | None = None
     """ray: as many of them at most, while nodes have room; null leaves the recipe's."""
     cpus_per_worker: int | None = None
@@ -176,8 +176,9 @@ class ClusterSettings:
 class StrategySettings:
     """How a training step is spread."""
 
-    name: str = "replicate"
-    """replicate: every rank holds the whole model, gradients are summed; ray: fsdp shards it over the ranks."""
+    name: str | None = None
+    """replicate: every rank holds the whole model, gradients are summed; ray: fsdp shards it over the ranks; null
+    leaves the recipe's."""
     micro_tokens: int | None = None
     """Tokens in one forward and backward pass; null leaves the recipe's. Changes memory and speed, not the gradient."""
 
@@ -229,7 +230,7 @@ class DistributedSettings:
         problems = []
         for key, value, allowed in (
             ("cluster.runtime", self.cluster.runtime, (None, "local", "ray")),
-            ("strategy.name", self.strategy.name, STRATEGIES),
+            ("strategy.name", self.strategy.name, (None, *STRATEGIES)),
             ("communication.backend", self.communication.backend, BACKENDS),
             ("communication.weights", self.communication.weights, (None, *WEIGHTS)),
         ):
@@ -249,7 +250,9 @@ class DistributedSettings:
                 ("communication.timeout", self.communication.timeout): None,
             }
             problems += [
-                f"{key}={value} needs cluster.runtime=ray" for (key, value), no in of_ray.items() if value != no
+                f"{key}={value} needs cluster.runtime=ray"
+                for (key, value), no in of_ray.items()
+                if value not in (None, no)
             ]
         elif self.communication.backend == "nccl" and self.cluster.gpus_per_worker != 1:
             given = "null" if (count := self.cluster.gpus_per_worker) is None else count
@@ -265,8 +268,8 @@ class DistributedSettings:
             "fault_tolerance.checkpoint_interval": self.fault_tolerance.checkpoint_interval,
         }
         problems = [f"{key}={n} must be at least 1, or null" for key, n in least_one.items() if n is not None and n < 1]
-        if (most := self.cluster.max_rollout_workers) is not None and most < self.cluster.num_rollout_workers:
-            least = self.cluster.num_rollout_workers
+        least, most = self.cluster.num_rollout_workers, self.cluster.max_rollout_workers
+        if least is not None and most is not None and most < least:
             problems.append(f"cluster.max_rollout_workers={most} is below cluster.num_rollout_workers={least}")
         if self.cluster.gpus_per_worker not in (None, 0, 1):
             problems.append(f"cluster.gpus_per_worker={self.cluster.gpus_per_worker} must be 0, 1 or null")
@@ -293,13 +296,13 @@ class DistributedSettings:
         reserved = {"CPU": self.cluster.cpus_per_worker, "GPU": self.cluster.gpus_per_worker}
         return {
             "kind": "ray",
-            "num_training_workers": self.cluster.num_workers,
-            "strategy": self.strategy.name,
             "resources_per_worker": _without_none(reserved),
             "resources_per_rollout_worker": _without_none(reserved),
             **_without_none(
                 {
                     "address": self.cluster.address,
+                    "num_training_workers": self.cluster.num_workers,
+                    "strategy": self.strategy.name,
                     "max_failures": self.fault_tolerance.max_failures,
                     "heartbeat_timeout": self.fault_tolerance.timeout,
                     "backend": None if self.communication.backend == "auto" else self.communication.backend,
