@@ -116,6 +116,17 @@ def test_a_section_of_a_run_goes_over_that_of_every_stage() -> None:
         load_pipeline(recipe, ["runtimes=ray"])
 
 
+@pytest.mark.parametrize(
+    "override", ["sft.overwrite=true", "sft.resume=latest", "sft.name=mine", "shared.output=there"]
+)
+def test_what_a_stage_cannot_say_is_refused(recipe: dict[str, Any], override: str) -> None:
+    """It had no effect, and a run that was in the way stayed there."""
+    key = override.partition(".")[2].partition("=")[0]
+    with pytest.raises(SettingsError, match=f"stage sft: {key}=.* has no effect .*: give {key} of the whole pipeline"):
+        run_pipeline(load_pipeline(recipe, [override]))
+    run_pipeline(load_pipeline(recipe, ["sft.name=sft", "sft.train.steps=1", "only=[sft]"]))
+
+
 def test_the_demo_is_told_by_an_option_where_to_write(tmp_path: Path) -> None:
     """Its last pictures would not be found where a setting moves the runs away from its data."""
     for moved in ("output=elsewhere", "name=other"):

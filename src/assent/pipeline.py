@@ -150,6 +150,11 @@ def _stages(
 def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> Settings:
     """The checked settings of one stage. Raises SettingsError that names it."""
     where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
+    for key, value in where.items():
+        if (own := recipe.get(key)) not in (None, getattr(Settings, key), value):
+            raise SettingsError(
+                f"stage {name}: {key}={own} has no effect on one stage, it is {value}: give {key} of the whole pipeline"
+            )
     try:
         return load_settings(recipe | where)
     except SettingsError as error:
