@@ -328,10 +328,8 @@ class Job:
                 await source.close()
         if stop and not ended(progress):
             raise Stopped(stop[0], progress.step)
-        if best.exhausted:
-            self.reporter.say(f"ended at step {progress.step}: no better in {best.stood} evaluations")
-        if told := best.told():
-            self.reporter.say(told)
+        for line in best.told():
+            self.reporter.say(line)
         return progress
 
     def hooks(

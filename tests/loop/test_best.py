@@ -55,7 +55,9 @@ def test_patience_counts_evaluations_in_a_row_without_a_better_one() -> None:
         ended.append(best.exhausted)
         assert not endless.exhausted
     assert ended == [False] * 6 + [True]
-    assert best.told() == "best: validation/loss 2.0000 at step 3"
+    assert best.told() == ["ended early: no better in 2 evaluations", "best: validation/loss 2.0000 at step 3"]
+    assert endless.told() == best.told()[1:]
+    assert Best("loss", 2).told() == []
 
 
 def test_it_goes_on_from_its_state_unless_that_is_of_another_figure() -> None:
@@ -98,7 +100,7 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_its_model(mak
     assert [int(name.rpartition("step")[2]) for name in store.names()] == [best, best + 2]
     assert done.model.name == store.names()[0] == local_folder(str(done.folder)).name
     log = (done.folder / "log.txt").read_text()
-    assert f"ended at step {best + 2}: no better in 2 evaluations" in log
+    assert "ended early: no better in 2 evaluations" in log
     assert f"best: validation/loss {min(losses):.4f} at step {best}" in log
     assert f"done: policy in {done.model}" in log
     again = run(load_settings(make_recipe("sft", tmp_path, **GETS_WORSE, resume="latest")))

@@ -57,9 +57,11 @@ class Best:
         """Whether no step before this one was as good."""
         return self.step == progress.step
 
-    def told(self) -> str:
-        """For people; nothing where nothing was compared."""
-        return "" if self.step is None else f"best: validation/{self.figure} {self.value:.4f} at step {self.step}"
+    def told(self) -> list[str]:
+        """Lines for people, at the end of a run."""
+        ended = [f"ended early: no better in {self.stood} evaluations"] if self.exhausted else []
+        best = [] if self.step is None else [f"best: validation/{self.figure} {self.value:.4f} at step {self.step}"]
+        return ended + best
 
     def state(self) -> dict[str, Any] | None:
         """As JSON, None before the first value."""
