@@ -32,7 +32,7 @@ from assent.loop.checkpoint import Writer
 from assent.loop.progress import Delivery
 from assent.loop.train import learn
 from assent.runtime.gang import Gang, Part
-from assent.trainer import Plan, Trainer
+from assent.trainer import Longest, Plan, Trainer
 from assent.types import Role, Row
 
 Job = dict[str, Any]
@@ -83,7 +83,9 @@ def do(job: Job, rank: int, world: int, address: str) -> None:
         ranks: Ranks = Together(device)
     else:
         ranks = join(address, rank, world, device=device, timeout=60.0, always=bool(address))
-    asyncio.run(train(job, Trainer(settings, Plan(Path(job["folder"]), job.get("resume"), 6, 40, "a row"), ranks)))
+    asyncio.run(
+        train(job, Trainer(settings, Plan(Path(job["folder"]), job.get("resume"), 6, Longest(40, "a row")), ranks))
+    )
 
 
 async def train(job: Job, trainer: Trainer) -> None:

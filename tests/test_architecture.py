@@ -33,7 +33,7 @@ LAYERS = (
     {"checks"},
     {"recipes", "records"},
     {"trainer"},
-    {"processes"},
+    {"processes", "intake"},
     {"crew"},
     {"page"},
     {"assemble"},

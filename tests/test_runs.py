@@ -279,7 +279,9 @@ def test_answers_that_vllm_would_cut_are_refused(
     told = rf"take {longest} tokens together, rollout.vllm.max_length has room for {longest - 1}: .*, or raise rollout"
     with pytest.raises(SettingsError, match=told):
         run(settings("vllm", longest - 1))
-    for engine, room in (("vllm", longest), ("vllm", None), ("native", longest - 1)):
+    with pytest.raises(SettingsError, match=r"vllm\.max_length=129, but the model has 128 positions: give at most"):
+        run(settings("vllm", 129))
+    for engine, room in (("vllm", longest), ("vllm", 128), ("vllm", None), ("native", longest - 1)):
         with pytest.raises(RuntimeError, match="the crew would be opened"):
             run(settings(engine, room))
 

@@ -1,16 +1,15 @@
 """From settings to a run: the only file that names concrete classes and joins them.
 
-settings -> tokenizer, data -> crew (training ranks, engine), rewards -> source, hooks -> train -> Run
+settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -> source, hooks -> train -> Run
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,8 +19,8 @@ from assent.batch import Batch
 from assent.checks import check
 from assent.crew.base import Crew
 from assent.crew.opening import Crews
-from assent.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
 from assent.evaluate.judge import judge_reward
+from assent.intake import Intake
 from assent.loop.best import Best
 from assent.loop.cast import Actor, Cast
 from assent.loop.checkpoint import Store
@@ -42,7 +41,7 @@ from assent.loop.online import OnlineSource
 from assent.loop.progress import BatchSource, Hook, Moment, Progress, checked
 from assent.loop.recorded import Compare, Record, RecordGroups
 from assent.loop.train import train
-from assent.models.load import check_scores, load_tokenizer, positions
+from assent.models.load import load_tokenizer, positions
 from assent.monitor.console import Reporter, Tracker
 from assent.monitor.health import Health
 from assent.monitor.sinks import JsonLines
@@ -138,59 +137,17 @@ class Job:
         self.restored = False
         """Went on from `resume`: there are no later checkpoints than those of this sitting."""
         self.objective: Objective = settings.objective
-        self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
-        self.data = self.load_data()
-        self.total_steps = self.count_steps()
+        self.intake = Intake(settings, self.objective, reporter.say)
+        self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
+        self.total_steps = self.intake.steps
         """That the run has; a replay ends where its record does."""
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
-        self.check_engine()
-        self.check_judges()
-
-    # --- data
-
-    def load_data(self) -> Dataset[Any]:
-        """The data set; its report is printed before anything costly starts."""
-        loaders: Mapping[str, Callable[..., Dataset[Any]]] = {
-            "demonstrations": load_demonstrations,
-            "preferences": load_preferences,
-            "prompts": load_prompts,
-        }
-        data = loaders[self.objective.data](self.settings.data, self.tokenizer, self.settings.seed)
-        self.reporter.say(data.report.table())
-        if (limit := self.settings.evaluate.limit) < len(data.validation):
-            self.reporter.say(f"  validation measures the first {limit:,} (evaluate.limit)")
-        if self.resume is not None and other_rows(self.folder, data.report.json()):
-            self.reporter.say("warning: the data is not what this run has read: rows come in another order from here")
-        return data
+        if resume is not None and other_rows(folder, self.data.report.json()):
+            reporter.say("warning: the data is not what this run has read: rows come in another order from here")
 
     def plan(self) -> Plan:
         """What training ranks must know."""
-        items = [*self.data.items, *self.data.validation]
-        if self.objective.data == "prompts":
-            longest = max(len(prompt.tokens) for prompt in items) + self.settings.rollout.max_tokens
-            longest_is = "the longest prompt and rollout.max_tokens"
-        else:
-            longest = max(len(row.tokens) for item in items for row in item)
-            longest_is = "the longest row"
-        return Plan(self.store.folder.resolve(), self.resume, self.total_steps, longest, longest_is)
-
-    def check_engine(self) -> None:
-        """Refuse answers that vLLM would cut short of rollout.max_tokens, and say nothing."""
-        vllm = self.settings.rollout.for_vllm() if self.settings.samples else None
-        if vllm is not None and vllm.max_length is not None:
-            setting = "rollout.vllm.max_length"
-            self.plan().check(setting, vllm.max_length, otherwise=f", or raise {setting}")
-
-    def check_judges(self) -> None:
-        """Refuse judges that are none, and answers that a judge of this vocabulary would have no positions for."""
-        for reward in self.settings.rewards if self.settings.samples else ():
-            if reward.kind != "judge":
-                continue
-            check_scores(reward.path)
-            own = load_tokenizer(reward.path)
-            if own.get_vocab() == self.tokenizer.get_vocab():
-                end = 0 if own.eos_token_id is None else 1  # that answers cut by length get
-                self.plan().check(f"the judge {reward.path}, beside its end token,", positions(reward.path) - end)
+        return Plan(self.store.folder.resolve(), self.resume, self.total_steps, self.intake.longest)
 
     # --- learners, rollout, rewards
 
@@ -254,15 +211,6 @@ class Job:
         assert crew.engine is not None
         plan, settings = method.plan(self.sampling()), self.settings
         return Rollouter(crew.engine, self.reward(crew), settings.shaping, plan, seed=settings.seed)
-
-    def count_steps(self) -> int:
-        train = self.settings.train
-        if train.steps is not None:
-            return train.steps
-        items = self.data.cursor(self.settings.seed).length
-        if self.objective.data == "prompts":
-            return max(1, -(-round(train.epochs * items) // self.settings.rollout.prompts_per_step))
-        return max(1, round(train.epochs * -(-items // train.batch_size)))
 
     # --- the run
 

@@ -42,25 +42,31 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Longest:
+    """The longest sequence that a run will train on or sample."""
+
+    tokens: int
+    what: str
+    """What that is, for people."""
+
+    def check(self, whose: str, room: int, *, otherwise: str = "") -> None:
+        """Refuse rows that would not fit the context of a model with room for so many tokens. `otherwise`: what else
+        would help."""
+        if self.tokens > room:
+            raise SettingsError(
+                f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: "
+                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens" + otherwise
+            )
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a rank must know beside the settings."""
 
     checkpoints: Path
     resume: str | None
     total_steps: int
-    longest: int
-    """Tokens of the longest sequence that the run will train on or sample."""
-    longest_is: str
-    """What that is, for people."""
-
-    def check(self, whose: str, room: int, *, otherwise: str = "") -> None:
-        """Refuse rows that would not fit the context of a model with room for so many tokens. `otherwise`: what else
-        would help."""
-        if self.longest > room:
-            raise SettingsError(
-                f"{self.longest_is} take {self.longest} tokens together, {whose} has room for {room}: "
-                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens" + otherwise
-            )
+    longest: Longest
 
 
 def dtype_of(settings: Settings) -> torch.dtype:
@@ -114,7 +120,7 @@ class Trainer:
         if Role.REFERENCE in self.objective.asks:
             self._place(Role.REFERENCE, self._reference())
         role = min(self.models, key=lambda role: self.models[role].max_positions)
-        self.plan.check(f"the {role}", self.models[role].max_positions)
+        self.plan.longest.check(f"the {role}", self.models[role].max_positions)
         self.members = {role: self._member(role) for role in self.models}
         self._beneath: str | None = None
         if settings.rollout.share_devices and settings.samples:

@@ -21,7 +21,7 @@ from assent.learn.readout import policy_output
 from assent.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
 from assent.models.load import fresh_model
 from assent.settings import SettingsError
-from assent.trainer import Plan, Trainer
+from assent.trainer import Longest, Plan, Trainer
 
 Recipe = Callable[..., dict[str, Any]]
 LLAMA = {
@@ -244,7 +244,7 @@ def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_
     ranks = join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, always=True)
     try:
         with pytest.raises(SettingsError, match="no effect on the CPU"):
-            Trainer(load_settings(recipe), Plan(tmp_path, None, 1, 8, "a row"), ranks)
+            Trainer(load_settings(recipe), Plan(tmp_path, None, 1, Longest(8, "a row")), ranks)
     finally:
         torch.distributed.destroy_process_group()
 
