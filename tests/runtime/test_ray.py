@@ -189,13 +189,22 @@ def test_what_is_taken_is_waited_for_in_time(runtime: Runtime) -> None:
 def test_nothing_is_started_that_nobody_uses(runtime: Runtime) -> None:
     cluster, do = runtime
 
+    def children(process: int) -> list[str]:
+        return " ".join(file.read_text() for file in Path(f"/proc/{process}/task").glob("*/children")).split()
+
+    def commands(processes: list[str]) -> list[str]:
+        return [Path(f"/proc/{process}/cmdline").read_bytes().decode() for process in processes]
+
     async def steps() -> None:
         (clerk,) = await clerks(cluster, 1)
         raylet = int(Path(f"/proc/{clerk.pid}/stat").read_text().rpartition(")")[2].split()[1])
-        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
-        names = [Path(f"/proc/{child}/cmdline").read_bytes().decode() for child in children]
+        names = commands(children(raylet))
         assert any("ray::Host" in name for name in names)
         assert not any("ray::IDLE" in name for name in names), names
+        names = commands(children(os.getpid()))
+        assert any("gcs_server" in name for name in names)
+        page = ["dashboard.py"] if ray._private.utils.get_dashboard_dependency_error() else []  # ray[default] has it
+        assert not any(unused in name for name in names for unused in ["monitor.py", *page]), names
         cluster.end_workers()
 
     do(steps())

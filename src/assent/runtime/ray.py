@@ -81,8 +81,9 @@ class RayRuntime:
             if settings.object_store_mb > memory:
                 given = f"runtime.object_store_mb={settings.object_store_mb}"
                 raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
+            lean = contextlib.nullcontext() if settings.dashboard else _nothing_unused()
             try:
-                with _sigterm_left_alone(), _processes_apart():
+                with _sigterm_left_alone(), _processes_apart(), lean:
                     started = ray.init(
                         address="local",
                         include_dashboard=settings.dashboard,
@@ -286,6 +287,24 @@ def _processes_apart() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+@contextlib.contextmanager
+def _nothing_unused() -> Iterator[None]:
+    """What Ray starts meanwhile is without its autoscaler, its reader of workers' logs and the rest of its page: for a
+    run on this machine they do nothing, but take seconds of its start and one of its end."""
+    node: Any = ray._private.node.Node
+    utilities: Any = ray._private.utils
+    unused = ["start_monitor", "start_log_monitor"]
+    lacking = getattr(utilities, "get_dashboard_dependency_error", lambda: None)
+    if lacking() is not None:  # with ray[default] a node's agent would look for the page for ever
+        unused.append("start_api_server")
+    with contextlib.ExitStack() as before:
+        for name in unused:
+            if hasattr(node, name):  # not of Ray's public functions: another version may have none
+                before.callback(setattr, node, name, getattr(node, name))
+                setattr(node, name, lambda node, **more: None)
+        yield
 
 
 def _state() -> Any:
