@@ -48,7 +48,10 @@ WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge
 NODES = ("node", "partition")
 """Roles where everything on a node is lost."""
 SIGNALS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen"}
-NODE = {"num_cpus": 2, "object_store_memory": 100 << 20}
+NODE = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_log_monitor": False}
+HEAD = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
+HEAD |= {"include_log_monitor": False, "no_monitor": True}
+"""Of a cluster of `ray.cluster_utils`: without readers of logs and an autoscaler, which take seconds and do nothing."""
 LONGEST = 60.0
 """Seconds in which a kill must be found."""
 

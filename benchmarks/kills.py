@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from faults import HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running
+from faults import HEAD, HEADER, LONGEST, NODE, PHASES, Kill, Killer, descendants, running
 from partition import Island, end, is_agent, joined, missing
 from rounds import ROUNDS, Round, planned
 from safetensors.torch import load_file
@@ -231,8 +231,7 @@ def nodes_lost(kills: list[Kill], task: Task) -> bool:
     is to end by itself."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     islands: list[Island] = []
     try:
         cluster.add_node(**NODE)

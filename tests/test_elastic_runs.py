@@ -23,7 +23,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import Killer, alive, descendants, running
+from faults import HEAD, Killer, alive, descendants, running
 from kills import alike
 
 from assent import Run, load_settings, run
@@ -33,7 +33,7 @@ from assent.runtime.resources import ResourcesError
 from assent.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
-NODE = {"object_store_memory": 100 << 20}
+NODE = {"object_store_memory": 100 << 20, "include_log_monitor": False}
 ONE: dict[str, Any] = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
 
 
@@ -42,8 +42,8 @@ def cluster() -> Iterator[Any]:
     """A head with room for two processes."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 2, "resources": {"learner": 1}, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head | NODE)
+    head = {"num_cpus": 2, "resources": {"learner": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD | head)
     yield cluster
     cluster.shutdown()
 

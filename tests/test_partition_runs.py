@@ -21,7 +21,7 @@ from partition import Island, end, joined, missing
 if reason := missing():
     pytest.skip(f"a network partition {reason}", allow_module_level=True)
 
-from faults import HEADER, LONGEST, Kill, Killer
+from faults import HEAD, HEADER, LONGEST, Kill, Killer
 from kills import Task, alike
 
 from assent import Run, load_settings, run
@@ -39,8 +39,8 @@ STEPS = 16
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 4, "resources": {"home": 1, "learner": 1, "judge": 1}, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"object_store_memory": 100 << 20, **head})
+    head = {"num_cpus": 4, "resources": {"home": 1, "learner": 1, "judge": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD | head)
     yield cluster
     cluster.shutdown()
 

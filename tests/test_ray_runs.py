@@ -25,7 +25,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import HEADER, PHASES, WORKERS, Kill, Killer, descendants
+from faults import HEAD, HEADER, PHASES, WORKERS, Kill, Killer, descendants
 from kills import Task, lasting, same_weights, summary, survive
 from rounds import of_drivers, of_nodes, of_ranks, of_sharded, of_workers
 
@@ -155,8 +155,7 @@ def test_a_stage_of_the_scripts_pipeline_goes_on_with_distributed_settings(
 
     whole = train("whole", 3)
     train("spread", 1)
-    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD | {"num_cpus": 3})
     try:
         given = merged(SPREAD, {"cluster": {"address": cluster.address}})
         (tmp_path / "spread.yaml").write_text(yaml.safe_dump(given))

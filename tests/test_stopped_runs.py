@@ -18,7 +18,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from faults import PHASES, Kill, Killer, descendants
+from faults import HEAD, PHASES, Kill, Killer, descendants
 from kills import Task, alike, lasting, steps
 
 from assent import Run, load_settings, run
@@ -34,8 +34,7 @@ ALLOWED = 10.0
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD | {"num_cpus": 3})
     yield cluster
     cluster.shutdown()
 
