@@ -263,11 +263,11 @@ def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_
     assert "resume=latest" in str(e.value)
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg])
+@pytest.mark.parametrize(("send", "then"), [(os.kill, "ray"), (os.killpg, "local")])
 def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
-    send: Callable[[int, int], None], make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
+    send: Callable[[int, int], None], then: str, make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """It alone, or with all of its group, as `timeout` and service managers do."""
+    """It alone, or with all of its group, as `timeout` and service managers do. Goes on there, or in this process."""
     more: dict[str, Any] = {"train": {"steps": 40}, "save": {"steps": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     recipe = make_recipe("grpo", tmp_path / "killed", runtime=RAY, **more)
@@ -280,8 +280,11 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
         send(first.pid, signal.SIGTERM)
         assert first.wait(timeout=10) == 128 + signal.SIGTERM
         wait_for(lambda: not lasting(started), seconds=20)
-    with driver(tmp_path, environment, "resume=latest") as second:
-        assert second.wait(timeout=120) == 0
+    if then == "ray":
+        with driver(tmp_path, environment, "resume=latest") as second:
+            assert second.wait(timeout=120) == 0
+    else:
+        run(load_settings(recipe | {"runtime": {"kind": then}, "resume": "latest"}))
     assert same_weights(whole, Run(tmp_path / "killed" / "run"))
 
 
