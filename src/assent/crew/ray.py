@@ -244,13 +244,15 @@ class RayCrew:
     # --- judges
 
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        """The same ones after ranks were formed again."""
+        """The same ones after ranks were formed again. They begin to start here: behind ranks and rollout workers,
+        which have room first, and while the first answers are sampled."""
         which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
         if which not in self._judges:
             start = partial(self._judge, which, reward.path, reserved(reward.resources, self.share))
             self._judges[which] = JudgeWorkers(
                 start, reward.workers, patience=self._patience, failures=self.failures, say=self.say
             )
+            self._judges[which].open()
         return self._judges[which]
 
     async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:

@@ -17,7 +17,7 @@ from assent.runtime.worker import NoWorkersError, WorkerLost
 
 
 class JudgeWorkers:
-    """The `score_batch` of a JudgeReward. Workers start with the first question, and stay."""
+    """The `score_batch` of a JudgeReward. Workers start with `open`, or else with the first question, and stay."""
 
     def __init__(
         self,
@@ -33,8 +33,12 @@ class JudgeWorkers:
         self._places = Places(start, count, work="questions", failures=failures, say=say)
         self._patience = patience
 
-    async def __call__(self, sequences: list[Tokens]) -> list[float]:
+    def open(self) -> None:
+        """Begin to start workers, within a running event loop. Once is enough."""
         self._places.open()
+
+    async def __call__(self, sequences: list[Tokens]) -> list[float]:
+        self.open()
         return await self._spread(sequences)
 
     async def _spread(self, sequences: list[Tokens]) -> list[float]:
