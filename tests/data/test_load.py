@@ -224,3 +224,19 @@ def test_film_sentences_through_a_function(shared_file, write, tokenizer):
     assert data.report.sources[0].truncated_completions == 0
     (row,) = data.items[0]
     assert tokenizer.decode(row.tokens).startswith("<eos>the rock is destined")
+
+
+def test_all_turns_of_a_chat_are_one_item_and_stay_on_one_side(write, tokenizer):
+    def chat(number):
+        turns = [("user", f"{number}"), ("assistant", "a"), ("user", "r"), ("assistant", "b")]
+        return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+    source = write("a.jsonl", "".join(json.dumps(chat(number)) + "\n" for number in range(10)))
+    settings = DataSettings(train=source, validation_percent=20, chat_template="default", every_turn=True)
+    data = load_demonstrations(settings, tokenizer, 0)
+    assert [len(data.items), len(data.validation)] == [8, 2]
+    assert all(len(item) == 2 and item[0].group == item[1].group for item in (*data.items, *data.validation))
+    assert len({item[0].group for item in (*data.items, *data.validation)}) == 10
+    (report,) = data.report.sources
+    assert (report.read, report.kept, report.rows) == (10, 10, 20)
+    assert "a.jsonl: assistant turns: 20" in data.report.table()

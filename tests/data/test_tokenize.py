@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from assent.data.fields import DataError
 from assent.data.formats import Demonstration, Pair, Preference, Question
-from assent.data.report import Tally
+from assent.data.report import Budget, Tally
 from assent.data.settings import DataSettings
 from assent.data.tokenize import AT_ONCE, demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
+from assent.models.prefixes import shared
 
 USER = {"role": "user", "content": "q"}
 
@@ -183,6 +184,62 @@ def test_a_chat_is_trained_on_its_answer_as_it_would_be_asked(tokenizer):
     (row,) = demonstration_rows([record], tokenizer, chats)
     (prompt,) = prompts([asked("", messages=(USER,))], tokenizer, chats)
     assert row.tokens == (*prompt.tokens, *ids(tokenizer, "a"), tokenizer.eos_token_id)
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+def test_every_turn_of_a_chat_is_trained_where_asked_for(tokenizer):
+    """Of three assistant turns one is blank; what opens a chat answers nothing."""
+    opening, blank = turn("assistant", "o"), turn("assistant", " ")
+    messages = (opening, USER, turn("assistant", "a"), USER, blank, USER)
+    chat = Demonstration(prompt="", completion="b", messages=messages, where="f:1")
+    tally = Tally(source="f")
+    for every, counts in ((False, 1), (True, 2)):
+        given = DataSettings(chat_template="default", every_turn=every)
+        rows = demonstration_rows([chat, shown("x", "y")], tokenizer, given, tally=tally, first_group=3)
+        assert [row.group for row in rows] == [3] * counts + [4]
+        trained = [tokenizer.decode([t for t, on in zip(row.tokens, row.trainable, strict=True) if on]) for row in rows]
+        assert trained == ["a<eos>", "b<eos>", "y<eos>"][2 - counts :]
+        for row, asks in zip(rows, (messages[:2], messages)[2 - counts :], strict=False):
+            (prompt,) = prompts([asked("", messages=asks)], tokenizer, given)
+            assert row.tokens[: row.trainable.index(True)] == prompt.tokens
+    assert (tally.items, tally.rows) == (4, 5)
+
+
+def test_every_turn_is_what_the_whole_chat_says_up_to_there(tokenizer):
+    """So it has the log-probs that it has in one pass over the chat, and is computed in one (models/prefixes.py)."""
+    given = DataSettings(chat_template="default", every_turn=True)
+    chat = (turn("system", "s"), USER, turn("assistant", "a"), USER, turn("assistant", "b"), USER)
+    record = Demonstration(prompt="", completion="c", messages=chat, where="f:1")
+    rows = [list(row.tokens) for row in demonstration_rows([record], tokenizer, given)]
+    assert len(rows) == 3
+    assert all(row == rows[-1][: len(row)] for row in rows)
+    assert shared(rows)[0] == rows[-1]
+
+
+def test_turns_that_do_not_fit_are_counted_and_a_chat_without_any_is_dropped(tokenizer):
+    limits = {"chat_template": "{{ messages[-1]['content'] }}", "every_turn": True, "overlong": "drop"}
+    chat = (turn("user", "xy"), turn("assistant", "1"), turn("user", "long"))
+    records = [
+        Demonstration(prompt="", completion="2", messages=chat, where="f:1"),
+        Demonstration(prompt="", completion="2", messages=chat[2:], where="f:2"),
+    ]
+    tally = Tally(source="f")
+    (row,) = demonstration_rows(records, tokenizer, DataSettings(max_prompt_tokens=3, **limits), tally=tally)
+    assert tokenizer.decode(row.tokens) == "xy1<eos>"
+    assert (tally.items, tally.rows) == (1, 1)
+    assert (tally.turns_dropped, tally.dropped) == ({"prompt too long": 1}, {"prompt too long": 1})
+
+
+def test_a_chat_with_a_turn_that_the_template_refuses_is_one_bad_row(tokenizer):
+    template = "{% if messages | length > 2 %}{{ raise_exception('two turns') }}{% endif %}x"
+    given = DataSettings(chat_template=template, every_turn=True)
+    record = Demonstration(prompt="", completion="b", messages=(USER, turn("assistant", "a"), USER), where="f:1")
+    tally = Tally(source="f", budget=Budget(1))
+    assert demonstration_rows([record, shown("x", "y")], tokenizer, given, tally=tally)[0].group == 0
+    assert (len(tally.bad), tally.items, tally.rows) == (1, 1, 1)
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):

@@ -76,7 +76,7 @@ def load_demonstrations(
 
     def tokenised(records: Sequence[Demonstration], tally: Tally, first: int) -> list[tuple[Row, ...]]:
         rows = demonstration_rows(records, tokenizer, settings, tally=tally, first_group=first)
-        return [(row,) for row in rows]
+        return [tuple(turns) for _, turns in groupby(rows, key=lambda row: row.group)]
 
     return _load(settings, seed, Stage(DEMONSTRATION, demonstration_of, tokenised, _asked))
 

@@ -72,6 +72,7 @@ class Tally:
     rows: int = 0
     pairs: int = 0
     pairs_dropped: Counter[str] = field(default_factory=Counter)
+    turns_dropped: Counter[str] = field(default_factory=Counter)
     truncated_prompts: int = 0
     truncated_completions: int = 0
     prompt_lengths: list[int] = field(default_factory=list)
@@ -94,6 +95,7 @@ class Tally:
             rows=self.rows,
             pairs=self.pairs,
             pairs_dropped=dict(self.pairs_dropped),
+            turns_dropped=dict(self.turns_dropped),
             dropped=dict(self.dropped),
             bad_rows=len(self.bad),
             bad_examples=tuple(self.bad[:SHOWN]),
@@ -118,11 +120,13 @@ class SourceReport:
     """Columns that hold something and are not used, with the number of such rows; prompts keep theirs for rewards."""
     read: int
     kept: int
-    """Records that became items: prompts, with all their pairs."""
+    """Records that became items: prompts, with all their pairs, or chats, with all their trained turns."""
     rows: int
-    """Token rows made of them: two for each pair."""
+    """Token rows made of them: two for each pair, one for each trained turn."""
     pairs: int
     pairs_dropped: Mapping[str, int]
+    turns_dropped: Mapping[str, int]
+    """Assistant turns of chats of which others were kept (`data.every_turn`)."""
     dropped: Mapping[str, int]
     """Records left out, by reason."""
     bad_rows: int
@@ -197,6 +201,9 @@ def _notes(source: SourceReport) -> list[str]:
     if source.trained_tokens:
         notes.append(f"trained tokens: {source.trained_tokens:,}")
     notes += [f"pairs left out, {reason}: {count:,}" for reason, count in source.pairs_dropped.items()]
+    if source.kept < source.rows and not source.pairs:
+        notes.append(f"assistant turns: {source.rows:,}")
+    notes += [f"turns left out, {reason}: {count:,}" for reason, count in source.turns_dropped.items()]
     notes += [f"dropped, {reason}: {count:,}" for reason, count in source.dropped.items()]
     if source.truncated_prompts:
         notes.append(f"prompts that lost their beginning: {source.truncated_prompts:,}")

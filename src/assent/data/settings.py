@@ -53,6 +53,9 @@ class DataSettings:
     "drop" (counted) or "error"."""
     max_pairs_per_prompt: int = 2
     """Preference pairs used of one prompt: the first ones; the rest is counted."""
+    every_turn: bool = False
+    """Of chats to imitate, train every assistant turn, with all before it as its prompt, not the last one alone. Other
+    data ignores it."""
     prompt_template: str | None = None
     """Wrapping of plain-text prompts, with {prompt} where the prompt goes, such as "Question: {prompt}\\nAnswer:"."""
     as_chat: bool = False

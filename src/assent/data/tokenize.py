@@ -1,6 +1,6 @@
 """Records to token rows: which tokens there are, and which of them are trained.
 
-    Demonstration -> Row           prompt masked, answer and its end token trained
+    Demonstration -> Row, ...      prompt masked, answer and its end token trained
     Preference    -> Row, Row, ... chosen and rejected next to each other
     Question      -> Prompt
 
@@ -11,8 +11,9 @@ be a guess. So SFT, preferences and prompts share `encode_prompts`, and never di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from assent.data.chat import chat_template, render
@@ -47,26 +48,52 @@ def demonstration_rows(
     tally: Tally | None = None,
     first_group: int = 0,
 ) -> list[Row]:
-    """One row a record, `group` counting them."""
+    """The rows of each record, of which `group` counts those that have any: one, or with `settings.every_turn` one for
+    every assistant turn of a chat, with all before it as its prompt."""
     tally = tally or Tally(source="")
-    records, texts = prompt_texts(records, tokenizer, settings, tally)
-    asked = encode_prompts(texts, tokenizer)
-    answers = encode_texts([record.completion for record in records], tokenizer)
+    turns = _turns if settings.every_turn else _last_turn
+    records, texts = prompt_texts(records, tokenizer, settings, tally, turns)
+    shown = [turn for record in records for turn in turns(record)]
+    asked = iter(encode_prompts(texts, tokenizer))
+    answers = iter(encode_texts([turn.completion for turn in shown], tokenizer))
     end, bos = end_token(tokenizer), first_token(tokenizer)
     rows: list[Row] = []
-    for record, prompt, tokens in zip(records, asked, answers, strict=True):
-        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=bos)
-        if fitted is None:
-            continue
-        answer = fit_answer(tokens, end, settings.max_tokens - len(fitted), settings, where=record.where)
-        if isinstance(answer, str):
-            tally.dropped[answer] += 1
-            continue
-        tally.truncated_prompts += len(fitted) < len(prompt)
-        rows.append(_row(fitted, answer, tally, group=first_group + len(rows)))
-        tally.items += 1
-        tally.prompt_lengths.append(len(fitted))
+    group = first_group
+    for record in records:
+        kept, left_out = len(rows), Counter[str]()
+        for turn in turns(record):
+            prompt, tokens = next(asked), next(answers)
+            fitted = fit_prompt(prompt, settings, left_out, where=turn.where, bos=bos)
+            if fitted is None:
+                continue
+            answer = fit_answer(tokens, end, settings.max_tokens - len(fitted), settings, where=turn.where)
+            if isinstance(answer, str):
+                left_out[answer] += 1
+                continue
+            tally.truncated_prompts += len(fitted) < len(prompt)
+            tally.prompt_lengths.append(len(fitted))
+            rows.append(_row(fitted, answer, tally, group=group))
+        if len(rows) > kept:
+            tally.items += 1
+            tally.turns_dropped += left_out
+            group += 1
+        else:
+            tally.dropped[next(iter(left_out))] += 1
     return rows
+
+
+def _last_turn(record: Demonstration) -> tuple[Demonstration, ...]:
+    """The answer of a record, which is a chat's last turn."""
+    return (record,)
+
+
+def _turns(record: Demonstration) -> tuple[Demonstration, ...]:
+    """Every assistant turn with some text, and the answer, each as a demonstration."""
+    said = [i for i, turn in enumerate(record.messages) if turn["role"] == "assistant" and turn["content"].strip()]
+    before = (
+        replace(record, messages=record.messages[:i], completion=record.messages[i]["content"]) for i in said if i
+    )
+    return (*before, record)
 
 
 def preference_rows(
@@ -88,7 +115,7 @@ def preference_rows(
     group = first_group
     for record, prompt in zip(records, asked, strict=True):
         answers = [(next(encoded), next(encoded)) for _ in record.pairs]
-        fitted = fit_prompt(prompt, settings, tally, where=record.where, bos=bos)
+        fitted = fit_prompt(prompt, settings, tally.dropped, where=record.where, bos=bos)
         if fitted is None:
             continue
         room = settings.max_tokens - len(fitted)
@@ -128,7 +155,7 @@ def prompts(
     asked, bos = encode_prompts(texts, tokenizer), first_token(tokenizer)
     kept: list[Prompt] = []
     for record, text, tokens in zip(records, texts, asked, strict=True):
-        fitted = fit_prompt(tokens, settings, tally, where=record.where, bos=bos)
+        fitted = fit_prompt(tokens, settings, tally.dropped, where=record.where, bos=bos)
         if fitted is None:
             continue
         kept.append(
@@ -165,16 +192,20 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
 
 
 def prompt_texts(
-    records: Sequence[RecordT], tokenizer: PreTrainedTokenizerBase, settings: DataSettings, tally: Tally
+    records: Sequence[RecordT],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DataSettings,
+    tally: Tally,
+    turns: Callable[[RecordT], tuple[RecordT, ...]] = lambda record: (record,),
 ) -> tuple[list[RecordT], list[str]]:
-    """What each record asks, as text: a rendered chat, or its prompt in the prompt template. A record whose chat the
-    template refuses is a bad row and left out."""
+    """What each record asks, and each of its `turns`, as text: a rendered chat, or its prompt in the prompt template. A
+    record whose chat the template refuses is a bad row and left out."""
     template = chat_template(settings.chat_template)
     asked: list[RecordT] = []
     texts: list[str] = []
     for record in records:
         try:
-            texts.append(_prompt_text(record, tokenizer, settings, template))
+            texts += [_prompt_text(turn, tokenizer, settings, template) for turn in turns(record)]
         except DataError as error:
             tally.skip(error)
         else:
@@ -233,14 +264,17 @@ def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(end)
 
 
-def fit_prompt(tokens: Tokens, settings: DataSettings, tally: Tally, *, where: str, bos: int | None) -> Tokens | None:
-    """The prompt within its limit: without its beginning (BOS stays), or None where it is dropped, which is counted."""
+def fit_prompt(
+    tokens: Tokens, settings: DataSettings, dropped: Counter[str], *, where: str, bos: int | None
+) -> Tokens | None:
+    """The prompt within its limit: without its beginning (BOS stays), or None where it is `dropped`, which is
+    counted."""
     limit = settings.max_prompt_tokens
     if len(tokens) <= limit:
         return tokens
     _refuse_overlong(f"the prompt has {len(tokens)} tokens, data.max_prompt_tokens={limit}", settings, where)
     if settings.overlong == "drop":
-        tally.dropped["prompt too long"] += 1
+        dropped["prompt too long"] += 1
         return None
     if tokens[0] == bos and limit > 1:
         return (tokens[0], *tokens[len(tokens) - limit + 1 :])
