@@ -2,8 +2,12 @@
 
 import pytest
 
-from assent.data.chat import DEFAULT_TEMPLATE, chat_template, render
+from assent.data.chat import DEFAULT_TEMPLATE, chat_template, other_end, render
 from assent.data.fields import DataError
+from assent.data.formats import Demonstration
+from assent.data.report import DataReport, Tally
+from assent.data.settings import DataSettings
+from assent.data.tokenize import demonstration_rows
 
 TURNS = [
     {"role": "system", "content": "s"},
@@ -23,6 +27,35 @@ def test_the_tokenizers_own_template_is_used_unless_told_otherwise(make_tokenize
     tokenizer.chat_template = "{{ messages | length }}"
     assert render(TURNS, tokenizer, template=chat_template(None)) == "4"
     assert render(TURNS, tokenizer, template=chat_template("{{ messages[0].content }}")) == "s"
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (CHATML, "<|im_end|>"),
+        (CHATML.replace("<|im_end|>", "<eos>"), ""),
+        (DEFAULT_TEMPLATE, ""),
+        ("{{ messages[-1].content }}", ""),
+        ("{{ messages | length }}", ""),
+        ("{{ raise_exception('not this chat') }}", ""),
+        (None, ""),
+    ],
+)
+def test_a_template_that_ends_answers_in_another_way_is_told_of(tokenizer, template, end):
+    """As that of a base model whose end token is another one: the policy would never write what its chats show."""
+    assert other_end(tokenizer, template=template) == end
+    settings = DataSettings(chat_template=template)
+    if end:
+        tally = Tally(source="f")
+        chat = Demonstration(prompt="", completion="a", messages=tuple(TURNS[:2]), where="f:1")
+        demonstration_rows([chat], tokenizer, settings, tally=tally)
+        report = DataReport(kind="demonstrations", sources=(tally.freeze(),), train_items=1, validation_items=0)
+        told = "f: answers end with the tokenizer's eos_token, the chat template ends them with '<|im_end|>'"
+        assert told in report.table()
+        assert told not in report.table(measured=True)
 
 
 def test_a_template_may_stand_in_a_file(write):

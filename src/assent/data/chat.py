@@ -71,3 +71,18 @@ def render(
         roles = ", ".join(message["role"] for message in messages)
         raise DataError(f"the chat template refuses the turns {roles}: {error}", where) from error
     return str(text)
+
+
+def other_end(tokenizer: PreTrainedTokenizerBase, *, template: str | None = None) -> str:
+    """What the template writes behind an answer where that is not the end token first; nothing where it is, or where it
+    writes nothing."""
+    import jinja2
+
+    answer = "an answer"
+    chat = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+    try:
+        text = str(tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False))
+    except (jinja2.TemplateError, ValueError, TypeError):
+        return ""  # it is for other chats than this one
+    behind = text.rpartition(answer)[2].strip() if answer in text else ""
+    return "" if behind.startswith(str(tokenizer.eos_token)) else behind

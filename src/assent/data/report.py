@@ -73,6 +73,8 @@ class Tally:
     pairs: int = 0
     pairs_dropped: Counter[str] = field(default_factory=Counter)
     turns_dropped: Counter[str] = field(default_factory=Counter)
+    template_end: str = ""
+    """What the chat template ends an answer with, if not the end token."""
     truncated_prompts: int = 0
     truncated_completions: int = 0
     prompt_lengths: list[int] = field(default_factory=list)
@@ -99,6 +101,7 @@ class Tally:
             dropped=dict(self.dropped),
             bad_rows=len(self.bad),
             bad_examples=tuple(self.bad[:SHOWN]),
+            template_end=self.template_end,
             truncated_prompts=self.truncated_prompts,
             truncated_completions=self.truncated_completions,
             prompt_tokens=Lengths.of(self.prompt_lengths),
@@ -132,6 +135,7 @@ class SourceReport:
     bad_rows: int
     bad_examples: tuple[str, ...]
     """The first few bad rows: where and why."""
+    template_end: str
     truncated_prompts: int
     truncated_completions: int
     prompt_tokens: Lengths
@@ -201,6 +205,10 @@ def _notes(source: SourceReport) -> list[str]:
     if source.trained_tokens:
         notes.append(f"trained tokens: {source.trained_tokens:,}")
     notes += [f"pairs left out, {reason}: {count:,}" for reason, count in source.pairs_dropped.items()]
+    if source.template_end and source.trained_tokens:
+        notes.append(
+            f"answers end with the tokenizer's eos_token, the chat template ends them with {source.template_end!r}"
+        )
     if source.kept < source.rows and not source.pairs:
         notes.append(f"assistant turns: {source.rows:,}")
     notes += [f"turns left out, {reason}: {count:,}" for reason, count in source.turns_dropped.items()]

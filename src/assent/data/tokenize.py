@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from assent.data.chat import chat_template, render
+from assent.data.chat import chat_template, other_end, render
 from assent.data.fields import DataError, Message
 from assent.data.formats import Demonstration, Preference, Question
 from assent.data.report import Tally
@@ -210,6 +210,8 @@ def prompt_texts(
             tally.skip(error)
         else:
             asked.append(record)
+    if any(chat_of(record.prompt, record.messages, settings) for record in asked[:1]):
+        tally.template_end = other_end(tokenizer, template=template)
     return asked, texts
 
 
