@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
+from assent.batch import Batch
 from assent.data.demo import gold
-from assent.evaluate.before_after import BeforeAfter, before_after
-from assent.evaluate.evaluation import Evaluation, evaluate, number
+from assent.data.settings import DataSettings
+from assent.evaluate.before_after import NO_BREAK, BeforeAfter, before_after
+from assent.evaluate.bench import Bench
+from assent.evaluate.evaluation import Evaluation, evaluate, figure_json, number
 from assent.evaluate.policy import Policy
 from assent.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
 from assent.evaluate.statistics import Interval
-from assent.monitor.console import Reporter
+from assent.monitor.console import Reporter, Tracker
 from assent.monitor.sinks import read_jsonl
 
 if TYPE_CHECKING:
@@ -85,10 +90,11 @@ def test_files_hold_what_was_found(whole: tuple[Evaluation, Path], task: Task) -
 
 def test_answers_of_an_evaluation_before_do_not_stay(whole: tuple[Evaluation, Path], tmp_path: Path) -> None:
     """They would stand beside figures of others."""
-    whole[0].save(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3
-    dataclasses.replace(whole[0], answers=[], pairings=[]).save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
+    folder = tmp_path / "not" / "there yet"
+    whole[0].save(folder)
+    assert len(list(folder.iterdir())) == 3
+    dataclasses.replace(whole[0], answers=[], pairings=[]).save(folder)
+    assert [path.name for path in folder.iterdir()] == ["evaluation.json"]
 
 
 def test_the_table_shows_every_figure(whole: tuple[Evaluation, Path]) -> None:
@@ -97,12 +103,79 @@ def test_the_table_shows_every_figure(whole: tuple[Evaluation, Path]) -> None:
     assert "95 % interval" in text
 
 
-def test_the_same_settings_give_the_same_result(whole: tuple[Evaluation, Path], task: Task) -> None:
+def test_the_same_settings_give_the_same_result(
+    whole: tuple[Evaluation, Path], task: Task, capsys: pytest.CaptureFixture[str]
+) -> None:
     again = evaluate(everything(task))
     assert again.figures == whole[0].figures
+    assert capsys.readouterr().out == "", "without a reporter nothing is said"
     other = evaluate(everything(task, seed=1, kinds=["generation"]))
     texts, others = ([answer.completion.text for answer in e.answers] for e in (whole[0], other))
     assert texts != others
+
+
+LOOKS = {"length", "unfinished", "distinct_1", "distinct_2"}
+SCORES = {"reward/gold", "reward/judge"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "scored", "expected"),
+    [
+        (["generation"], True, LOOKS | SCORES),
+        (["generation"], False, LOOKS),
+        (["reward"], True, SCORES),
+        (["kl"], True, {"kl", "kl/token", "kl_k3", "kl_k3/token"}),
+    ],
+)
+def test_what_is_not_asked_for_is_not_measured(task: Task, kinds: list[str], scored: bool, expected: set[str]) -> None:
+    changes: dict[str, Any] = {} if scored else {"judge": None, "gold": None}
+    assert set(evaluate(everything(task, kinds=kinds, **changes)).figures) == expected
+
+
+def test_kl_is_that_of_the_model_from_its_reference(whole: tuple[Evaluation, Path], task: Task) -> None:
+    reference = Policy.load(task.second)
+    d = [one.logprob - float(reference.logprobs(Batch.of([one.row()])).sum()) for one in whole[0].answers]
+    assert whole[0].figures["kl"].value == pytest.approx(fmean(d), abs=1e-4)  # type: ignore[union-attr]
+
+
+def test_every_row_named_is_measured_whatever_training_sets_aside(whole: tuple[Evaluation, Path], task: Task) -> None:
+    data = DataSettings(validation_percent=50, weights=[2.0, 1.0])
+    figures = evaluate(everything(task, kinds=["perplexity"], data=data)).figures
+    assert figures["perplexity"] == whole[0].figures["perplexity"]
+
+
+def test_gold_is_called_with_its_options(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def twice(completion, factor=1):\n    return 2.0 * factor\n")
+    gold = f"{tmp_path / 'mine.py'}:twice"
+    result = evaluate(everything(task, kinds=["reward"], gold=gold, gold_options={"factor": 3}))
+    assert result.figures["reward/gold"].value == 6.0  # type: ignore[union-attr]
+
+
+class Followed(Reporter):
+    """Keeps its bars, and how each went on."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.bars: dict[str, Tracker] = {}
+        self.parts: dict[str, list[int]] = {}
+
+    def track(self, title: str, total: int, *, done: int = 0) -> Tracker:
+        bar = self.bars[title] = super().track(title, total, done=done)
+        parts, advance = self.parts.setdefault(title, []), bar.advance
+        bar.advance = lambda by=1: parts.append(by) or advance(by)  # type: ignore[func-returns-value, method-assign]
+        return bar
+
+
+def test_bars_end_at_their_ends_and_score_tokens_cuts_the_passes(task: Task) -> None:
+    reporter, settings = Followed(), everything(task, kinds=["perplexity", "kl"], score_tokens=1)
+    evaluate(settings, reporter=reporter)
+    assert {title: (bar.done, bar.total) for title, bar in reporter.bars.items()} == {
+        "perplexity of model": (8, 8),
+        "answers of model": (16, 16),
+        "KL": (32, 32),  # each answer under both
+    }
+    assert (reporter.parts["perplexity of model"], reporter.parts["KL"]) == ([1] * 8, [1] * 32)
+    assert Bench(settings, reporter).judge(task.judge).token_budget == 1
 
 
 def test_a_language_model_is_no_judge(task: Task) -> None:
@@ -148,6 +221,7 @@ def test_lines_are_spoken(task: Task, tmp_path: Path) -> None:
     log = (tmp_path / "log.txt").read_text()
     assert "model: 16 answers in" in log
     assert "evaluation.json" in log
+    assert "to measure on" not in log  # every row was read as it is
 
 
 # before and after
@@ -188,6 +262,8 @@ def test_completions_lie_side_by_side_with_scores(both: tuple[BeforeAfter, Path]
     result, out = both
     assert len(result.pairings) == 10
     assert [result.pairings.index(pairing) for pairing in result.completions] == [0, 3, 6]
+    gaps = [p.second.scores["judge"].value - p.first.scores["judge"].value for p in result.pairings]  # type: ignore[operator]
+    assert fmean(gaps) == pytest.approx(result.change["difference/judge"].value)
     for pairing in result.completions:
         for answer in (pairing.first, pairing.second):
             assert answer.scores["gold"].value == pytest.approx(gold(pairing.prompt.text, answer.completion.text))
@@ -209,10 +285,60 @@ def test_the_table_and_its_json(both: tuple[BeforeAfter, Path]) -> None:
     assert set(saved) == {"settings", "before", "after", "change", "judge"}
 
 
-def test_a_policy_that_did_not_change(task: Task) -> None:
+def test_cells_by_hand(both: tuple[BeforeAfter, Path], tmp_path: Path) -> None:
+    def around(value: float, reach: float) -> Interval:
+        return Interval(value=value, low=value - reach, high=value + reach, count=4)
+
+    result = dataclasses.replace(
+        both[0],
+        before={"reward/gold": around(0.5, 0.25), "length": around(7.0, 1.0), "distinct_2": 0.25},
+        after={
+            "reward/gold": around(0.75, 0.25),
+            "length": around(6.0, 1.0),
+            "distinct_2": 0.5,
+            "kl": around(2.0, 1.0),
+        },
+        change={"difference/gold": around(0.25, 0.5), "win_rate/gold": around(0.5, 0.25)},
+        judge={},
+    )
+    lines = shown(result.table()).replace(NO_BREAK, " ").splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+    assert rows == [
+        [
+            "gold reward",
+            "0.500 [0.250, 0.750]",
+            "0.750 [0.500, 1.00]",
+            "+0.250 [-0.250, 0.750]",
+            "0.500 [0.250, 0.750]",
+        ],
+        ["KL to before (nats)", "", "2.00 [1.00, 3.00]", "", ""],
+        ["length, tokens", "7.00 [6.00, 8.00]", "6.00 [5.00, 7.00]", "", ""],
+        ["distinct word pairs", "0.250", "0.500", "", ""],
+    ]
+    worse = dataclasses.replace(result, change={"difference/gold": around(-0.25, 0.5)})
+    assert " -0.250 [-0.750, 0.250]" in shown(worse.table()).replace(NO_BREAK, " ")
+    result.save(tmp_path / "not" / "there yet")
+    assert len(list((tmp_path / "not" / "there yet").iterdir())) == 2
+
+
+def test_a_judge_without_pairs_scores_alone(task: Task) -> None:
+    settings = dataclasses.replace(comparison_settings(task), demonstrations=None, preferences=None)
+    result = before_after(task.first, task.second, settings=settings, judge=task.judge)
+    assert "reward/judge" in result.after
+    assert result.judge == {}
+
+
+def test_a_folder_that_cannot_be_is_refused_before_models(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write the figures to .*file.within: Not a directory"):
+        before_after("nobody/a", "nobody/b", settings=comparison_settings(task), out=tmp_path / "file" / "within")
+
+
+def test_a_policy_that_did_not_change(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
     settings = dataclasses.replace(comparison_settings(task), demonstrations=None, preferences=None)
     policy = Policy.load(task.first)
     result = before_after(policy, policy, settings=settings)
+    assert capsys.readouterr().out == "", "without a reporter nothing is said"
     assert result.change["win_rate/gold"].value == 0.5
     assert result.change["difference/gold"].value == 0.0
     assert result.after["kl"].value == 0.0  # type: ignore[union-attr]
@@ -221,17 +347,19 @@ def test_a_policy_that_did_not_change(task: Task) -> None:
 
 
 def test_numbers_in_tables() -> None:
-    assert [number(value) for value in (-0.0001, 0.12345, -1.5, 99.999, 1234.56)] == [
-        *("0.000", "0.123", "-1.50", "100.00", "1,234.6")
+    assert [number(value) for value in (-0.0001, 0.12345, 1.0, -1.5, 99.994, 100.0, 1234.56)] == [
+        *("0.000", "0.123", "1.00", "-1.50", "99.99", "100.0", "1,234.6")
     ]
     assert number(float("inf")) == "inf"
+    assert [figure_json(value) for value in (2.0, math.inf, -math.inf, math.nan)] == [2.0, None, None, None]
 
 
 def test_rows_that_are_measured_on_are_not_called_training_data(task: Task, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = everything(task, kinds=["preference"], model=None)
+    pairs = [str(task.files.preferences_validation), str(task.files.preferences)]
+    settings = everything(task, kinds=["preference"], model=None, preferences=pairs)
     settings.data.max_prompt_tokens, settings.data.max_tokens = 23, 24  # answers are cut, so the report is shown
     evaluate(settings, reporter=Reporter())
     said = capsys.readouterr().out
-    assert "preferences: 8 to measure on\n" in said
-    assert "answers that lost their end" in said
+    assert said.count("to measure on\n") == 1, "one report, though rows of both sources were cut"
+    assert said.count("answers that lost their end") == 2
     assert "train" not in said

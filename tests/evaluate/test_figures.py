@@ -137,6 +137,8 @@ def test_other_vocabularies_are_refused(task: Task) -> None:
     policy = task.policy()
     with pytest.raises(ValueError, match="different vocabularies"):
         kl_figures(policy, Policy(policy.model, Other()), [[answer("x")]], temperature=1.0)
+    with pytest.raises(ValueError, match="different vocabularies"):
+        implied_margins(policy, Policy(policy.model, Other()), [row([5, 6], 1), row([5, 7], 1)])
 
 
 def test_margins_by_hand() -> None:
@@ -199,12 +201,12 @@ def test_distinct_by_hand() -> None:
 
 
 def test_generation_figures_by_hand() -> None:
-    answers = [[answer("a b", tokens=2), answer("c", tokens=4)], [answer("d", tokens=7, finish=Finish.LENGTH)]]
+    answers = [[answer("a b", tokens=2), answer("a", tokens=4)], [answer("d", tokens=7, finish=Finish.LENGTH)]]
     found = generation_figures(answers)
     assert found["length"].value == pytest.approx(5.0)  # type: ignore[union-attr]  # (3 + 7) / 2: prompts count alike
     assert found["unfinished"].value == pytest.approx(1 / 2)  # type: ignore[union-attr]  # (0 + 1) / 2
     assert 0 < found["unfinished"].low < found["unfinished"].high < 1  # type: ignore[union-attr]
-    assert found["distinct_1"] == 1.0
+    assert (found["distinct_1"], found["distinct_2"]) == (3 / 4, 1.0)  # a b d of four words, one pair
 
 
 def test_rewards_average_over_prompts_and_count_failures() -> None:
