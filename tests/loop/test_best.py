@@ -31,15 +31,17 @@ def after(best: Best, values: list[float | None], *, begin: int = 1) -> list[Any
 
 
 def test_of_losses_the_lowest_is_the_best_and_of_others_the_highest() -> None:
-    values = [2.0, None, 1.0, 3.0, 1.0]
-    assert after(Best("loss", None), values) == [1, None, 3, 3, 3]  # no better is not better
-    assert after(Best("accuracy", None), values) == [1, None, 1, 4, 4]
-    assert after(Best(None, None), values) == [None] * 5
+    values = [2.0, None, 1.0, 3.0, 1.0, 3.0]
+    assert after(Best("loss", None), values) == [1, None, 3, 3, 3, 3]  # no better is not better
+    assert after(Best("accuracy", None), values) == [1, None, 1, 4, 4, 4]
+    assert after(Best(None, None), values) == [None] * 6
 
 
 def test_what_is_not_finite_is_never_better() -> None:
     best = Best("loss", 2)
-    assert after(best, [math.nan, -math.inf]) == [None, None]
+    assert after(best, [math.nan]) == [None]
+    assert not best.exhausted
+    assert after(best, [-math.inf], begin=2) == [None]
     assert best.exhausted
     assert best.state() is None
     assert after(best, [5.0, math.nan], begin=3) == [3, 3]
@@ -68,6 +70,7 @@ def test_it_goes_on_from_its_state_unless_that_is_of_another_figure() -> None:
         one.restore(before.state())
     assert same.state() == before.state()
     assert other.state() is None
+    same.restore(Best("loss", 2).state())  # of a checkpoint before the first evaluation
     assert after(same, [5.0], begin=3) == [1]
     assert same.exhausted
 
