@@ -133,6 +133,38 @@ def test_what_is_set_aside_where_prompts_repeat(write, tokenizer, prompts, apart
     assert (len(data.items), len(data.validation)) == (10 - apart, apart)
 
 
+@pytest.mark.parametrize(
+    ("rows", "percent", "apart"), [(10, 15, 2), (10, 1, 1), (2, 1, 1), (1, 20, 0), (10, 0, 0), (200, 60, 120)]
+)
+def test_how_many_are_set_aside(write, tokenizer, rows, percent, apart):
+    """To the nearest row, and at least one where another is left to train on."""
+    data = load_demonstrations(
+        replace(SHORT, train=write("a.jsonl", rows_of(rows)), validation_percent=percent), tokenizer, 0
+    )
+    assert (len(data.items), len(data.validation)) == (rows - apart, apart)
+
+
+def test_groups_of_several_sources_are_apart(write, tokenizer):
+    """Also from those that are set aside: rows of one group are taken to answer one prompt."""
+    train, other = [write("a.jsonl", rows_of(5)), write("b.jsonl", rows_of(5, 5))], write("c.jsonl", rows_of(5, 10))
+    for apart in ({"validation": other}, {"validation_percent": 40}):
+        data = load_demonstrations(replace(SHORT, train=train, **apart), tokenizer, 0)
+        items = [*data.items, *data.validation]
+        assert len({row.group for (row,) in items}) == len(items)
+
+
+def test_each_role_reads_its_own_split(tmp_path, tokenizer):
+    for name, rows in {"train": rows_of(3), "test": rows_of(2), "validation": rows_of(1)}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    folder = str(tmp_path)
+    data = load_demonstrations(replace(SHORT, train=folder, split="test"), tokenizer, 0)
+    assert len(data.items) == 2
+    data = load_demonstrations(replace(SHORT, train=folder, validation=folder), tokenizer, 0)
+    assert (len(data.items), len(data.validation)) == (3, 1)
+    data = load_demonstrations(replace(SHORT, train=folder, validation=folder, validation_split="test"), tokenizer, 0)
+    assert (len(data.items), len(data.validation)) == (3, 2)
+
+
 def test_limits_and_mixtures(write, tokenizer):
     one, two = write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))
     data = load_demonstrations(replace(SHORT, train=[one, two], limit=4, weights=[3, 1]), tokenizer, 0)
@@ -166,6 +198,8 @@ def test_nothing_left_says_why(write, tokenizer):
     source = write("a.jsonl", [{"prompt": "123456", "completion": "1"}])
     with pytest.raises(DataError, match=r"no demonstrations are left of 1 rows: 1 dropped \(prompt too long\)"):
         load_demonstrations(replace(SHORT, train=source, overlong="drop"), tokenizer, 0)
+    with pytest.raises(DataError, match=r"no demonstrations are left of 2 rows: 2 set aside for validation\."):
+        load_demonstrations(replace(SHORT, train=write("b.jsonl", rows_of(2)), validation_percent=90), tokenizer, 0)
 
 
 @pytest.mark.parametrize(
