@@ -1,9 +1,11 @@
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from assent.plugins import PluginError, known_here_alone, load_file, load_object, load_plugins
+from assent.plugins import PluginError, known_here_alone, load_file, load_object, load_plugins, registered_again
 from assent.types import Prompt
 
 
@@ -14,6 +16,9 @@ def test_loads_from_files_and_packages(tmp_path: Path) -> None:
     )
     box = load_object(f"{file}:Box")
     assert box().x == 3
+    assert box.__annotations__ == {
+        "x": int
+    }  # and not "int": what the file does not import from the future is not there
     assert load_object(f"{file}:Box") is box  # the file ran once
     assert load_object(f"{file}:Box.Inner.y") == 4
     assert load_object("math:sqrt")(9) == 3
@@ -71,6 +76,9 @@ def test_errors_inside_a_module_are_its_own(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
         load_object("broken_module:anything")
+    (tmp_path / "asking.py").write_text("raise ModuleNotFoundError('get it at my.site')\n")
+    with pytest.raises(ModuleNotFoundError, match=r"^get it at my\.site$"):
+        load_object("asking:anything")
     (tmp_path / "late.py").write_text("1 / 0\n")
     for _ in range(2):  # a file that failed is not remembered as loaded
         with pytest.raises(ZeroDivisionError):
@@ -87,6 +95,24 @@ def test_a_plugin_that_is_refused_is_named_with_its_line(tmp_path: Path) -> None
     assert load_object(f"{files[0]}:loaded") == 3
     with pytest.raises(PluginError, match=r"^'absent\.py': there is no file .*absent\.py\. Paths are relative"):
         load_plugins(["absent.py"])
+
+
+def test_what_is_registered_again_is_of_one_place() -> None:
+    """Of two objects without a place of their own, neither is the other's newer form."""
+
+    def cell() -> list[Callable[[], object]]:
+        def reward() -> None: ...
+
+        return [reward, lambda: None]
+
+    (reward, nameless), (newer, nameless_too) = cell(), cell()
+    assert registered_again(newer, reward)
+    assert registered_again(partial(newer), partial(partial(reward)))
+    assert not registered_again(nameless, reward)
+    assert registered_again(nameless_too, nameless)
+    one, other = SimpleNamespace(), SimpleNamespace()
+    assert registered_again(one, one)
+    assert not registered_again(one, other)
 
 
 def test_what_another_process_knows_of_what_was_registered() -> None:
