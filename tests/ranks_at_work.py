@@ -25,6 +25,7 @@ from torch import Tensor
 
 from assent import load_settings
 from assent.batch import Batch
+from assent.learn import ranks as told
 from assent.learn.ranks import Ranks, Together, free_address, join
 from assent.learn.sharding import local
 from assent.loop.cast import Actor, Cast
@@ -36,6 +37,7 @@ from assent.trainer import Longest, Plan, Trainer
 from assent.types import Role, Row
 
 Job = dict[str, Any]
+told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
 
 
 class Among(Gang):
