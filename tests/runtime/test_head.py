@@ -35,10 +35,11 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_nothing_is_said_of_a_head_that_answers(watch: Made) -> None:
     said: list[str] = []
-    asked: list[int] = []
-    watch(lambda: asked.append(1) or True, say=said.append)  # type: ignore[func-returns-value]
+    asked: list[float] = []
+    watch(lambda: asked.append(time.monotonic()) or True, say=said.append)  # type: ignore[func-returns-value]
     until(lambda: len(asked) > 12)
     assert said == []
+    assert asked[12] - asked[0] > 11 * 0.05, "it is asked four times within the time it has for an answer, no more"
 
 
 @pytest.mark.parametrize("how", ["waits", "raises", "knows nobody"])
@@ -69,8 +70,10 @@ def test_a_head_that_is_silent_for_a_while(watch: Made, how: str) -> None:
 def test_a_head_that_stays_silent_is_the_end_once(watch: Made) -> None:
     said: list[str] = []
     ended: list[int] = []
+    began = time.monotonic()
     watch(lambda: False, say=said.append, patience=0.4, again="start another", end=lambda: ended.append(1))
     until(lambda: ended)
+    assert time.monotonic() - began > 0.2 + 0.4
     time.sleep(0.3)
     assert (len(said), len(ended)) == (2, 1)
     assert said[0].endswith("this run ends: start another")
@@ -93,8 +96,10 @@ def test_the_end_does_not_wait_for_who_is_told(watch: Made, how: str) -> None:
 def test_there_is_time_between_both_messages_however_long_the_pauses(watch: Made) -> None:
     said: list[float] = []
     ended = threading.Event()
+    began = time.monotonic()
     watch(lambda: False, say=lambda text: said.append(time.monotonic()), timeout=2.0, patience=0.1, end=ended.set)
     assert ended.wait(20)
+    assert said[0] - began > 2.0 + 0.4, "a sign that is late by less than a question is one in time"
     assert said[1] - said[0] > 0.2
 
 
