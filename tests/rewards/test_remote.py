@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import re
+import ssl
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 from assent.rewards import remote
-from assent.rewards.remote import HttpReward, RewardServerError, check_servers
+from assent.rewards.protocol import REASON_LENGTH
+from assent.rewards.remote import HttpReward, RewardServerError, _Server, check_servers
 from assent.rewards.settings import RewardSettings
 from assent.types import Completion, Finish, Prompt, Score
 
@@ -212,6 +214,74 @@ def test_the_least_busy_server_is_asked() -> None:
     assert asyncio.run(run()) == [1, 19]
 
 
+def test_equally_busy_servers_are_asked_in_turn() -> None:
+    async def run() -> list[int]:
+        async with FakeServer().running() as one, FakeServer().running() as other:
+            reward = HttpReward(settings(one.url, other.url, batch=1, concurrency=1))
+            await reward.score(PROMPT, [completion("a")] * 10)
+            return [len(one.requests), len(other.requests)]
+
+    assert asyncio.run(run()) == [5, 5]
+
+
+def test_rests_double_up_to_the_longest_and_end_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_REST", 0.5)
+    monkeypatch.setattr(remote, "LONGEST_REST", 15.0)
+    server, now, rests = _Server("http://here"), 100.0, list[float]()
+    for _ in range(7):
+        server.failed(now, now)
+        rests.append(server.rest_ends - now)
+        server.failed(now - 1.0, now)  # under way when the rest began: tells nothing new
+        assert server.rest_ends - now == rests[-1]
+        now = server.rest_ends
+    for rest, most in zip(rests, [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0], strict=True):
+        assert most / 2 <= rest <= most
+    server.worked()
+    assert (server.failures, server.rest_ends) == (0, 0.0)
+
+
+def test_one_that_is_cancelled_under_way_takes_no_other_with_it() -> None:
+    """Its score comes too late for it; the one beside it in the request would have waited for ever."""
+
+    async def run() -> Score:
+        async with FakeServer(slow).running() as server:
+            reward = HttpReward(settings(server.url, batch=2, concurrency=1))
+            given_up, waiting = (asyncio.ensure_future(reward.score(PROMPT, [completion("a")])) for _ in range(2))
+            while not server.requests:
+                await asyncio.sleep(0.01)
+            assert len(server.requests[0]["items"]) == 2
+            given_up.cancel()
+            return (await asyncio.wait_for(waiting, 10))[0]
+
+    assert asyncio.run(run()).value == 1.5
+
+
+def test_what_cannot_be_asked_is_told_to_those_who_wait() -> None:
+    async def run() -> None:
+        reward = HttpReward(settings("http://127.0.0.1:1", options={("a", "b"): 1}))
+        assert reward.name == "http"
+        await asyncio.wait_for(reward.score(PROMPT, [completion("a")]), 10)
+
+    with pytest.raises(TypeError, match="keys must be str"):
+        asyncio.run(run())
+
+
+def test_a_reason_is_no_page() -> None:
+    async def run() -> Score:
+        async with FakeServer(lambda items: http("404 None", b"x" * 10_000)).running() as server:
+            return (await HttpReward(settings(server.url)).score(PROMPT, [completion("a")]))[0]
+
+    reason = asyncio.run(run()).reason
+    assert reason is not None and 0 < reason.count("x") <= REASON_LENGTH
+
+
+def test_certificates_are_checked() -> None:
+    context = HttpReward(settings("http://one", "https://two"))._verify
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert HttpReward(settings("http://one"))._verify is False  # there are none, and reading ours takes time
+
+
 def test_a_server_that_fails_rests_and_others_take_over() -> None:
     async def run() -> tuple[int, int]:
         broken = FakeServer(lambda items: http("500 Oops", b""))
@@ -312,6 +382,12 @@ def test_servers_are_asked_whether_they_are_there() -> None:
                 (problem,) = await check_servers(settings(closed.url, other.url))
                 assert "wants a token" in problem
                 assert await check_servers(settings(other.url)) == []
+            async with FakeServer(lambda items: http("500 Oops", b"")).running() as broken:
+                with pytest.raises(RewardServerError, match=r"no server of reward 'best'.*/health: status 500"):
+                    await check_servers(settings(broken.url, name="best"))
+            async with FakeServer(slow).running() as late:
+                with pytest.raises(RewardServerError, match=r"/health gave no answer within 0\.2 s"):
+                    await check_servers(settings(late.url, timeout=0.2))
 
     asyncio.run(run())
 
