@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from assent.runtime.coroutines import Background, finished, together
+from assent.runtime.gang import Gang, Part
 from assent.runtime.local import LocalGang
 
 
@@ -43,6 +44,28 @@ def test_a_gang_of_one_answers_like_its_worker() -> None:
     assert asyncio.run(gang.split("add", Numbers(1, 2, 3), 2)) == [12]
     assert asyncio.run(gang.each("add", Numbers(1), 1)) == [13]
     assert asyncio.run(gang.any("add", Numbers(), 1)) == 13
+
+
+class Two(Gang):
+    """Two ranks, and what they were called with."""
+
+    world = 2
+
+    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [(rank, method, *mine) for rank, mine in enumerate(arguments)]
+
+    async def any(self, method: str, *arguments: Any) -> Any:
+        return (method, *arguments)
+
+
+def test_a_part_of_a_gang_is_one_too() -> None:
+    part = Part(Two(), "policy")
+    assert part.world == 2
+    assert asyncio.run(part.each("add", 5)) == [(rank, "do", "policy", "add", 5) for rank in range(2)]
+    assert asyncio.run(part.any("add", 5)) == ("do", "policy", "add", 5)
+    first, second = asyncio.run(part.split("add", Numbers(1, 2, 3), 7))
+    assert (first[:4], first[4].numbers, first[5]) == ((0, "do", "policy", "add"), (1, 3), 7)
+    assert (second[:4], second[4].numbers, second[5]) == ((1, "do", "policy", "add"), (2,), 7)
 
 
 def test_the_workers_own_exception_reaches_the_caller() -> None:
