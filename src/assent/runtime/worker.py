@@ -9,6 +9,7 @@ class WorkerLost(RuntimeError):
     """The process behind a worker died, hung, or cannot be reached. What it was doing may or may not have happened."""
 
     def __init__(self, name: str, reason: str):
+        reason = reason.rstrip(".")  # Ray's are whole sentences, and become a part of ours
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
@@ -39,9 +40,10 @@ class Failures:
         """Raises TooManyFailures where one is too many."""
         self.lost.append(lost)
         if 0 <= self.most < len(self.lost):
+            what = "1 worker was" if len(self.lost) == 1 else f"{len(self.lost)} workers were"
             reasons = "; ".join(str(lost) for lost in self.lost[-3:])
             raise TooManyFailures(
-                f"{len(self.lost)} workers were lost, runtime.max_failures={self.most} are allowed: {reasons}. "
+                f"{what} lost, more than runtime.max_failures={self.most} allows: {reasons}. "
                 "Nothing that was committed is lost: resume=latest goes on"
             ) from lost
 
