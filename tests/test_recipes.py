@@ -102,7 +102,11 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
         ({"train": {"steps": "many"}}, "train.steps: Value 'many'"),
         ({"train": {"steps": 1.5}}, "train.steps"),
         ({"train": 5}, "train"),
-        ({"optimizer": {"betas": [0.9]}}, "betas=[0.9] must be two numbers"),
+        ({"optimizer": {"betas": [0.9]}}, "  - optimizer.betas=[0.9] must be two numbers"),
+        (
+            {"critic": {"optimizer": {"betas": [0.9, 0.95, 0.99]}}},
+            "  - critic.optimizer.betas=[0.9, 0.95, 0.99] must be two numbers",
+        ),
         ({"seed": None}, "seed"),
         ({"rewards": {"kind": "length"}}, "rewards"),
         ({"rewards": [{"kind": "length", "weight": "much"}]}, "rewards: weight: Value 'much'"),

@@ -248,8 +248,11 @@ def _about_optimizer(s: OptimizerSettings) -> list[str]:
         problems.append(f"schedule={s.schedule} is not one of constant, linear, cosine")
     if not 0 <= s.warmup < 1:
         problems.append(f"warmup={s.warmup} is a share of the run: 0 <= warmup < 1")
-    if not all(0 <= beta < 1 for beta in s.betas):
-        problems.append(f"betas={list(s.betas)} must both be in [0, 1)")
+    betas = list(s.betas)
+    if len(betas) != 2:
+        problems.append(f"betas={betas} must be two numbers")
+    elif not all(0 <= beta < 1 for beta in betas):
+        problems.append(f"betas={betas} must both be in [0, 1)")
     if not 0 < s.eps < math.inf:
         problems.append(f"eps={s.eps} must be above 0: a weight without a gradient would be divided by it")
     for key in ("weight_decay", "min_ratio", "max_gradient_norm"):
