@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -249,6 +250,19 @@ def test_a_rank_that_is_lost_before_it_went_on_goes_on_from_the_checkpoint_that_
     assert f"going on from {settings.resume}" in said
     assert f"resumed {settings.resume}: step 2 of 4" in said
     assert same_weights(whole, done)
+
+
+def test_a_wrong_address_is_refused_before_anything_is_read(
+    make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = load_settings(make_recipe("sft", tmp_path, runtime={"kind": "ray", "address": address}))
+        with pytest.raises(ValueError, match=f"^runtime.address={address}: no cluster lets us in there .*refused"):
+            run(settings)
+    assert capfd.readouterr().out == ""
+    assert not (Path(settings.output) / str(settings.name)).exists()
 
 
 def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_path: Path) -> None:

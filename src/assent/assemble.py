@@ -18,7 +18,7 @@ from assent.algorithms.base import Algorithm, Objective
 from assent.batch import Batch
 from assent.checks import check
 from assent.crew.base import Crew
-from assent.crew.opening import Crews
+from assent.crew.opening import Crews, check_cluster
 from assent.evaluate.judge import judge_reward
 from assent.intake import Intake
 from assent.loop.best import Best
@@ -79,6 +79,7 @@ def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable
     if record is not None:
         settings = replace(settings, threads=record.threads)
     reporter = reporter or Reporter(quiet=settings.log.quiet)
+    check_cluster(settings.runtime)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
     with usual_torch(), open_folder(settings) as folder:

@@ -27,7 +27,6 @@ SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.
 prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
-from assent.runtime import ray as ray_runtime  # noqa: E402
 from assent.runtime import stage  # noqa: E402
 from assent.runtime.ray import RayRuntime  # noqa: E402
 from assent.runtime.ray_gang import RayGang  # noqa: E402
@@ -350,8 +349,7 @@ def test_a_connection_that_is_not_ours_is_refused_and_left_alone(runtime: Runtim
         assert ray.is_initialized()
 
 
-def test_an_address_where_no_cluster_is_is_said_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_runtime, "CONNECT", 0.5)
+def test_an_address_where_no_cluster_is_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # as in a process of its own
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens

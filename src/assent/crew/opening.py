@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from assent.crew.base import Crew
 from assent.crew.local import LocalCrew
 from assent.crew.ray import RayCrew
+from assent.runtime.settings import RuntimeSettings
 from assent.runtime.token import prepare
 from assent.runtime.worker import Failures
 from assent.settings import Settings
@@ -15,6 +16,15 @@ from assent.trainer import Plan
 
 if TYPE_CHECKING:
     from assent.runtime.ray import RayRuntime
+
+
+def check_cluster(settings: RuntimeSettings) -> None:
+    """Raises ValueError where no cluster is at the address that the run is told."""
+    if settings.kind == "ray" and settings.address is not None:
+        prepare(settings)
+        from assent.runtime.ray import check_address
+
+        check_address(settings.address)
 
 
 class Crews:

@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -70,11 +69,7 @@ class RayRuntime:
                 with _sigterm_left_alone():
                     ray.init(address=settings.address, **common)  # of `auto` it looks for the token too
             except (ConnectionError, ValueError, exceptions.RayError) as error:
-                raise ValueError(
-                    f"runtime.address={settings.address}: no cluster lets us in there ({error}). Is one running (ray "
-                    "start --head)? If it asks for a token: export RAY_AUTH_MODE=token, with its token in "
-                    "~/.ray/auth_token or RAY_AUTH_TOKEN"
-                ) from error
+                raise _not_let_in(settings.address, error) from error
         else:
             utilities: Any = ray._private.utils
             memory = utilities.get_system_memory() >> 20  # on every system, and within a container's limit
@@ -238,6 +233,14 @@ class RayRuntime:
                 ray.shutdown()
 
 
+def check_address(address: str) -> None:
+    """Raises ValueError where no head answers."""
+    try:
+        _answering(address)
+    except ConnectionError as error:
+        raise _not_let_in(address, error) from error
+
+
 def _answering(address: str) -> None:
     """Raises ConnectionError where no head answers. Ray itself would look for one there for a quarter of an hour."""
     if address == "auto":  # that of RAY_ADDRESS, or the one that was started last on this machine
@@ -245,16 +248,17 @@ def _answering(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConnectionError(f"{address or 'nothing'} is not host:port")
-    until = time.monotonic() + CONNECT
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
-        except OSError as error:
-            if time.monotonic() > until:
-                raise ConnectionError(f"{address}: {error.strerror or error}") from error
-            time.sleep(0.5)
-        else:
-            return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except (OSError, OverflowError) as error:  # the last: no port has such a number
+        raise ConnectionError(f"{address}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _not_let_in(address: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"runtime.address={address}: no cluster lets us in there ({error}). Is one running (ray start --head)? If it "
+        "asks for a token: export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+    )
 
 
 @contextlib.contextmanager
