@@ -27,7 +27,17 @@ def test_a_reward_run_stands_for_its_judge(tmp_path: Path) -> None:
     assert local_folder(str(tmp_path)) == judge
 
 
-def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
+@pytest.mark.parametrize("began", [True, False])
+def test_a_run_without_a_checkpoint_is_refused(began: bool, tmp_path: Path) -> None:
+    """Where it began none, its log is all that there is."""
+    (tmp_path / "log.txt").touch()
+    if began:
+        (tmp_path / "checkpoints").mkdir()
     with pytest.raises(FileNotFoundError, match="no checkpoint yet"):
         local_folder(str(tmp_path))
+
+
+def test_a_log_beside_a_model_makes_no_run_of_it(tmp_path: Path) -> None:
+    for name in ("log.txt", "config.json"):
+        (tmp_path / name).touch()
+    assert local_folder(str(tmp_path)) == tmp_path

@@ -138,7 +138,7 @@ def local_folder(path: str) -> Path:
     """The folder itself, that of a run's model, or that of a hub id, downloaded or cached."""
     folder = at_home(path)
     if folder.is_dir():
-        return _model_of_run(folder) if (folder / "checkpoints").is_dir() else folder
+        return _model_of_run(folder) if _is_run(folder) else folder
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise FileNotFoundError(
             f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
@@ -164,6 +164,12 @@ def positions(path: str) -> int:
         from assent.models.fallback import folder_positions
 
         return folder_positions(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    """One that ended, or was refused, before its first checkpoint has its log alone."""
+    logs = (folder / "log.txt").is_file() and not any(folder.glob("*config.json"))
+    return logs or (folder / "checkpoints").is_dir()
 
 
 def _model_of_run(run: Path) -> Path:
