@@ -194,6 +194,23 @@ def test_a_renamed_column_that_no_row_has_is_refused(write, tokenizer):
     assert [prompt.answer for prompt in loaded.items] == [None, "4"]
 
 
+def test_sources_of_several_kinds_share_renamed_columns(write, tokenizer):
+    """As a pipeline's stages and the sources of an evaluation do; a slip in what a kind does read is still refused."""
+    columns = {"prompt": "ask", "completion": "reply", "chosen": "good", "rejected": "bad", "margin": "by"}
+    rows = {
+        load_demonstrations: {"ask": "q", "reply": "a"},
+        load_preferences: {"ask": "q", "good": "a", "bad": "b", "by": 1},
+        load_prompts: {"ask": "q"},
+    }
+    for load, row in rows.items():
+        settings = DataSettings(train=write("a.jsonl", [row]), columns=columns)
+        assert len(load(settings, tokenizer, 0).items) == 1
+        slips = {load_demonstrations: "context", load_preferences: "margin", load_prompts: "answer"}
+        settings.columns = columns | {slips[load]: "slip"}
+        with pytest.raises(DataError, match=rf"{slips[load]}: slip}} names a column that no row has"):
+            load(settings, tokenizer, 0)
+
+
 def test_nothing_left_says_why(write, tokenizer):
     source = write("a.jsonl", [{"prompt": "123456", "completion": "1"}])
     with pytest.raises(DataError, match=r"no demonstrations are left of 1 rows: 1 dropped \(prompt too long\)"):

@@ -17,6 +17,10 @@ from assent.data.fields import DataError, Fields, Message
 
 DEMONSTRATION, PREFERENCE, QUESTION = "demonstrations", "preferences", "prompts"
 
+_OF_PAIRS = frozenset({"chosen", "rejected", "pos_answers", "neg_answers", "margin"})
+ELSEWHERE = {DEMONSTRATION: _OF_PAIRS, QUESTION: _OF_PAIRS | {"completion", "response", "output"}}
+"""Columns that a kind of record is read from too, but that its own sources need not have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
@@ -244,8 +248,11 @@ def check_columns(columns: Mapping[str, str]) -> None:
             raise DataError(f"data.columns.{name} is no column of ours.{hint} Ours are {', '.join(known)}.")
 
 
-def check_found(columns: Mapping[str, str], renamed: set[str]) -> None:
-    """Refuse overrides that name a column no row had: what is optional would be missing from all, without a word."""
+def check_found(columns: Mapping[str, str], renamed: set[str], kind: str | None = None) -> None:
+    """Refuse overrides that name a column no row had: what is optional would be missing from all, without a word. Rows
+    of one `kind` may lack what is another's: a pipeline's stages and an evaluation's sources share their settings."""
+    serving = [entry.columns() for entry in dialects().values() if kind is None or kind in entry.gives]
+    read = frozenset().union(*serving) - ELSEWHERE.get(kind or "", frozenset())
     for ours, theirs in columns.items():
-        if ours not in renamed:
+        if ours in read and ours not in renamed:
             raise DataError(f"data.columns={{{ours}: {theirs}}} names a column that no row has: {theirs!r}.")

@@ -140,7 +140,7 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
         if not items:
             raise DataError(_nothing_left(stage.kind, tallies[-1]), source)
         validation += items
-    check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed})
+    check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed}, stage.kind)
     report = DataReport(
         kind=stage.kind,
         sources=tuple(tally.freeze() for tally in tallies),
