@@ -1,5 +1,8 @@
 """Every dialect, found by its columns and asked for by name; and no JSON value raises anything but `DataError`."""
 
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,6 +132,23 @@ def test_tools_of_a_chat_are_refused():
             read({"messages": [USER, ASSISTANT], "tools": tools}, where="f:1")
         assert read({"messages": [USER, ASSISTANT], "tools": []}, where="f:1").messages == (USER,)
     assert question({"prompt": "q", "tools": tools}, where="f:1").extra == {"tools": tools}
+
+
+@pytest.mark.parametrize(
+    "nothing", [None, [], {}, "", "[]", "null", math.nan, np.array([]), {"name": None, "arguments": ""}], ids=repr
+)
+def test_tools_and_calls_that_say_nothing_are_none(nothing):
+    """As tables hold them, and functions that read one with pandas give them: arrays, which have no truth value."""
+    row = {"messages": [USER, {**ASSISTANT, "tool_calls": nothing}], "tools": nothing}
+    assert demonstration(row, where="f:1").completion == "a"
+
+
+def test_tools_and_calls_in_arrays_are_refused():
+    several = np.array([{"name": "f"}, {"name": "g"}])
+    with pytest.raises(DataError, match="f:1: the chat has tools"):
+        demonstration({"messages": [USER, ASSISTANT], "tools": several}, where="f:1")
+    with pytest.raises(DataError, match=r"f:1: messages\[1\] has tool_calls"):
+        demonstration({"messages": [USER, {**ASSISTANT, "tool_calls": several}]}, where="f:1")
 
 
 def test_answers_alone_leave_no_prompt_to_guess():

@@ -115,7 +115,7 @@ class Fields:
         if not isinstance(role, str) or role not in ROLES:
             raise self.error(f"{name} has the role {shown(role)}; allowed are {', '.join(ROLES)}.")
         for key, remedy in UNREAD.items():
-            if turn.get(key):
+            if not blank(turn.get(key)):
                 raise self.error(f"{name} has {key}, which is not read; {remedy}.")
         if isinstance(content, list | tuple):
             content = self._joined_parts(content, name)
@@ -146,6 +146,18 @@ class Fields:
         if (isinstance(value, int) and abs(value) > 1e300) or not math.isfinite(value):
             raise self.error(f"{name!r} is {shown(value)}; it must be a finite number.")
         return float(value)
+
+
+def blank(value: Any) -> bool:
+    """Whether a further column or key says nothing: null, NaN (a table's null), an empty text or list, JSON of one, or
+    an object of nothing else."""
+    if isinstance(value, str):
+        return value.strip() in ("", "null", "[]", "{}")
+    if isinstance(value, Mapping):
+        return all(map(blank, value.values()))
+    if hasattr(value, "__len__"):  # NumPy's arrays too, which have no truth value
+        return len(value) == 0
+    return not value or value != value
 
 
 def shown(value: Any) -> str:

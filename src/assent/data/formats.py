@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from assent.data.fields import DataError, Fields, Message
+from assent.data.fields import DataError, Fields, Message, blank
 
 DEMONSTRATION, PREFERENCE, QUESTION = "demonstrations", "preferences", "prompts"
 
@@ -187,7 +187,7 @@ def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
         raise DataError(f"rows in the dialect {chosen.name!r} hold no {kind}. {_serving(kind)}", where)
     read = chosen.read(fields)
     taken = chosen.read_of(fields)
-    if read.messages and "tools" not in taken and fields.row.get("tools") not in (None, [], "", "[]"):
+    if read.messages and "tools" not in taken and not blank(fields.row.get("tools")):
         raise fields.error(
             "the chat has tools, which are not read: the chat template would show them. Write them into the system "
             "turn as text, or leave the column out."
