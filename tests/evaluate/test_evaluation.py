@@ -363,3 +363,18 @@ def test_rows_that_are_measured_on_are_not_called_training_data(task: Task, caps
     assert said.count("to measure on\n") == 1, "one report, though rows of both sources were cut"
     assert said.count("answers that lost their end") == 2
     assert "train" not in said
+
+
+def test_turns_of_chats_that_are_left_out_are_told_of(task: Task, tmp_path: Path, capsys: Any) -> None:
+    turns = [
+        ("user", "We saw it ."),
+        ("assistant", "The acting is dull ."),
+        ("user", "A film ." * 9),
+        ("assistant", "A"),
+    ]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}))
+    settings = everything(task, kinds=["perplexity"], reference=None, other=None, demonstrations=str(chats))
+    settings.data = DataSettings(every_turn=True, overlong="drop", chat_template="default", max_prompt_tokens=80)
+    assert evaluate(settings, reporter=Reporter()).figures["perplexity"].count == 1
+    assert "turns left out, prompt too long: 1" in capsys.readouterr().out

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from conftest import Task
 
 
-def row(tokens: list[int], prompt: int) -> Row:
-    return Row(tokens=tuple(tokens), trainable=tuple(place >= prompt for place in range(len(tokens))))
+def row(tokens: list[int], prompt: int, group: int = 0) -> Row:
+    return Row(tokens=tuple(tokens), trainable=tuple(place >= prompt for place in range(len(tokens))), group=group)
 
 
 def answer(text: str, value: float | None = None, *, tokens: int = 3, finish: Finish = Finish.EOS) -> Answer:
@@ -48,7 +48,7 @@ def test_a_uniform_model_is_as_perplexed_as_its_vocabulary_is_large(task: Task) 
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.zero_()
-    found = perplexity(policy, [row([5, 6, 7, 8], 1), row([9, 10, 11], 2)])
+    found = perplexity(policy, [row([5, 6, 7, 8], 1), row([9, 10, 11], 2, group=1)])
     assert found["perplexity"].value == pytest.approx(policy.model.vocab_size, rel=1e-5)
     # every token is equally surprising, so there is no spread
     assert found["perplexity"].high == pytest.approx(policy.model.vocab_size, rel=1e-4)
@@ -58,7 +58,7 @@ def test_perplexity_is_the_exponential_of_transformers_loss(task: Task) -> None:
     from transformers import AutoModelForCausalLM
 
     policy, theirs = task.policy(), AutoModelForCausalLM.from_pretrained(task.first).eval()
-    rows = [row([5, 60, 7, 8, 90], 2), row([9, 10, 11], 1), row([30, 31], 1)]
+    rows = [row([5, 60, 7, 8, 90], 2, group=4), row([9, 10, 11], 1, group=5), row([30, 31], 1, group=6)]
     total = count = 0.0
     for one in rows:
         labels = [token if trained else -100 for token, trained in zip(one.tokens, one.trainable, strict=True)]
@@ -69,6 +69,16 @@ def test_perplexity_is_the_exponential_of_transformers_loss(task: Task) -> None:
         found = perplexity(policy, rows, token_budget=budget)
         assert found["perplexity"].value == pytest.approx(math.exp(total / count), rel=1e-5)
         assert found["nll"].count == 3
+
+
+def test_the_turns_of_a_chat_are_one_observation(task: Task) -> None:
+    """Counted one by one, which depend on each other, they made the interval too narrow."""
+    policy = task.policy()
+    turns = [row([5, 60, 7], 2), row([5, 60, 7, 8, 90], 4), row([9, 10, 11], 1, group=3)]
+    whole = Row(tokens=(5, 60, 7, 8, 90), trainable=(False, False, True, False, True))
+    found, expected = (perplexity(policy, rows)["nll"] for rows in (turns, [whole, turns[-1]]))
+    assert (found.count, found.value) == (2, pytest.approx(expected.value, rel=1e-5))
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-3)
 
 
 def test_answers_depend_on_seed_and_place_alone(task: Task) -> None:

@@ -84,7 +84,7 @@ class Bench:
         )
         data = LOADERS[kind](settings, tokenizer, self.settings.seed)
         for source in data.report.sources:
-            whole = source.read == source.kept and not source.pairs_dropped
+            whole = source.read == source.kept and not source.pairs_dropped and not source.turns_dropped
             if not whole or source.truncated_prompts or source.truncated_completions:
                 self.reporter.say(data.report.table(measured=True))
                 break

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from assent.batch import Batch
 from assent.evaluate.policy import Advance, Policy, unheard
 from assent.evaluate.statistics import Interval, ratio_interval
@@ -15,12 +17,17 @@ from assent.types import Row
 def perplexity(
     policy: Policy, rows: Sequence[Row], *, token_budget: int = 16384, advance: Advance = unheard
 ) -> dict[str, Interval]:
-    """nll = -sum of log-probs / number of the answers' tokens (every token weighs alike); perplexity = exp(nll)."""
+    """nll = -sum of log-probs / number of the answers' tokens (every token weighs alike); perplexity = exp(nll). Rows
+    of one group, a chat's turns, are counted as one: they depend on each other."""
     batch = Batch.of(rows)
     logprobs = policy.logprobs(batch, token_budget=token_budget, advance=advance)
-    surprise = -row_sum(logprobs.double(), batch.row, len(batch))  # 0 on the prompts
-    tokens = [sum(row.trainable) for row in rows]
-    nll = ratio_interval(surprise.tolist(), [float(count) for count in tokens])
+    place = {group: i for i, group in enumerate(dict.fromkeys(row.group for row in rows))}
+    chat = torch.tensor([place[row.group] for row in rows])[batch.row]
+    surprise, tokens = (
+        row_sum(column.double(), chat, len(place)).tolist()
+        for column in (-logprobs, batch.trainable)  # both 0 on the prompts
+    )
+    nll = ratio_interval(surprise, tokens)
     return {"nll": nll, "perplexity": nll.map(_exp)}
 
 
