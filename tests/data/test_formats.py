@@ -231,6 +231,13 @@ def test_a_column_may_lie_within_another():
     assert question(row, where="f:1", columns={"answer": "prompt.b"}).answer is None
 
 
+def test_a_list_of_answers_is_not_taken_for_a_chat():
+    """As verl has them for some tasks: it was told that a text in it must be a turn."""
+    row = {"prompt": [USER], "reward_model": {"ground_truth": ["4", "four"]}}
+    with pytest.raises(DataError, match="f:1: 'answer' is a list of 2; it must be text"):
+        question(row, where="f:1", columns={"answer": "reward_model.ground_truth"})
+
+
 def test_a_row_without_a_renamed_column_says_so():
     with pytest.raises(DataError, match=r"f:1: .* has not what data.columns={completion: reply} names\.$"):
         demonstration({"prompt": "q", "completion": "a"}, where="f:1", columns={"completion": "reply"})

@@ -138,7 +138,7 @@ def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple
 
 def _answer(fields: Fields, name: str) -> str:
     """A text, or a chat of one assistant turn."""
-    if not fields.is_chat(name):
+    if not fields.is_chat(name) or all(isinstance(turn, str) for turn in fields.row[name]):
         return fields.text(name, empty=False)
     turns = fields.messages(name)
     if len(turns) != 1 or turns[0]["role"] != "assistant" or not turns[0]["content"].strip():
