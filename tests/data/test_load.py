@@ -59,6 +59,12 @@ def test_columns_that_nothing_reads_are_told_of(write, tokenizer):
     assert load_prompts(settings, tokenizer, 0).report.sources[0].unread == {}
 
 
+def test_a_column_whose_entries_are_read_is_not_called_unread(write, tokenizer):
+    settings = DataSettings(train=write("a.jsonl", [{"prompt": "q", "data": {"reply": "a"}, "label": 1}]))
+    settings.columns = {"completion": "data.reply"}
+    assert load_demonstrations(settings, tokenizer, 0).report.sources[0].unread == {"label": 1}
+
+
 def test_the_budget_of_bad_rows_is_kept(write, tokenizer):
     source = write("a.jsonl", "x\n" + json.dumps(rows_of(1)[0]) + "\ny\n")
     with pytest.raises(DataError, match=r"a\.jsonl:1: it is not valid JSON.*Set data\.bad_rows=N"):

@@ -163,6 +163,7 @@ def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Da
 def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT]) -> list[RecordT]:
     """Read the source of a tally."""
     split = settings.split if tally.role == "train" else settings.validation_split
+    entered = {theirs.partition(".")[0] for theirs in settings.columns.values()}
     records: list[RecordT] = []
     for where, row in scan_rows(tally.source, split=split):
         if settings.limit is not None and len(records) == settings.limit:
@@ -181,7 +182,7 @@ def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT])
         else:
             tally.dialects[dialect] += 1
             if stage.kind != QUESTION:
-                tally.unread.update(read.extra.keys())
+                tally.unread.update(name for name in read.extra if name not in entered)
     return records
 
 
