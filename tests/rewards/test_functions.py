@@ -48,7 +48,19 @@ def test_the_whole_prompt_by_annotation() -> None:
     def by_string(question: "Prompt", reply: str) -> float:
         return len(question.tokens) + len(reply)
 
+    def beside_an_answer(item: Prompt, answer: str) -> float:
+        return len(item.tokens) + len(answer)
+
+    def alone(item: Prompt, *, finished: bool) -> float:
+        return len(item.tokens) + finished
+
+    def behind(reply: str, item: Prompt) -> float:
+        return 0.0
+
     assert values(by_name, "abc") == values(by_string, "abc") == [5]
+    assert values(beside_an_answer, "abc") == values(alone, "abc") == [3]
+    with pytest.raises(ValueError, match="asks for 'reply', which is neither"):  # it would have had the prompt's text
+        FunctionReward(behind)
 
 
 def test_everything_else_by_name_and_options() -> None:

@@ -2,7 +2,7 @@
 
     def reward(prompt, completion): ...                          two texts, by name or as the first two parameters,
                                                                  whatever those are called, but for FOREIGN names
-    def reward(prompt: Prompt, completion): ...                  the Prompt itself, by its annotation
+    def reward(question: Prompt, answer): ...                    the Prompt itself, by its annotation
     async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
 
 It returns a number or bool; a dict with the key "reward", whose other numbers become parts; or None: not scorable.
@@ -305,7 +305,9 @@ def _placed(parameters: Sequence[inspect.Parameter], options: Mapping[str, Any])
     """Whether the first two parameters are a prompt and a completion by their place, where their names do not say so.
     They are not where there is one alone, or either is an option, of FOREIGN, or means something else to us."""
     first_two = parameters[:2]
-    return len(first_two) == 2 and all(
+    if len(first_two) < 2 or _wants_whole(first_two[1]):
+        return False
+    return all(
         parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.name not in FOREIGN
@@ -323,15 +325,18 @@ def _meant(name: str) -> str:
 
 def _getter(parameter: inspect.Parameter, index: int | None) -> Getter | None:
     meaning = parameter.name
+    if _wants_whole(parameter) and (meaning not in ARGUMENTS or meaning in OF_PROMPT):
+        return lambda prompt, completion: prompt
     if meaning not in ARGUMENTS:
         if index is None or index >= 2:
             return None
         meaning = ("prompt", "completion")[index]
-    # the annotation is a string in files with `from __future__ import annotations`
-    wants_whole = getattr(parameter.annotation, "__name__", str(parameter.annotation)).rpartition(".")[2] == "Prompt"
-    if wants_whole and meaning.startswith("prompt"):
-        return lambda prompt, completion: prompt
     return ARGUMENTS[meaning]
+
+
+def _wants_whole(parameter: inspect.Parameter) -> bool:
+    """Whether it is annotated as a Prompt, in a string under `from __future__ import annotations`."""
+    return getattr(parameter.annotation, "__name__", str(parameter.annotation)).rpartition(".")[2] == "Prompt"
 
 
 def _nearest(name: str, known: list[str]) -> str:
