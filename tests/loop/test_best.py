@@ -23,11 +23,14 @@ def after(best: Best, values: list[float | None], *, begin: int = 1) -> list[Any
     told = []
     for step, value in enumerate(values, start=begin):
         stats = {"loss": 0.0} if value is None else {"validation/loss": value, "validation/accuracy": value}
-        progress = Progress(step=step, epoch_step=step)
-        moment = Moment(progress=progress, delivery=Delivery(batch=None, epoch=1), batch=None, stats=stats, last=False)
-        told.append(asyncio.run(best(moment)).get("best/step"))
-        assert best.now(progress) == (told[-1] == step)
+        told.append(asyncio.run(best(now := moment(step, stats))).get("best/step"))
+        assert best.now(now.progress) == (told[-1] == step)
     return told
+
+
+def moment(step: int, stats: dict[str, float]) -> Moment:
+    progress = Progress(step=step, epoch_step=step)
+    return Moment(progress=progress, delivery=Delivery(batch=None, epoch=1), batch=None, stats=stats, last=False)
 
 
 def test_of_losses_the_lowest_is_the_best_and_of_others_the_highest() -> None:
@@ -80,6 +83,16 @@ def test_a_figure_that_evaluations_do_not_have_is_named_with_those_that_they_hav
         ValueError, match=r"evaluate\.best=los: an evaluation has no such figure; it has accuracy, loss"
     ):
         after(Best("los", None), [1.0])
+
+
+def test_an_evaluation_whose_rewards_all_failed_counts_for_nothing() -> None:
+    best = Best("reward/gold", 2)
+    failed: dict[str, float] = {"validation/reward/failed": 1.0}
+    seen = [failed, {"validation/reward/gold": 1.0, "validation/reward/failed": 0.0}, failed, failed]
+    seen += [{"validation/reward/failed": 0.0}]  # gold's weight is 0: it is shown alone
+    told = [asyncio.run(best(moment(step, stats))) for step, stats in enumerate(seen, start=1)]
+    assert told == [{}, *[{"best/step": 2.0}] * 4]
+    assert (best.step, best.stood, best.exhausted) == (2, 0, False)
 
 
 # --- whole runs

@@ -13,7 +13,7 @@ class Best:
     """A hook behind the evaluation; what it knows is saved with every checkpoint.
 
     Of figures called a loss, `loss` or `.../loss`, the lowest is the best, of all others the highest. A value that is
-    not a finite number is never better.
+    not a finite number is never better. An evaluation whose rewards failed has none, and counts for nothing.
     """
 
     def __init__(self, figure: str | None, patience: int | None):
@@ -31,6 +31,8 @@ class Best:
         if self.figure is None or not names:
             return {}
         value = moment.stats.get(f"validation/{self.figure}")
+        if value is None and (self.step is not None or moment.stats.get("validation/reward/failed") == 1.0):
+            return self._figures()
         if value is None:
             there = ", ".join(sorted(name.removeprefix("validation/") for name in names))
             raise ValueError(f"evaluate.best={self.figure}: an evaluation has no such figure; it has {there}")
@@ -39,6 +41,9 @@ class Best:
             self.step, self.checkpoint = moment.progress.step, moment.progress.name
         else:
             self.stood += 1
+        return self._figures()
+
+    def _figures(self) -> Stats:
         return {} if self.step is None else {"best/step": float(self.step)}
 
     def _better(self, value: float) -> bool:
