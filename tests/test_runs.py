@@ -26,6 +26,7 @@ from assent.models.settings import ModelSettings
 from assent.monitor.settings import LogSettings
 from assent.rewards.settings import RewardSettings
 from assent.rollout.settings import RolloutSettings
+from assent.runtime.worker import WorkerLost
 from assent.types import Stats
 
 QUIET = LogSettings(quiet=True, samples_every=1)
@@ -104,6 +105,24 @@ def test_a_run_that_failed_holds_no_file(make_recipe: Any, tmp_path: Path) -> No
     held = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
     assert [path for path in held if path.is_relative_to(tmp_path.resolve())] == []
     del kept
+
+
+def test_a_reward_that_is_edited_during_a_run_stays_what_it_was_where_a_rank_is_lost(
+    make_recipe: Any, tmp_path: Path
+) -> None:
+    """The second half of the run would have had another reward than the first, or ended with a half-written file."""
+    file = tmp_path / "edited_reward.py"
+    file.write_text("def reward(prompt, completion): return 1.0\n")
+    lost = [WorkerLost("training rank 0", "its process ended")]
+
+    async def loses(moment: Moment) -> None:
+        if moment.progress.step == 2 and lost:
+            file.write_text("def reward(prompt, completion): return 2.0\n")
+            raise lost.pop()
+
+    rewards = [{"kind": "function", "function": f"{file}:reward"}]
+    done = run(load_settings(make_recipe("rloo", tmp_path, rewards=rewards, save={"steps": 1})), hooks=[loses])
+    assert [record["reward/mean"] for record in done.metrics] == [1.0] * 4
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)

@@ -137,6 +137,9 @@ class Job:
         self.files = ExitStack()
         self.restored = False
         """Went on from `resume`: there are no later checkpoints than those of this sitting."""
+        elsewhere = ("judge", "http")
+        self.functions = [None if one.kind in elsewhere else function_reward(one) for one in settings.rewards]
+        """Taken once: a file that was edited meanwhile is not run again where a rank is lost."""
         self.objective: Objective = settings.objective
         self.intake = Intake(settings, self.objective, reporter.say)
         self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
@@ -161,15 +164,14 @@ class Job:
     def reward(self, crew: Crew) -> Reward:
         """The run's reward: the weighted sum of the listed ones (of one, itself, as a part under its name)."""
         parts: list[tuple[Reward, float, str]] = []
-        for settings in self.settings.rewards:
-            if settings.kind == "judge":
+        for settings, function in zip(self.settings.rewards, self.functions, strict=True):
+            if function is not None:
+                parts.append((function, settings.weight, function.name))
+            elif settings.kind == "judge":
                 parts.append((self.judge(settings, crew), settings.weight, settings.name or "judge"))
-            elif settings.kind == "http":
+            else:
                 remote = HttpReward(settings, vocabulary=vocabulary_digest(self.tokenizer.get_vocab()))
                 parts.append((remote, settings.weight, remote.name))
-            else:
-                reward = function_reward(settings)
-                parts.append((reward, settings.weight, reward.name))
         return WeightedReward(parts)
 
     def judge(self, settings: RewardSettings, crew: Crew) -> Reward:
