@@ -279,7 +279,7 @@ class Job:
                 await source.close()
         if stop and not ended(progress):
             raise Stopped(stop[0], progress.step)
-        for line in best.told():
+        for line in best.told(early=progress.step < self.last_step):
             self.reporter.say(line)
         return progress
 

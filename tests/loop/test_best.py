@@ -60,9 +60,10 @@ def test_patience_counts_evaluations_in_a_row_without_a_better_one() -> None:
         ended.append(best.exhausted)
         assert not endless.exhausted
     assert ended == [False] * 6 + [True]
-    assert best.told() == ["ended early: no better in 2 evaluations", "best: validation/loss 2.0000 at step 3"]
-    assert endless.told() == best.told()[1:]
-    assert Best("loss", 2).told() == []
+    why = "ended early: no better in 2 evaluations"
+    assert best.told(early=True) == [why, "best: validation/loss 2.0000 at step 3"]
+    assert best.told(early=False) == endless.told(early=True) == best.told(early=True)[1:]
+    assert Best("loss", 2).told(early=True) == []
 
 
 def test_it_goes_on_from_its_state_unless_that_is_of_another_figure() -> None:
@@ -122,6 +123,16 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_its_model(mak
     again = run(load_settings(make_recipe("sft", tmp_path, **GETS_WORSE, resume="latest")))
     assert len(again.metrics) == best + 2
     assert "nothing is left to do" in (done.folder / "log.txt").read_text()
+
+
+def test_patience_that_runs_out_at_the_last_step_ends_nothing_early(make_recipe: Any, tmp_path: Path) -> None:
+    same = GETS_WORSE | {"optimizer": {"learning_rate": 1e-30}, "train": {"steps": 3}}  # moves nothing
+    done = run(load_settings(make_recipe("sft", tmp_path, **same)))
+    log = (done.folder / "log.txt").read_text()
+    assert "step 3/3" in log
+    assert "ended early" not in log
+    assert log.count("best: validation/loss") == 1
+    assert "at step 1" in log
 
 
 def test_a_run_that_was_stopped_remembers_its_best(make_recipe: Any, tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ class Best:
         """Whether no step before this one was as good."""
         return self.step == progress.step
 
-    def told(self) -> list[str]:
-        """Lines for people, at the end of a run."""
-        ended = [f"ended early: no better in {self.stood} evaluations"] if self.exhausted else []
+    def told(self, *, early: bool) -> list[str]:
+        """Lines for people, at the end of a run. `early`: it would have had further steps."""
+        ended = [f"ended early: no better in {self.stood} evaluations"] if early and self.exhausted else []
         best = [] if self.step is None else [f"best: validation/{self.figure} {self.value:.4f} at step {self.step}"]
         return ended + best
 
