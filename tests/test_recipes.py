@@ -94,6 +94,10 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
         ),
         ({"train": {"max_prompt_tokens": 1}}, "train.max_prompt_tokens; did you mean data.max_prompt_tokens?"),
         ({"train": {"clip_high": 1}}, "no setting train.clip_high; did you mean algorithm.clip_high?"),
+        (
+            {"algorithm": {"clip": 1}},
+            "algorithm.clip_low or algorithm.clip_high or algorithm.dual_clip or algorithm.value_clip or shaping.clip?",
+        ),
         ({"optimizer": {"learning_rat": 1}}, "no setting optimizer.learning_rat; did you mean learning_rate?"),
         ({"critic": {"optimizer": {"esp": 1}}}, "no setting critic.optimizer.esp; did you mean eps?"),
         ({"algorithm": {"clip_lo": 1}}, "no setting algorithm.clip_lo; did you mean clip_low?"),

@@ -259,7 +259,8 @@ def _to_object(config: Any) -> Settings:
 def check_keys(
     given: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
 ) -> None:
-    """Raise SettingsError for a key that the tree lacks, with where it has one of that name, else the nearest one."""
+    """Raise SettingsError for a key that the tree lacks, with where it has one of that name, and those beside it whose
+    names hold it, else the nearest one."""
     root = root or template
     if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
         return
@@ -269,7 +270,9 @@ def check_keys(
         path = f"{prefix}{key}"
         if key not in known:
             elsewhere = [one for one in _paths(root, algorithm) if one.rpartition(".")[2] == key]
-            near = f"; did you mean {' or '.join(elsewhere)}?" if 0 < len(elsewhere) < 4 else nearest(str(key), known)
+            here = [f"{prefix}{one}" for one in known if key in one.split("_")]
+            few = 0 < len(elsewhere) < 4
+            near = f"; did you mean {' or '.join(here + elsewhere)}?" if few else nearest(str(key), known)
             raise SettingsError(f"there is no setting {path}{near}")
         inner = algorithm if path == "algorithm" and algorithm is not None else known[key]
         for kind in (inner, *typing.get_args(inner)):  # itself, in a list, or where null is allowed too
