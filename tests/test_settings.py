@@ -113,6 +113,16 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["evaluate.best=accuracy"], "evaluate.best=accuracy is not what sft is evaluated by: loss"),
         ("dpo", ["evaluate.best=acc"], "evaluate.best=acc is not what dpo is evaluated by: loss, accuracy, margin"),
         ("grpo", ["evaluate.best=loss"], "evaluate.best=loss: grpo is evaluated by rewards: reward/mean or"),
+        (
+            "grpo",
+            ["evaluate.best=reward/lenght"],
+            "best=reward/lenght is of no reward: there are reward/mean, reward/len",
+        ),
+        (
+            "grpo",
+            ["evaluate.best=reward/lengths"],
+            "evaluate.best=reward/lengths is of no reward: there are reward/mean",
+        ),
         ("grpo", ["evaluate.best=reward/mean", "rollout.replay=x"], "reward/mean: a replay evaluates nothing"),
         ("sft", ["runtime=ray", "runtime.heartbeat_timeout=0"], "runtime.heartbeat_timeout=0.0 must be above 0"),
     ],
@@ -200,7 +210,8 @@ def test_settings_that_are_fine_together() -> None:
     load_settings(VALID, ["reference.path=a", "reference.offload=true", "model.lora.rank=4"], method="ppo")
     held_out = ["data.validation_percent=5", "evaluate.epochs=1", "evaluate.patience=1"]
     load_settings(given, [*held_out, "evaluate.best=accuracy"], method="dpo")
-    load_settings(VALID, [*held_out, "evaluate.best=reward/gold"], method="grpo")
+    for figure in ("mean", "length", "length/part"):  # what parts a function has shows when it is called
+        load_settings(VALID, [*held_out, f"evaluate.best=reward/{figure}"], method="grpo")
     load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
     load_settings(VALID, ["train.steps=1", "train.epochs=0"], method="grpo")  # which steps make no matter
     load_settings(VALID, ["rollout.workers=2", "rollout.workers_max=2", "runtime=ray"], method="grpo")

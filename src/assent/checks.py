@@ -187,7 +187,18 @@ def _about_rewards(s: Settings) -> list[str]:
     for name in sorted({*names} & FIGURES):
         problems.append(f"a reward called {name!r} would take the place of the figure reward/{name}: give it a name")
     twice = sorted({name for name in names if names.count(name) > 1})
-    return problems + [f"two rewards are called {name!r}: give each a name of its own" for name in twice]
+    problems += [f"two rewards are called {name!r}: give each a name of its own" for name in twice]
+    return problems or _about_best_part(s, names)
+
+
+def _about_best_part(s: Settings, names: list[str]) -> list[str]:
+    """A figure of a reward that there is not. Which parts of its own a reward has shows when it is asked."""
+    whole, _, part = (best := s.evaluate.best or "").partition("/")
+    own = any(part == name or part.startswith(f"{name}/") for name in names)
+    if whole != "reward" or own or part in FIGURES or not s.samples:
+        return []
+    there = ", ".join(f"reward/{name}" for name in ["mean", *names])
+    return [f"evaluate.best={best} is of no reward: there are {there}"]
 
 
 def _about_numbers(s: Settings) -> list[str]:
