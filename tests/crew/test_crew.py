@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import pytest
 
 from assent.crew.ray import RayCrew
 from assent.loop.checkpoint import Store
+from assent.rewards.settings import RewardSettings
 from assent.runtime.local import LocalGang
-from assent.runtime.worker import WorkerLost
+from assent.runtime.worker import Failures, WorkerLost
+from assent.settings import Settings
 
 
 class Rank:
@@ -112,3 +115,26 @@ def test_a_rank_that_is_lost_while_nobody_asks_it_ends_what_the_run_does() -> No
         assert len(ended) == 3, "it was cancelled and has ended"
 
     asyncio.run(steps())
+
+
+def test_judges_begin_to_start_before_they_are_asked_anything() -> None:
+    crew, reward = object.__new__(RayCrew), RewardSettings(kind="judge", path="judge", workers=2)
+    crew.settings, crew.share, crew._judges, crew._patience = Settings(rewards=[reward]), {}, {}, 1.0
+    crew.failures, crew.say = Failures(0), print
+    begun: list[int] = []
+
+    async def start(which: int, path: str, bundle: Mapping[str, float], number: int) -> Any:
+        begun.append(number)
+        await asyncio.Event().wait()
+
+    crew._judge = start  # type: ignore[method-assign]
+
+    async def first_answers() -> None:
+        judges = crew.judges(reward)
+        assert crew.judges(reward) is judges  # as where ranks are formed again
+        for _ in range(5):
+            await asyncio.sleep(0)
+        judges.close()
+
+    asyncio.run(first_answers())
+    assert begun == [0, 1]
