@@ -115,6 +115,20 @@ def test_what_is_registered_again_is_of_one_place() -> None:
     assert not registered_again(one, other)
 
 
+def test_a_class_of_another_name_takes_the_place_of_one_that_an_edited_file_has_no_more(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("class First: ...\nclass Other: ...\ndef made():\n    class Within: ...\n    return Within\n")
+    before = load_file(str(file))
+    first, within = before.First, before.made()
+    assert not registered_again(before.Other, first)  # both are there
+    assert not registered_again(before.Other, within)
+    file.write_text("class Other: ...\n")
+    other = load_file(str(file)).Other
+    assert registered_again(other, first)
+    assert not registered_again(other, within)  # nobody can say whether that is gone
+    assert not registered_again(first, other)
+
+
 def test_what_another_process_knows_of_what_was_registered() -> None:
     """What is ours, and what it finds in the same files; of a script or notebook nothing."""
     ours, theirs, script = Prompt, SimpleNamespace(__module__="assents.reward"), SimpleNamespace(__module__="__main__")

@@ -114,9 +114,14 @@ def load_plugins(paths: Sequence[str]) -> None:
 
 
 def registered_again(thing: object, before: object) -> bool:
-    """Whether both are of one place in one module, as after a notebook's cell was run again: then the newer one
-    takes the other's name. Of two places neither does."""
-    return thing is before or (_place(thing) == _place(before) and None not in _place(thing))
+    """Whether both are of one place in one module, as after a notebook's cell was run again, or the older one is of a
+    file that was run again and has it no more: then the newer one takes the other's name. Of two places neither
+    does."""
+    (module, name), (older, called) = _place(thing), _place(before)
+    if thing is before or module is None or name is None or called is None or module != older:
+        return thing is before
+    gone = module in _SOURCES and called.isidentifier() and not hasattr(sys.modules.get(module), called)
+    return name == called or gone
 
 
 def _place(thing: object) -> tuple[str | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ def test_what_is_not_finite_is_never_better() -> None:
     assert not best.exhausted
     assert after(best, [-math.inf], begin=2) == [None]
     assert best.exhausted
-    assert best.state() is None
+    again = Best("loss", 2)
+    again.restore(json.loads(json.dumps(best.state(), allow_nan=False)))
+    assert again.exhausted
     assert after(best, [5.0, math.nan], begin=3) == [3, 3]
     assert (best.value, best.stood, best.checkpoint) == (5.0, 1, "epoch1epochstep3globalstep3")
 
@@ -73,8 +76,10 @@ def test_it_goes_on_from_its_state_unless_that_is_of_another_figure() -> None:
     for one in (same, other):
         one.restore(before.state())
     assert same.state() == before.state()
-    assert other.state() is None
-    same.restore(Best("loss", 2).state())  # of a checkpoint before the first evaluation
+    assert other.state() == Best("accuracy", 2).state()
+    assert Best(None, None).state() is None
+    other.restore(Best("accuracy", 2).state())  # of a checkpoint before the first evaluation
+    assert after(other, [5.0], begin=3) == [3]
     assert after(same, [5.0], begin=3) == [1]
     assert same.exhausted
 

@@ -69,14 +69,15 @@ class Best:
         return ended + best
 
     def state(self) -> dict[str, Any] | None:
-        """As JSON, None before the first value."""
-        if self.step is None:
+        """As JSON; None where nothing is compared."""
+        if self.figure is None:
             return None
-        names = ("figure", "step", "checkpoint", "value", "stood")
-        return {name: getattr(self, name) for name in names}
+        value = None if self.step is None else self.value
+        kept = {"figure": self.figure, "step": self.step, "checkpoint": self.checkpoint, "value": value}
+        return kept | {"stood": self.stood}
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Go on from there, unless that was another figure."""
         if state is not None and state["figure"] == self.figure:
-            for name, value in state.items():
-                setattr(self, name, value)
+            self.step, self.checkpoint, self.stood = state["step"], state["checkpoint"], state["stood"]
+            self.value = math.nan if state["value"] is None else state["value"]

@@ -189,7 +189,7 @@ def best_checkpoint(state: Path) -> str | None:
     evaluations were not compared (`evaluate.best`)."""
     values = state / "values.json"
     best = read_json(values).get("best") if values.exists() else None
-    return None if best is None else str(best["checkpoint"])
+    return None if best is None else best["checkpoint"]
 
 
 def _config(folder: Path) -> dict[str, Any]:
