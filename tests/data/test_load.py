@@ -50,7 +50,7 @@ def test_the_report_counts_what_became_of_every_row(write, tokenizer):
 
 def test_columns_that_nothing_reads_are_told_of(write, tokenizer):
     """KTO's label would otherwise be left out without a word; prompts keep all of theirs for rewards."""
-    further = dict.fromkeys(("id", "a", "b", "c", "d"), 1) | {"none": None, "\ud800": 1}
+    further = dict.fromkeys(("id", "a", "b", "c", "d"), 1) | {"none": None, "\ud800": 1, "tools": [], "context": ""}
     rows = [{"prompt": "q", "completion": "a", "label": False}, {"prompt": "r", "completion": "a", **further}]
     settings = DataSettings(train=write("a.jsonl", "\n".join(map(json.dumps, rows))))
     report = load_demonstrations(settings, tokenizer, 0).report

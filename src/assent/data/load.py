@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from assent.data.cursor import Cursor, permutation
-from assent.data.fields import DataError
+from assent.data.fields import DataError, blank
 from assent.data.formats import (
     DEMONSTRATION,
     PREFERENCE,
@@ -182,7 +182,8 @@ def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT])
         else:
             tally.dialects[dialect] += 1
             if stage.kind != QUESTION:
-                tally.unread.update(name for name in read.extra if name not in entered)
+                said = (name for name, value in read.extra.items() if not hasattr(value, "__len__") or not blank(value))
+                tally.unread.update(name for name in said if name not in entered)
     return records
 
 
