@@ -158,16 +158,17 @@ def test_one_failure_leaves_the_others_alone() -> None:
         assert found[1].reason == "ZeroDivisionError: division by zero"
 
 
+def stubborn(completion: str) -> float:
+    """Takes so many seconds, whatever is raised meanwhile."""
+    until = time.monotonic() + float(completion)
+    while time.monotonic() < until:
+        with contextlib.suppress(Exception):
+            time.sleep(0.01)
+    return 1.0
+
+
 def test_deadline_of_functions_that_run_inline() -> None:
     """Whatever the function catches; and the timer is gone when it has answered."""
-
-    def stubborn(completion: str) -> float:
-        until = time.monotonic() + float(completion)
-        while time.monotonic() < until:
-            with contextlib.suppress(Exception):
-                time.sleep(0.01)
-        return 1.0
-
     before = signal.getsignal(signal.SIGALRM)
     fast, slow, last = scores(stubborn, "0", "5", "0", deadline=0.1)
     assert (fast.value, last.value) == (1.0, 1.0)
@@ -179,13 +180,6 @@ def test_deadline_of_functions_that_run_inline() -> None:
 def test_deadline_of_inline_functions_outside_the_main_thread() -> None:
     """A notebook's runs are in one: a reward that hung held up the run for ever, and the cell with it."""
     found: list[Score] = []
-
-    def stubborn(completion: str) -> float:
-        until = time.monotonic() + float(completion)
-        while time.monotonic() < until:
-            with contextlib.suppress(Exception):
-                time.sleep(0.01)
-        return 1.0
 
     thread = threading.Thread(target=lambda: found.extend(scores(stubborn, "0", "5", "0", deadline=0.1)))
     before = threading.active_count()

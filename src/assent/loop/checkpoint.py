@@ -125,16 +125,19 @@ class Store:
 
     def model(self, role: str, name: str | None = None) -> Path:
         """Folder of a role's model, of the best checkpoint (`evaluate.best`) or else the newest unless named."""
-        return self.folder / role / (name or self._best() or self.latest()[0])
+        return self.folder / role / (name or self._best_or_newest())
 
-    def _best(self) -> str | None:
-        """The best whole checkpoint, if the newest tells of one."""
-        best = best_checkpoint(self.folder / STATE / self.latest()[0])
-        with contextlib.suppress(CheckpointError):
-            if best is not None:
-                self.verify(best)
-                return best
-        return None
+    def _best_or_newest(self) -> str:
+        """The best checkpoint that the newest whole one tells of, if that is whole too."""
+        newest = self.latest()[0]
+        best = best_checkpoint(self.folder / STATE / newest)
+        if best is None or best == newest:
+            return newest
+        try:
+            self.verify(best)
+        except CheckpointError:
+            return newest
+        return best
 
     def prune(self, keep: int, *, spare: str | None = None) -> None:
         """Remove all but the newest `keep` checkpoints, and the one to `spare`; 0 keeps all."""
