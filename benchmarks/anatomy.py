@@ -20,8 +20,8 @@ KINDS: dict[str, tuple[str, ...]] = {
         "onednn",
         "mkldnn",
     ),
-    "decoding steps": ("assent::step",),
-    "attention": ("scaled_dot_product", "flash_attention", "assent::attend", "assent::decode", "assent::write"),
+    "decoding steps": ("plaudit::step",),
+    "attention": ("scaled_dot_product", "flash_attention", "plaudit::attend", "plaudit::decode", "plaudit::write"),
     "optimizer": ("adam", "_foreach_", "_fused_", "Optimizer.step", "clip_grad", "linalg_vector_norm"),
     "sampling": ("cumsum", "multinomial", "exponential_", "topk", "sort", "searchsorted", "argmax", "isin"),
     "softmax and log-probs": ("softmax", "logsumexp", "nll_loss", "log_sigmoid", "gather", "scatter"),
@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "copies and indexing": (
         *("copy_", "index", "aten::cat", "embedding", "aten::fill_", "aten::zero_", "contiguous", "aten::stack"),
-        "assent::pack",
+        "plaudit::pack",
         *("empty", "resize", "clone", "_to_copy", "item", "local_scalar", "narrow", "split", "select", "slice"),
     ),
 }

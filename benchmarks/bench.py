@@ -1,4 +1,4 @@
-"""Assent beside the systems that people use, and beside what the machine can do: one run, one table.
+"""Plaudit beside the systems that people use, and beside what the machine can do: one run, one table.
 
     options -> rows of lines.py -> workload (once) -> for each row: a contest (measure.py) -> table, result.json
 

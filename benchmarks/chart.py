@@ -33,7 +33,7 @@ def draw(result: dict[str, Any], path: Path) -> Path:
         shares = [100 * (bar[side] or 0.0) for bar in bars]
         right.barh([place + offset for place in places], shares, color=colour, height=0.36, label=side)
     right.set_title("share of the floor, %", fontsize=10, loc="left")
-    right.legend(["Assent", "peer"], fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    right.legend(["Plaudit", "peer"], fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     for axes in (left, right):
         axes.tick_params(axis="x", labelsize=8)
         axes.tick_params(axis="y", length=0)

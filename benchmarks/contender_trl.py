@@ -3,7 +3,7 @@
 Settings are TRL's best on a CPU: no gradient checkpointing (its default has it), fused AdamW, no workers, no saving,
 figures logged once a segment; float32 throughout (its default is bf16), or its bf16 (autocast over float32 weights).
 Packing stays off: without flash attention it builds a full mask over long rows. The peers' environments hold no
-Assent; this file imports `gate` and `task` alone.
+Plaudit; this file imports `gate` and `task` alone.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def main() -> None:
         callbacks=[Steps(gate, asked.taken)],
     )
     trainer.train()
-    # No reward to compare: TRL's judge reads an unfinished answer as it stands, Assent's with an end token behind it.
+    # No reward to compare: TRL's judge reads an unfinished answer as it stands, Plaudit's with an end token behind it.
     gate.finish(figures={}, versions=versions())
 
 

@@ -1,6 +1,6 @@
 """vLLM's CPU build as a contender: `contender_vllm.py TASK`, in-process and eager: its fastest for small models.
 
-A log-prob of each sampled token is asked for, as everything that learns from the samples needs it and Assent's engine
+A log-prob of each sampled token is asked for, as everything that learns from the samples needs it and Plaudit's engine
 always gives it. Without prefix caching every prompt would be computed for each of its samples; with it, prompts of an
 earlier segment would cost nothing: it is on where prompts have several samples, and emptied between segments.
 """

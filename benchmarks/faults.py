@@ -21,19 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.token import prepare
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.token import prepare
 
 prepare(RuntimeSettings(kind="ray"))  # before ray is imported, which reads its environment then
 HEALTH = {"period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
 """As docs/distributed.md has it for several nodes: one that is gone is given up in six seconds."""
 for key, value in HEALTH.items():
     os.environ.setdefault(f"RAY_health_check_{key}", value)
-from assent import load_settings, run  # noqa: E402
-from assent.crew.ray import RayCrew  # noqa: E402
-from assent.loop.progress import Moment  # noqa: E402
-from assent.runtime.ray_worker import RayWorker  # noqa: E402
-from assent.types import Stats  # noqa: E402
+from plaudit import load_settings, run  # noqa: E402
+from plaudit.crew.ray import RayCrew  # noqa: E402
+from plaudit.loop.progress import Moment  # noqa: E402
+from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
+from plaudit.types import Stats  # noqa: E402
 
 if TYPE_CHECKING:  # workers import this file by its path, and find no other
     from partition import Island

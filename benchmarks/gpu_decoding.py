@@ -21,7 +21,7 @@ class Silent:
 
 def asked(extent: Extent, sequences: int) -> tuple[list[list[int]], list[Any]]:
     """Prompts, and a plan of samples for each: so many sequences in all."""
-    from assent.types import Sampling
+    from plaudit.types import Sampling
 
     source = torch.Generator().manual_seed(1)
     shape = (sequences // extent.samples, extent.prompt)
@@ -30,8 +30,8 @@ def asked(extent: Extent, sequences: int) -> tuple[list[list[int]], list[Any]]:
 
 
 def engine(extent: Extent, slots: int, *, graphs: bool, dtype: torch.dtype | None = None) -> Any:
-    from assent.models.graphs import CudaGraphs
-    from assent.rollout.native import NativeEngine
+    from plaudit.models.graphs import CudaGraphs
+    from plaudit.rollout.native import NativeEngine
 
     recorder = CudaGraphs if graphs else None
     return NativeEngine(model(extent, dtype), Silent(), slots=slots, ends=(), recorder=recorder)
@@ -54,7 +54,7 @@ def decoding(extent: Extent, best: Peak) -> list[Figure]:
 
 def natively(extent: Extent, slots: int, *, graphs: bool) -> tuple[float, str]:
     """Seconds of the faster of two calls, and what is to be said of the first."""
-    from assent.rollout.engine import generate_all
+    from plaudit.rollout.engine import generate_all
 
     one, (prompts, plan) = engine(extent, slots, graphs=graphs), asked(extent, slots)
 
@@ -117,10 +117,10 @@ def agreement(extent: Extent, best: Peak) -> list[Figure]:
 
 def disagreement(extent: Extent, dtype: torch.dtype, *, graphs: bool) -> Tensor:
     """Learner minus sampler, one number a sampled token."""
-    from assent.batch import Batch
-    from assent.learn.scorer import Scorer
-    from assent.rollout.engine import generate_all
-    from assent.types import Role, Row
+    from plaudit.batch import Batch
+    from plaudit.learn.scorer import Scorer
+    from plaudit.rollout.engine import generate_all
+    from plaudit.types import Role, Row
 
     slots = min(extent.slots)
     prompts, plan = asked(extent, slots)

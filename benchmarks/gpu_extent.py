@@ -110,7 +110,7 @@ def parameter_bytes(module: torch.nn.Module) -> int:
 @cache
 def model_of(device: str, dtype: torch.dtype, **config: Any) -> Any:
     """Random weights, made once: drawn by the host, the same for every device."""
-    from assent.models.load import fresh_model
+    from plaudit.models.load import fresh_model
 
     return fresh_model(config, seed=0, dtype=dtype, device=device)
 

@@ -34,10 +34,10 @@ def grpo(extent: Extent, best: Peak) -> list[Figure]:
 
 def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], list[float]]:
     """Figures of each step, and the memory that was held at most."""
-    from assent import load_settings, run
-    from assent.loop.progress import Moment
-    from assent.pipeline import merged
-    from assent.types import Stats
+    from plaudit import load_settings, run
+    from plaudit.loop.progress import Moment
+    from plaudit.pipeline import merged
+    from plaudit.types import Stats
 
     history: list[dict[str, float]] = []
 
@@ -58,7 +58,7 @@ def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], l
 
 def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
     """A run's settings, and the data that they name."""
-    from assent.data.demo import DemoSize, make_demo
+    from plaudit.data.demo import DemoSize, make_demo
 
     size = {"sft": 200, "sft_validation": 1, "pairs": 4, "pairs_validation": 1, "prompts_test": 1, "vocabulary": 400}
     files = make_demo(folder / "data", size=DemoSize(**size, prompts=extent.prompts * (extent.updates + 1)))
@@ -158,6 +158,6 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
 
 
 def rows_of_a_pass(extent: Extent) -> int:
-    """As many as Assent's micro-batches have tokens for, and a step whole ones of."""
+    """As many as Plaudit's micro-batches have tokens for, and a step whole ones of."""
     answers, length = extent.prompts * extent.samples, extent.prompt + extent.sampled
     return next(rows for rows in range(answers, 0, -1) if answers % rows == 0 and rows * length <= extent.micro[1])

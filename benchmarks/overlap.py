@@ -28,17 +28,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from assent.algorithms.grpo import GRPO
-from assent.data.cursor import Cursor
-from assent.loop.online import OnlineSource
-from assent.rewards.settings import ShapingSettings
-from assent.rollout.pool import Pool
-from assent.rollout.rollouter import Rollouter
-from assent.rollout.worker import RolloutWorker
-from assent.runtime.worker import WorkerLost
-from assent.types import Completion, Finish, Prompt, Sampling, Score
-from assent.weights.parcel import pack
-from assent.weights.transport import Stored
+from plaudit.algorithms.grpo import GRPO
+from plaudit.data.cursor import Cursor
+from plaudit.loop.online import OnlineSource
+from plaudit.rewards.settings import ShapingSettings
+from plaudit.rollout.pool import Pool
+from plaudit.rollout.rollouter import Rollouter
+from plaudit.rollout.worker import RolloutWorker
+from plaudit.runtime.worker import WorkerLost
+from plaudit.types import Completion, Finish, Prompt, Sampling, Score
+from plaudit.weights.parcel import pack
+from plaudit.weights.transport import Stored
 
 TOKEN_SECONDS = 0.03
 """A decoding step; all that is simulated is proportional to it."""

@@ -24,11 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from assent import Run, load_settings, run
-from assent.data.demo import DemoFiles, DemoSize, gold, make_demo
-from assent.recipes import read_yaml
-from assent.rewards import protocol
-from assent.types import Score
+from plaudit import Run, load_settings, run
+from plaudit.data.demo import DemoFiles, DemoSize, gold, make_demo
+from plaudit.recipes import read_yaml
+from plaudit.rewards import protocol
+from plaudit.types import Score
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 JUDGE_SECONDS = 0.2
@@ -146,7 +146,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     with slow_judge() as url:
         rewards: dict[str, dict[str, Any]] = {
-            "free": {"kind": "function", "function": "assent.data.demo:gold_reward", "name": "gold"},
+            "free": {"kind": "function", "function": "plaudit.data.demo:gold_reward", "name": "gold"},
             "slow": {"kind": "http", "urls": [url], "name": "gold", "batch": 8, "concurrency": 4},
         }
         for name in options.rewards:

@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from assent.runtime.network import own_address
+from plaudit.runtime.network import own_address
 
 DROP = ("root", "bfifo", "limit", "1")
 """A queue that no packet fits into."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Create the environments of the systems that `make bench` measures Assent beside, next to .venv (`make bench-peers`):
+# Create the environments of the systems that `make bench` measures Plaudit beside, next to .venv (`make bench-peers`):
 #   .venv-trl     TRL's SFT, reward model, DPO, GRPO, RLOO and online DPO
 #   .venv-trl112  the last TRL that has PPO
 #   .venv-vllm    vLLM's CPU build

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from assent.algorithms.sft import SFT
-from assent.batch import Batch
-from assent.learn.learner import Learner
-from assent.learn.ranks import free_address, join
-from assent.learn.settings import LearnSettings, OptimizerSettings
-from assent.learn.sharding import Sharded, Whole, local, recompute_layers
-from assent.models.load import fresh_model
-from assent.runtime.memory import keep_freed_memory, release_freed_memory
-from assent.types import Role, Row
+from plaudit.algorithms.sft import SFT
+from plaudit.batch import Batch
+from plaudit.learn.learner import Learner
+from plaudit.learn.ranks import free_address, join
+from plaudit.learn.settings import LearnSettings, OptimizerSettings
+from plaudit.learn.sharding import Sharded, Whole, local, recompute_layers
+from plaudit.models.load import fresh_model
+from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
+from plaudit.types import Role, Row
 
 MODES = {
     "replicate": ("replicate", "float32", False),

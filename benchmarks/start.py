@@ -56,7 +56,7 @@ def figures(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def helps(setting: Setting) -> tuple[Timed, Timed]:
-    ours = [sys.executable, "-m", "assent.cli", "--help"]
+    ours = [sys.executable, "-m", "plaudit.cli", "--help"]
     return (
         lambda: whole(ours, setting, source=str(ROOT / "src")),
         lambda: whole([str(ROOT / ".venv-trl" / "bin" / "trl"), "--help"], setting, source=""),
@@ -86,20 +86,20 @@ def first_steps(setting: Setting, folder: Path) -> tuple[Timed, Timed]:
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     metrics = Path(task.output) / "run" / "metrics.jsonl"
-    command = [sys.executable, "-m", "assent.cli", "sft", str(folder / "recipe.yaml")]
+    command = [sys.executable, "-m", "plaudit.cli", "sft", str(folder / "recipe.yaml")]
     start = entry(TRL, task, setting, folder)
 
     def ours() -> float:
         metrics.unlink(missing_ok=True)
         environment = {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
         began = time.perf_counter()
-        with (folder / "assent.log").open("w") as log:
+        with (folder / "plaudit.log").open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
             time.sleep(0.01)
         seconds = time.perf_counter() - began
         if process.wait() or not metrics.exists():
-            raise ContenderError(f"it ended early; its output is in {folder / 'assent.log'}")
+            raise ContenderError(f"it ended early; its output is in {folder / 'plaudit.log'}")
         return seconds
 
     def theirs() -> float:

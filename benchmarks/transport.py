@@ -2,7 +2,7 @@
 
     a rank: pack (flat buckets and their digest) -> deliver -> a worker: digest compared, copied, compared again
 
-Medians over updates through the transports themselves (`assent.weights.transport`), between processes of Ray on this
+Medians over updates through the transports themselves (`plaudit.weights.transport`), between processes of Ray on this
 machine; the first update, which makes the group of a broadcast, is shown apart. GB/s is the weights' size by the time,
 whatever the number of workers that got them. Needs ray.
 """
@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from assent.rollout.accepted import Accepted, check_held
-from assent.runtime.memory import keep_freed_memory
-from assent.runtime.settings import WEIGHTS, RuntimeSettings
-from assent.runtime.token import prepare
-from assent.weights.collective import Invitation, Receiver, Sender
-from assent.weights.parcel import Parcel, pack, unpack
-from assent.weights.transport import transport_of
+from plaudit.rollout.accepted import Accepted, check_held
+from plaudit.runtime.memory import keep_freed_memory
+from plaudit.runtime.settings import WEIGHTS, RuntimeSettings
+from plaudit.runtime.token import prepare
+from plaudit.weights.collective import Invitation, Receiver, Sender
+from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.transport import transport_of
 
 WIDTH = 1024
 STEPS = ("first update", "pack", "deliver and take", "whole update")
@@ -90,8 +90,8 @@ def plain_copy(megabytes: int, repeats: int) -> list[float]:
 async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[float]]:
     settings = RuntimeSettings(kind="ray", object_store_mb=max(200, 4 * megabytes))
     prepare(settings)
-    from assent.runtime.ray import RayRuntime
-    from assent.runtime.ray_gang import RayGang
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_gang import RayGang
 
     runtime = RayRuntime(settings)
     runtime.start()

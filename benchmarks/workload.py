@@ -3,7 +3,7 @@
     demo grammar -> data/{short,eightfold,long,mixed,pairs,prompts}.jsonl, data/tokenizer
     model keys -> <model>/fresh (random weights), policy (after a short SFT, so that answers end), judge (fresh head)
 
-Made once by Assent's own environment and kept in `runs/bench-workload`.
+Made once by Plaudit's own environment and kept in `runs/bench-workload`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def made(folder: Path, models: Iterable[str]) -> bool:
 
 
 def make_weights(folder: Path, model: str, threads: int) -> None:
-    from assent import load_settings, run
-    from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
+    from plaudit import load_settings, run
+    from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
 
     target = folder / model
     shutil.rmtree(target, ignore_errors=True)
@@ -69,9 +69,9 @@ def make_weights(folder: Path, model: str, threads: int) -> None:
 
 
 def make_data(folder: Path) -> None:
-    from assent.data.demo import DemoSize, make_demo
-    from assent.data.write import write_rows
-    from assent.models.load import load_tokenizer
+    from plaudit.data.demo import DemoSize, make_demo
+    from plaudit.data.write import write_rows
+    from plaudit.models.load import load_tokenizer
 
     shutil.rmtree(folder, ignore_errors=True)
     size = DemoSize(**SIZES, sft_validation=1, pairs_validation=1, prompts_test=1, vocabulary=VOCABULARY)

@@ -8,7 +8,7 @@
     comparison   how often the policy's answers beat the first policy's, by the judge
     all          whatever test data and models allow; what they do not is said
 
-The work is `assent evaluate`'s; this script finds the models and sees what the rows are good for.
+The work is `plaudit evaluate`'s; this script finds the models and sees what the rows are good for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import click
 from train import load_plugins
 
-from assent.cli import HomePath, plain_errors
+from plaudit.cli import HomePath, plain_errors
 
 KINDS = {
     "perplexity": ("perplexity",),
@@ -44,7 +44,7 @@ class Found:
 
 def find_models(folder: Path) -> Found:
     """The newest whole checkpoints, by the time at which they were committed."""
-    from assent.loop.checkpoint import CheckpointError, Store
+    from plaudit.loop.checkpoint import CheckpointError, Store
 
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}; give the one that holds the trained models")
@@ -74,9 +74,9 @@ def find_models(folder: Path) -> Found:
 
 def served(source: str, data: Any) -> tuple[list[str], dict[str, str]]:
     """Which of demonstrations, preferences and prompts the first row of a file gives, and why not the others."""
-    from assent.data.fields import DataError
-    from assent.data.formats import demonstration_of, preference_of, question_of, sample
-    from assent.data.read import read_rows
+    from plaudit.data.fields import DataError
+    from plaudit.data.formats import demonstration_of, preference_of, question_of, sample
+    from plaudit.data.read import read_rows
 
     where, row = next(read_rows(source, split=data.split))
     records = {"demonstrations": demonstration_of, "preferences": preference_of, "prompts": question_of}
@@ -93,9 +93,9 @@ def served(source: str, data: Any) -> tuple[list[str], dict[str, str]]:
 
 def settings_of(config: Path, overrides: Sequence[str]) -> Any:
     """Evaluation settings as the pipeline reads and samples, with its `evaluation` section and overrides over that."""
-    from assent.evaluate.settings import BeforeAfterSettings, EvaluationSettings
-    from assent.pipeline import load_pipeline, merged
-    from assent.recipes import load_tree
+    from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings
+    from plaudit.pipeline import load_pipeline, merged
+    from plaudit.recipes import load_tree
 
     pipeline = load_pipeline(config)
     load_plugins(pipeline)
@@ -119,7 +119,7 @@ def _sampling(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _differing(settings: Any, plain: Any) -> dict[str, Any]:
-    from assent.settings import to_plain
+    from plaudit.settings import to_plain
 
     return {key: value for key, value in to_plain(settings).items() if value != to_plain(plain)[key]}
 
@@ -144,8 +144,8 @@ def main(
     overrides: tuple[str, ...],
 ) -> None:
     with plain_errors(out or model_dir / "evaluation"):
-        from assent.evaluate.evaluation import evaluate
-        from assent.monitor.console import Reporter
+        from plaudit.evaluate.evaluation import evaluate
+        from plaudit.monitor.console import Reporter
 
         settings = settings_of(config, overrides)
         found = find_models(model_dir)

@@ -1,4 +1,4 @@
-"""Draw loss, reward and KL curves of every run below a folder, as PNG files: `assent monitor` by flags."""
+"""Draw loss, reward and KL curves of every run below a folder, as PNG files: `plaudit monitor` by flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from assent.cli import HomePath, plain_errors
+from plaudit.cli import HomePath, plain_errors
 
 
 @click.command(help=__doc__)
@@ -16,7 +16,7 @@ from assent.cli import HomePath, plain_errors
 @click.option("--traceback", is_flag=True, help="Show the whole traceback of an error.")
 def main(log_dir: Path, plot_type: str, out: Path | None, traceback: bool) -> None:
     with plain_errors(out or log_dir / "plots"):
-        from assent.monitor.plots import draw
+        from plaudit.monitor.plots import draw
 
         for path in draw(log_dir, plot_type, out):
             click.echo(path)

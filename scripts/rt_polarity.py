@@ -1,7 +1,7 @@
 """The whole job on real film-review sentences: `python scripts/rt_polarity.py FOLDER [--method grpo] [--seeds 3]`.
 
 FOLDER holds rt-polarity.pos and rt-polarity.neg (Pang and Lee's sentence polarity dataset v1.0). A half of the
-sentences trains the gold classifier and is seen by nothing else; needs scikit-learn (pip install 'assent[examples]').
+sentences trains the gold classifier and is seen by nothing else; needs scikit-learn (pip install 'plaudit[examples]').
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from assent.cli import plain_errors
-from assent.data.polarity import make_polarity
-from assent.demo import run_task
-from assent.monitor.console import Reporter
+from plaudit.cli import plain_errors
+from plaudit.data.polarity import make_polarity
+from plaudit.demo import run_task
+from plaudit.monitor.console import Reporter
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs" / "rt_polarity"
 

@@ -7,7 +7,7 @@
 
 A stage starts from what the stages before it left in the output folder: runs lie in OUTPUT_DIR/logs/STAGE. Where the
 configuration names no tokenizer for a fresh model, one is trained on the data into OUTPUT_DIR/logs/tokenizer.
-The work is `assent pipeline`'s; this script only puts data, folders and distributed settings into its recipe.
+The work is `plaudit pipeline`'s; this script only puts data, folders and distributed settings into its recipe.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from assent.cli import HomePath, plain_errors
+from plaudit.cli import HomePath, plain_errors
 
 if TYPE_CHECKING:
-    from assent.pipeline import PipelineRun, PipelineSettings
+    from plaudit.pipeline import PipelineRun, PipelineSettings
 
 STAGES = ("sft", "reward", "rlhf")
 """Those that have a flag for their data; a pipeline may have others, whose recipes name it."""
@@ -44,7 +44,7 @@ def train_pipeline(
     overrides: Sequence[str] = (),
 ) -> PipelineRun:
     """Run `stage` (or all) of the pipeline in `config`; `data` holds each stage's source, where one was given."""
-    from assent.pipeline import run_pipeline
+    from plaudit.pipeline import run_pipeline
 
     settings = prepare(
         config, data, stage=stage, dist_config=dist_config, output=output, name=name, overrides=overrides
@@ -65,8 +65,8 @@ def prepare(
     overrides: Sequence[str],
 ) -> PipelineSettings:
     """The pipeline's settings: the configuration, over it distributed settings, folders and data, then overrides."""
-    from assent.pipeline import load_pipeline, merged
-    from assent.recipes import check_known, read_yaml
+    from plaudit.pipeline import load_pipeline, merged
+    from plaudit.recipes import check_known, read_yaml
 
     given = read_yaml(config)
     given["stages"] = {key: dict(recipe or {}) for key, recipe in dict(given.get("stages") or {}).items()}
@@ -90,8 +90,8 @@ def prepare(
 
 def distributed(path: Path | None) -> Tree:
     """What a distributed.yaml sets of every stage's run."""
-    from assent.recipes import load_tree, read_yaml
-    from assent.runtime.settings import DistributedSettings
+    from plaudit.recipes import load_tree, read_yaml
+    from plaudit.runtime.settings import DistributedSettings
 
     settings = load_tree(DistributedSettings, {} if path is None else read_yaml(path))
     settings.check()
@@ -100,8 +100,8 @@ def distributed(path: Path | None) -> Tree:
 
 def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]]:
     """The stage, and before it those that have left a run, each with the data that it ran on."""
-    from assent.pipeline import merged
-    from assent.recipes import read_yaml
+    from plaudit.pipeline import merged
+    from plaudit.recipes import read_yaml
 
     for key, recipe in settings.stages.items():
         if key == stage:
@@ -116,7 +116,7 @@ def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]
 
 def load_plugins(settings: PipelineSettings) -> None:
     """Run the recipe's plugins: the data may be in a dialect of theirs."""
-    from assent import plugins
+    from plaudit import plugins
 
     for recipe in (settings.shared, *settings.stages.values()):
         plugins.load_plugins(recipe.get("plugins") or [])
@@ -127,8 +127,8 @@ def prepare_tokenizer(settings: PipelineSettings) -> None:
 
     A stage that goes on, and one that would be refused because its run is there, keep the tokenizer that they have.
     """
-    from assent.data.byte_pairs import train_tokenizer
-    from assent.pipeline import merged
+    from plaudit.data.byte_pairs import train_tokenizer
+    from plaudit.pipeline import merged
 
     first, recipe = next(iter(settings.stages.items()))
     recipe = merged(settings.shared, recipe)
@@ -149,12 +149,12 @@ def prepare_tokenizer(settings: PipelineSettings) -> None:
 
 def texts(settings: PipelineSettings) -> Iterator[str]:
     """Every text of the training data of all stages, prompts and answers joined as they will be read."""
-    from assent.algorithms import ALGORITHMS
-    from assent.data.fields import DataError
-    from assent.data.formats import sample
-    from assent.data.read import scan_rows
-    from assent.data.settings import sources
-    from assent.pipeline import merged
+    from plaudit.algorithms import ALGORITHMS
+    from plaudit.data.fields import DataError
+    from plaudit.data.formats import sample
+    from plaudit.data.read import scan_rows
+    from plaudit.data.settings import sources
+    from plaudit.pipeline import merged
 
     for key, stage in settings.stages.items():
         recipe = merged(settings.shared, stage)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny import GPT2
 
-from assent.data.demo import DemoFiles, DemoSize, make_demo
+from plaudit.data.demo import DemoFiles, DemoSize, make_demo
 
 Recipe = Callable[..., dict[str, Any]]
 
@@ -50,13 +50,13 @@ def needs_ray(file: Path) -> bool:
 @pytest.fixture
 def kernels() -> None:
     """For tests of the kernels themselves."""
-    from assent.kernels.library import library
+    from plaudit.kernels.library import library
 
     if library() is None:
         pytest.skip("there are no kernels without a C++ compiler: install g++")
 
 
-PLAYED = {"pairs": ("pairs_of_halves", "-DASSENT_PAIRS"), "matrices": ("matrices_of_halves", "-DASSENT_MATRICES")}
+PLAYED = {"pairs": ("pairs_of_halves", "-DPLAUDIT_PAIRS"), "matrices": ("matrices_of_halves", "-DPLAUDIT_MATRICES")}
 """What processors may have for bfloat16: how the kernels tell of it, and how they are compiled to play it."""
 
 
@@ -71,13 +71,13 @@ def played(
 ) -> Iterator[Callable[[str], None]]:
     """Called with "pairs" or "matrices": from then on the kernels are as on such a processor, the same code but for
     these instructions."""
-    from assent.kernels import library
+    from plaudit.kernels import library
 
     caches = (library.library, library.number, library._kernel)
 
     def play(name: str) -> None:
         told, flag = PLAYED[name]
-        monkeypatch.setenv("ASSENT_CACHE", str(played_folders[name]))
+        monkeypatch.setenv("PLAUDIT_CACHE", str(played_folders[name]))
         monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, flag))
         for cached in caches:
             cached.cache_clear()
@@ -91,9 +91,9 @@ def played(
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without a compiler: torch's own operations take the place of the kernels."""
-    from assent.kernels.library import library
+    from plaudit.kernels.library import library
 
-    monkeypatch.setenv("ASSENT_KERNELS", "off")
+    monkeypatch.setenv("PLAUDIT_KERNELS", "off")
     library.cache_clear()
     yield
     library.cache_clear()
@@ -115,7 +115,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
 @pytest.fixture(scope="session")
 def make_recipe(demo: DemoFiles) -> Recipe:
     """recipe(method, folder, **sections): a complete recipe on the demo task; sections are merged in."""
-    from assent.pipeline import merged
+    from plaudit.pipeline import merged
 
     data = {"sft": demo.sft, "reward": demo.preferences, "dpo": demo.preferences}
 
@@ -142,7 +142,7 @@ def make_recipe(demo: DemoFiles) -> Recipe:
 @pytest.fixture(scope="session")
 def judge(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A judge that was trained for two steps."""
-    from assent import load_settings, run
+    from plaudit import load_settings, run
 
     folder = tmp_path_factory.mktemp("judge")
     return run(load_settings(make_recipe("reward", folder, train={"steps": 2}))).model
@@ -151,9 +151,9 @@ def judge(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """Of a subprocess that is to import this source tree, on one thread."""
-    import assent
+    import plaudit
 
-    source = str(Path(assent.__file__).parents[1])
+    source = str(Path(plaudit.__file__).parents[1])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 

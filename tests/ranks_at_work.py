@@ -23,18 +23,18 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assent import load_settings
-from assent.batch import Batch
-from assent.learn import ranks as told
-from assent.learn.ranks import Ranks, Together, free_address, join
-from assent.learn.sharding import local
-from assent.loop.cast import Actor, Cast
-from assent.loop.checkpoint import Writer
-from assent.loop.progress import Delivery
-from assent.loop.train import learn
-from assent.runtime.gang import Gang, Part
-from assent.trainer import Longest, Plan, Trainer
-from assent.types import Role, Row
+from plaudit import load_settings
+from plaudit.batch import Batch
+from plaudit.learn import ranks as told
+from plaudit.learn.ranks import Ranks, Together, free_address, join
+from plaudit.learn.sharding import local
+from plaudit.loop.cast import Actor, Cast
+from plaudit.loop.checkpoint import Writer
+from plaudit.loop.progress import Delivery
+from plaudit.loop.train import learn
+from plaudit.runtime.gang import Gang, Part
+from plaudit.trainer import Longest, Plan, Trainer
+from plaudit.types import Role, Row
 
 Job = dict[str, Any]
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "src" / "assent"
+ROOT = Path(__file__).parents[1] / "src" / "plaudit"
 
 # A unit may import units of earlier lines and itself, never one beside it. Units are subpackages and top-level files.
 LAYERS = (
@@ -73,7 +73,7 @@ OVERSIZED: dict[str, str] = {}  # "models/x.py" or "models/x.py:function" -> why
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name, absolute: "torch.nn", "assent.batch.Batch"."""
+    """One imported name, absolute: "torch.nn", "plaudit.batch.Batch"."""
 
     name: str
     line: int
@@ -117,7 +117,7 @@ class Source:
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:
             return node.module or ""
-        package = ["assent", *self.path.split("/")[:-1]]
+        package = ["plaudit", *self.path.split("/")[:-1]]
         return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
 
 
@@ -132,11 +132,11 @@ def sources(root: Path) -> dict[str, Source]:
 
 
 def ours(imported: Import) -> bool:
-    return imported.name.split(".")[0] == "assent"
+    return imported.name.split(".")[0] == "plaudit"
 
 
 def unit_of(imported: Import, known: dict[str, Source]) -> str:
-    """The unit that an import of ours names; "__init__" for `from assent import run`."""
+    """The unit that an import of ours names; "__init__" for `from plaudit import run`."""
     part = imported.name.split(".")[1] if "." in imported.name else "__init__"
     units = {source.unit for source in known.values()}
     return part if part in units or part in set().union(*LAYERS) else "__init__"
@@ -169,7 +169,7 @@ def plain_settings(root: Path) -> list[str]:
             continue
         for imported in source.imports:
             parts = imported.name.split(".")
-            is_ours = parts[0] == "assent" and (parts[1] in ("types", "paths") or parts[2:3] == ["settings"])
+            is_ours = parts[0] == "plaudit" and (parts[1] in ("types", "paths") or parts[2:3] == ["settings"])
             if not (is_ours or parts[0] in sys.stdlib_module_names):
                 complaints.append(
                     f"{path}:{imported.line}: imports {imported.name}, not settings, types, paths or a standard"
@@ -215,7 +215,7 @@ def _heavy_chain(start: str, known: dict[str, Source]) -> list[str]:
 def _files(name: str, known: dict[str, Source]) -> set[str]:
     """The files that run when a module of ours is imported: its own and those of the packages around it."""
     parts = name.split(".")
-    if parts[0] != "assent":
+    if parts[0] != "plaudit":
         return set()
     places = ["/".join(parts[1:end]) for end in range(1, len(parts) + 1)]
     candidates = {f"{place}/__init__.py".lstrip("/") for place in places} | {f"{place}.py" for place in places}
@@ -277,16 +277,24 @@ def test_exceptions_name_files_that_exist() -> None:
 
 LONG = "\n".join(f"    x{n} = {n}" for n in range(FUNCTION_LINES))
 OFFENCES = {
-    "upwards": ("direction", {"maths/kl.py": "from assent.batch import Batch"}, "which stands beside it"),
-    "beside": ("direction", {"learn/learner.py": "from assent.rollout.engine import Engine"}, "which stands beside it"),
-    "above": ("direction", {"models/load.py": "import assent.learn.learner"}, "which stands above it"),
-    "in a function": ("direction", {"data/x.py": "def f():\n    from assent import assemble"}, "which stands above it"),
-    "relative": ("direction", {"data/x.py": "from ..loop import train"}, "data imports assent.loop.train"),
-    "facade": ("direction", {"loop/x.py": "from assent import run"}, "which stands above it"),
-    "monitor": ("direction", {"monitor/x.py": "from assent.plugins import load_object"}, "nothing of ours but types"),
+    "upwards": ("direction", {"maths/kl.py": "from plaudit.batch import Batch"}, "which stands beside it"),
+    "beside": (
+        "direction",
+        {"learn/learner.py": "from plaudit.rollout.engine import Engine"},
+        "which stands beside it",
+    ),
+    "above": ("direction", {"models/load.py": "import plaudit.learn.learner"}, "which stands above it"),
+    "in a function": (
+        "direction",
+        {"data/x.py": "def f():\n    from plaudit import assemble"},
+        "which stands above it",
+    ),
+    "relative": ("direction", {"data/x.py": "from ..loop import train"}, "data imports plaudit.loop.train"),
+    "facade": ("direction", {"loop/x.py": "from plaudit import run"}, "which stands above it"),
+    "monitor": ("direction", {"monitor/x.py": "from plaudit.plugins import load_object"}, "nothing of ours but types"),
     "no layer": ("direction", {"novel/x.py": ""}, "novel stands in no layer"),
     "settings": ("plain_settings", {"data/settings.py": "import omegaconf"}, "data/settings.py:1: imports omegaconf"),
-    "plugins": ("plain_settings", {"plugins.py": "from assent.batch import Batch"}, "imports assent.batch.Batch"),
+    "plugins": ("plain_settings", {"plugins.py": "from plaudit.batch import Batch"}, "imports plaudit.batch.Batch"),
     "ray": ("one_place", {"loop/x.py": "def f():\n    import ray.util"}, "loop/x.py:2: imports ray"),
     "board": (
         "one_place",
@@ -297,13 +305,13 @@ OFFENCES = {
     "heavy": ("light", {"data/x.py": "from torch import Tensor"}, "data/x.py -> torch"),
     "through another": (
         "light",
-        {"data/x.py": "try:\n    from assent.batch import Batch\nfinally:\n    pass", "batch.py": "import torch.nn"},
+        {"data/x.py": "try:\n    from plaudit.batch import Batch\nfinally:\n    pass", "batch.py": "import torch.nn"},
         "data/x.py -> batch.py -> torch",
     ),
     "through a package": (
         "light",
         {
-            "cli.py": "import assent.models.settings",
+            "cli.py": "import plaudit.models.settings",
             "models/settings.py": "",
             "models/__init__.py": "import transformers",
         },
@@ -330,12 +338,12 @@ def test_what_is_allowed_passes_every_rule(tmp_path: Path) -> None:
         tmp_path,
         {
             "types.py": "import enum",
-            "batch.py": "import torch\nfrom assent.types import Row",
-            "data/x.py": "from assent.types import Row\ndef f():\n    import torch",
-            "evaluate/settings.py": "import math\nfrom assent.data.settings import DataSettings",
-            "data/y.py": "import typing\nif typing.TYPE_CHECKING:\n    from assent.batch import Batch",
+            "batch.py": "import torch\nfrom plaudit.types import Row",
+            "data/x.py": "from plaudit.types import Row\ndef f():\n    import torch",
+            "evaluate/settings.py": "import math\nfrom plaudit.data.settings import DataSettings",
+            "data/y.py": "import typing\nif typing.TYPE_CHECKING:\n    from plaudit.batch import Batch",
             "rewards/judge.py": "import torch",
-            "rollout/vllm_library.py": "import vllm\nfrom assent.models import load",
+            "rollout/vllm_library.py": "import vllm\nfrom plaudit.models import load",
             "monitor/wandb.py": "import wandb\nfrom . import sinks",
             "algorithms/x.py": prose + "# Comment\n\n" * 20 + "x = 1\n" * 80,
             "loop/x.py": "x = 1\n" * 400,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from assent import Run, load_settings, run
-from assent.data.demo import DemoFiles
-from assent.pipeline import merged
+from plaudit import Run, load_settings, run
+from plaudit.data.demo import DemoFiles
+from plaudit.pipeline import merged
 
 Recipe = Callable[..., dict[str, Any]]
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assent.algorithms.base import row_of
-from assent.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
-from assent.types import Completion, Finish, Group, Prompt, Response, Row, Score
+from plaudit.algorithms.base import row_of
+from plaudit.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Score
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
 

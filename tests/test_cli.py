@@ -18,15 +18,15 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from assent import records, run
-from assent.cli import METHODS, main, plain_errors
-from assent.data import formats
-from assent.loop.progress import Moment
-from assent.recipes import load_settings
-from assent.types import Stats
+from plaudit import records, run
+from plaudit.cli import METHODS, main, plain_errors
+from plaudit.data import formats
+from plaudit.loop.progress import Moment
+from plaudit.recipes import load_settings
+from plaudit.types import Stats
 
 
-def assent(*words: str | Path | int) -> Result:
+def plaudit(*words: str | Path | int) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
@@ -39,7 +39,7 @@ def recipe(make_recipe: Any, tmp_path: Path) -> Path:
 
 def test_help_loads_nothing_heavy(environment: dict[str, str]) -> None:
     script = (
-        "import sys; from assent.cli import main\n"
+        "import sys; from plaudit.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'sklearn', 'omegaconf'} & set(sys.modules)\n"
@@ -53,7 +53,7 @@ def test_help_loads_nothing_heavy(environment: dict[str, str]) -> None:
 
 
 def test_the_methods_of_the_command_are_those_there_are() -> None:
-    from assent.algorithms import ALGORITHMS
+    from plaudit.algorithms import ALGORITHMS
 
     assert [name for name in ALGORITHMS if not name.startswith("test")][: len(METHODS)] == list(METHODS)
 
@@ -62,19 +62,19 @@ def test_a_file_with_columns_of_its_own_and_bad_rows_is_converted(tmp_path: Path
     source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     source.write_text('{"frage": "q", "antwort": "a"}\nnonsense\n')
     words = ["convert", source, target, "--to", "prompt/completion", "--column", "prompt=frage"]
-    done = assent(*words, "--column", "completion=antwort", "--bad-rows", 1)
+    done = plaudit(*words, "--column", "completion=antwort", "--bad-rows", 1)
     assert done.exit_code == 0, done.output
     assert "2 rows read, 1 written, 1 bad rows skipped" in done.output
     assert json.loads(target.read_text()) == {"prompt": "q", "completion": "a"}
-    assert "--column completion: write OURS=THEIRS" in assent(*words, "--column", "completion").output
+    assert "--column completion: write OURS=THEIRS" in plaudit(*words, "--column", "completion").output
 
 
 def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
-    done = assent("pp0", "x.yaml")
+    done = plaudit("pp0", "x.yaml")
     assert done.exit_code == 2
     assert "there is no command 'pp0'; did you mean ppo?" in done.output
     (tmp_path / "x.yaml").write_text("method: pp0\n")
-    done = assent("train", tmp_path / "x.yaml")
+    done = plaudit("train", tmp_path / "x.yaml")
     assert done.exit_code == 2
     assert "error: there is no method 'pp0'; did you mean ppo?" in done.output
 
@@ -97,14 +97,14 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_person_can_mend_is_one_line_and_status_2(words: list[str], told: str) -> None:
-    done = assent(*words)
+    done = plaudit(*words)
     assert done.exit_code == 2
     assert told in done.output
     assert "Traceback" not in done.output
 
 
 def test_settings_prints_a_recipe_that_loads(demo: Any, tmp_path: Path) -> None:
-    done = assent("settings", "ppo")
+    done = plaudit("settings", "ppo")
     assert done.exit_code == 0
     printed = yaml.safe_load(done.output)
     assert printed["algorithm"]["minibatches"] == 4
@@ -117,12 +117,12 @@ def test_settings_of_a_plugins_method_are_listed_too(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
         "from dataclasses import dataclass\n"
-        "from assent import PolicyGradient, register_algorithm\n\n"
+        "from plaudit import PolicyGradient, register_algorithm\n\n"
         "@dataclass(frozen=True)\n"
         "class Listed(PolicyGradient):\n    power: float = 1.5\n\n"
         "register_algorithm('test-listed', Listed)\n"
     )
-    done = assent("settings", "test-listed", "--plugin", plugin)
+    done = plaudit("settings", "test-listed", "--plugin", plugin)
     assert done.exit_code == 0, done.output
     printed = yaml.safe_load(done.output)
     assert printed["algorithm"]["power"] == 1.5
@@ -131,13 +131,13 @@ def test_settings_of_a_plugins_method_are_listed_too(tmp_path: Path) -> None:
 
 def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs/run"
-    done = assent("sft", recipe, "optimizer.learning_rate=0.002")
+    done = plaudit("sft", recipe, "optimizer.learning_rate=0.002")
     assert done.exit_code == 0, done.output
     metrics = (folder / "metrics.jsonl").read_text()
     assert len(metrics.splitlines()) == 2
     assert yaml.safe_load((folder / "settings.yaml").read_text())["optimizer"]["learning_rate"] == 0.002
 
-    again = assent("sft", recipe)
+    again = plaudit("sft", recipe)
     assert again.exit_code == 2
     assert "holds a run already: set resume=latest, overwrite=true or another name" in again.output
     for words, told in (
@@ -149,34 +149,34 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
         (["train.stepps=1", "overwrite=true"], "did you mean steps?"),
         (["train.batch_size=0", "overwrite=true"], "train.batch_size=0"),
     ):
-        refused = assent("sft", recipe, *words)
+        refused = plaudit("sft", recipe, *words)
         assert refused.exit_code == 2, (words, refused.output)
         assert told in refused.output
     assert (folder / "metrics.jsonl").read_text() == metrics  # nothing of that touched the run
 
-    assert assent("sft", recipe, "resume=latest").exit_code == 0  # a finished run is left as it is
+    assert plaudit("sft", recipe, "resume=latest").exit_code == 0  # a finished run is left as it is
     assert (folder / "metrics.jsonl").read_text() == metrics
-    longer = assent("sft", recipe, "resume=latest", "train.steps=3")
+    longer = plaudit("sft", recipe, "resume=latest", "train.steps=3")
     assert longer.exit_code == 0
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
-    assert assent("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_run_goes_on_by_its_method_and_says_what_else_is_new(recipe: Path, tmp_path: Path, demo: Any) -> None:
     """The model is the checkpoint's, whatever the settings say of it."""
-    assert assent("sft", recipe, "save.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, "save.steps=1").exit_code == 0
     folder = tmp_path / "runs/run"
     settings = (folder / "settings.yaml").read_text()
     words = ["method=dpo", f"data.train={demo.preferences}", "resume=latest", "train.steps=3"]
-    refused = assent("dpo", recipe, *words)
+    refused = plaudit("dpo", recipe, *words)
     assert refused.exit_code == 2
     assert f"{folder} is a run of sft, which dpo does not go on with: set another name" in refused.output
     assert (folder / "settings.yaml").read_text() == settings
 
-    assert assent("sft", recipe, "resume=latest", "train.steps=3", "log.page=false", "threads=null").exit_code == 0
+    assert plaudit("sft", recipe, "resume=latest", "train.steps=3", "log.page=false", "threads=null").exit_code == 0
     assert "warning" not in (folder / "log.txt").read_text()
-    assert assent("sft", recipe, "resume=latest", "train.steps=4", "model.config.n_layer=1").exit_code == 0
+    assert plaudit("sft", recipe, "resume=latest", "train.steps=4", "model.config.n_layer=1").exit_code == 0
     log = (folder / "log.txt").read_text()
     assert "warning: the run goes on from its checkpoint with other settings than it had:" in log
     assert re.findall(r"  - (.*)", log) == ["model.config.n_layer: 2 there, 1 here"]
@@ -190,30 +190,30 @@ def test_a_run_without_a_name_is_gone_on_with_without_one(recipe: Path, tmp_path
 
     rate = "optimizer.learning_rate=0.002"
     for words in ([], [rate]):
-        assert assent("sft", recipe, "name=null", *words).exit_code == 0
+        assert plaudit("sft", recipe, "name=null", *words).exit_code == 0
         assert len(folders()) == 1 + len(words)
         time.sleep(1.0)  # names go by seconds
     first, second = sorted(folders())
     assert yaml.safe_load((tmp_path / "runs" / first / "settings.yaml").read_text())["name"] == first
     more = ["name=null", "resume=latest", "train.steps=3"]
-    assert assent("sft", recipe, *more, "save.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, *more, "save.steps=1").exit_code == 0
     assert folders() == {first: 3, second: 2}
-    assert assent("sft", recipe, *more, rate, "threads=1").exit_code == 0
+    assert plaudit("sft", recipe, *more, rate, "threads=1").exit_code == 0
     assert folders() == {first: 3, second: 3}
-    assert assent("sft", tmp_path / "runs" / first / "settings.yaml", "resume=latest", "train.steps=4").exit_code == 0
+    assert plaudit("sft", tmp_path / "runs" / first / "settings.yaml", "resume=latest", "train.steps=4").exit_code == 0
     assert folders() == {first: 4, second: 3}
 
-    refused = assent("sft", recipe, *more, "seed=5")
+    refused = plaudit("sft", recipe, *more, "seed=5")
     assert refused.exit_code == 2
     assert f"To go on with the newest of sft all the same, set name={second}" in refused.output
     assert "- seed: 0 there, 5 here" in refused.output
     assert "- optimizer.learning_rate: 0.002 there, 0.003 here" in refused.output
     assert folders() == {first: 4, second: 3}
     (tmp_path / "runs" / second / "settings.yaml").write_text("cut: [o")
-    assert "its settings cannot be read" in assent("sft", recipe, *more, "seed=5").output
-    assert assent("sft", recipe, f"output={tmp_path}/elsewhere", *more).exit_code == 0  # none is there: it begins
+    assert "its settings cannot be read" in plaudit("sft", recipe, *more, "seed=5").output
+    assert plaudit("sft", recipe, f"output={tmp_path}/elsewhere", *more).exit_code == 0  # none is there: it begins
     assert len(list(tmp_path.glob("elsewhere/sft-*/metrics.jsonl"))) == 1
-    lost = assent("sft", recipe, f"output={tmp_path}/nowhere", "name=null", "resume=epoch1epochstep1globalstep1")
+    lost = plaudit("sft", recipe, f"output={tmp_path}/nowhere", "name=null", "resume=epoch1epochstep1globalstep1")
     assert "has no run of sft to go on with" in lost.output
     assert not (tmp_path / "nowhere").exists()
 
@@ -221,13 +221,13 @@ def test_a_run_without_a_name_is_gone_on_with_without_one(recipe: Path, tmp_path
 def test_what_goes_on_without_a_name_saved_something_and_has_the_same_batches(recipe: Path, tmp_path: Path) -> None:
     """One that failed before its first checkpoint is newer, and another has other batches."""
     runs = tmp_path / "runs"
-    assert assent("sft", recipe, "name=null").exit_code == 0
+    assert plaudit("sft", recipe, "name=null").exit_code == 0
     (first,) = runs.iterdir()
     (runs / "sft-29991231-235959").mkdir()
     (runs / "sft-29991231-235959" / "settings.yaml").write_text((first / "settings.yaml").read_text())
-    assert assent("sft", recipe, "name=null", "resume=latest", "train.steps=3").exit_code == 0
+    assert plaudit("sft", recipe, "name=null", "resume=latest", "train.steps=3").exit_code == 0
     assert len((first / "metrics.jsonl").read_text().splitlines()) == 3
-    other = assent("sft", recipe, "name=null", "resume=latest", "train.batch_size=3")
+    other = plaudit("sft", recipe, "name=null", "resume=latest", "train.batch_size=3")
     assert other.exit_code == 2
     assert "- train.batch_size: 4 there, 3 here" in other.output
 
@@ -241,38 +241,38 @@ def test_a_replay_is_no_run_to_go_on_with_nor_the_run_that_it_replays(make_recip
     def steps(folder: Path) -> int:
         return len((folder / "metrics.jsonl").read_text().splitlines())
 
-    assert assent("grpo", tmp_path / "grpo.yaml").exit_code == 0
+    assert plaudit("grpo", tmp_path / "grpo.yaml").exit_code == 0
     (first,) = runs.iterdir()
     before = (first / "groups.jsonl").read_bytes(), (first / "settings.yaml").read_bytes()
     replays = ["rollout.record=false", f"rollout.replay={first}"]
-    refused = assent("grpo", tmp_path / "grpo.yaml", *replays, "resume=epoch1epochstep2globalstep2")
+    refused = plaudit("grpo", tmp_path / "grpo.yaml", *replays, "resume=epoch1epochstep2globalstep2")
     assert refused.exit_code == 2, refused.output
     assert "no run without a name" in refused.output
     time.sleep(1.0)  # names go by seconds
-    again = assent("grpo", tmp_path / "grpo.yaml", *replays)
+    again = plaudit("grpo", tmp_path / "grpo.yaml", *replays)
     assert again.exit_code == 0, again.output
     (second,) = set(runs.iterdir()) - {first}
     assert before == ((first / "groups.jsonl").read_bytes(), (first / "settings.yaml").read_bytes())
-    assert assent("grpo", tmp_path / "grpo.yaml", "resume=latest", "train.steps=6").exit_code == 0
+    assert plaudit("grpo", tmp_path / "grpo.yaml", "resume=latest", "train.steps=6").exit_code == 0
     assert (steps(first), steps(second)) == (6, 4)
 
 
 def test_a_run_that_is_still_going_on_is_left_alone(recipe: Path, tmp_path: Path, environment: dict[str, str]) -> None:
-    assert assent("sft", recipe).exit_code == 0
+    assert plaudit("sft", recipe).exit_code == 0
     before = (tmp_path / "runs/run/settings.yaml").read_bytes()
-    hold = "import sys; from pathlib import Path; from assent.records import alone\n"
+    hold = "import sys; from pathlib import Path; from plaudit.records import alone\n"
     hold += "with alone(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", hold, str(tmp_path / "runs/run")]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         for words in (["resume=latest"], ["overwrite=true"]):
-            refused = assent("sft", recipe, *words)
+            refused = plaudit("sft", recipe, *words)
             assert refused.exit_code == 2
             assert f"is still going on (process {other.pid} on " in refused.output
         other.kill()  # and with the process its hold ends
     assert (tmp_path / "runs/run/settings.yaml").read_bytes() == before
-    assert assent("sft", recipe, "resume=latest", "train.steps=3").exit_code == 0
+    assert plaudit("sft", recipe, "resume=latest", "train.steps=3").exit_code == 0
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -294,12 +294,12 @@ def refused(recipe: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("word", ["data.train=absent.jsonl", "data.max_tokens=64"])
 def test_a_start_that_is_refused_removes_nothing(word: str, recipe: Path, refused: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs/run"
-    assert assent("sft", recipe).exit_code == 0
+    assert plaudit("sft", recipe).exit_code == 0
     before = contents(folder)
-    told = assent("sft", refused, "overwrite=true", word)
+    told = plaudit("sft", refused, "overwrite=true", word)
     assert told.exit_code == 2, told.output
     assert contents(folder) == before
-    assert assent("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, "overwrite=true", "train.steps=1").exit_code == 0
     after = contents(folder)
     assert len(after["metrics.jsonl"].splitlines()) == 1
     assert not [name for name in after if "overw" in name]
@@ -307,7 +307,7 @@ def test_a_start_that_is_refused_removes_nothing(word: str, recipe: Path, refuse
 
 def test_a_run_is_overwritten_once_the_new_one_has_done_a_step(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs/run"
-    assert assent("sft", recipe).exit_code == 0
+    assert plaudit("sft", recipe).exit_code == 0
     before, seen = contents(folder), []
 
     async def failing(moment: Moment) -> Stats:
@@ -325,22 +325,22 @@ def test_a_start_that_is_killed_leaves_the_run_that_it_was_to_overwrite(
     recipe: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     folder = tmp_path / "runs/run"
-    assert assent("sft", recipe).exit_code == 0
+    assert plaudit("sft", recipe).exit_code == 0
     before = contents(folder)
-    hold = "import sys; from assent import load_settings; from assent.records import open_folder\n"
+    hold = "import sys; from plaudit import load_settings; from plaudit.records import open_folder\n"
     hold += "with open_folder(load_settings(sys.argv[1], ['overwrite=true'])) as folder:\n"
     hold += "    (folder / 'log.txt').write_text('a start')\n    print('held', flush=True); sys.stdin.read()"
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", hold, str(recipe)]
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        assert "is still going on" in assent("sft", recipe, "overwrite=true").output
+        assert "is still going on" in plaudit("sft", recipe, "overwrite=true").output
         other.kill()
     assert contents(folder) == {f".overwritten/{name}": content for name, content in before.items()} | {
         "log.txt": b"a start"
     }
-    assert "holds a run already" in assent("sft", recipe).output
-    assert assent("sft", recipe, "resume=latest").exit_code == 0
+    assert "holds a run already" in plaudit("sft", recipe).output
+    assert plaudit("sft", recipe, "resume=latest").exit_code == 0
     assert contents(folder)["metrics.jsonl"] == before["metrics.jsonl"]
     assert contents(folder).keys() == before.keys()
 
@@ -375,8 +375,8 @@ def test_moving_a_run_aside_and_back_may_be_cut_off_anywhere(tmp_path: Path, mon
 
 
 def test_a_language_model_is_not_served_as_a_judge(recipe: Path, tmp_path: Path) -> None:
-    assert assent("sft", recipe).exit_code == 0
-    told = assent("serve-reward", tmp_path / "runs/run", "--port", 0)
+    assert plaudit("sft", recipe).exit_code == 0
+    told = plaudit("serve-reward", tmp_path / "runs/run", "--port", 0)
     assert told.exit_code == 2
     assert "run is no judge: the model in" in told.output
 
@@ -389,14 +389,14 @@ def test_settings_are_written_in_utf8_whatever_the_locale(
     told["data"]["prompt_template"] = "Fräge: {prompt}"
     recipe.write_text(yaml.safe_dump(told, allow_unicode=True), encoding="utf-8")
     for words in ([], ["resume=latest", "train.steps=3"]):
-        command = [sys.executable, "-W", "ignore", "-m", "assent.cli", "sft", str(recipe), *words]
+        command = [sys.executable, "-W", "ignore", "-m", "plaudit.cli", "sft", str(recipe), *words]
         subprocess.run(command, env=environment | ascii_only, check=True, capture_output=True)
     assert "Fräge" in (tmp_path / "runs/run/settings.yaml").read_text(encoding="utf-8")
 
 
 def test_ctrl_c_ends_the_demo_in_one_line_and_resume_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
     size = [f"sft.model.config.{key}" for key in ("n_embd=16", "n_layer=1", "n_head=2")]
-    command = ["-W", "ignore", "-m", "assent.cli", "demo", "--output", str(tmp_path), "only=[sft]", *size]
+    command = ["-W", "ignore", "-m", "plaudit.cli", "demo", "--output", str(tmp_path), "only=[sft]", *size]
     words = [sys.executable, *command, "sft.train.log_every=1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     with subprocess.Popen([*words, "sft.train.steps=100000"], **pipes) as process:
@@ -421,8 +421,8 @@ def test_ctrl_c_before_the_first_step_has_its_status_too(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(("option", "value"), [("--samples", 0), ("--temperature", "nan"), ("--temperature", "inf")])
 def test_generate_refuses_numbers_that_draw_no_answer(option: str, value: Any, recipe: Path, tmp_path: Path) -> None:
-    assert assent("sft", recipe).exit_code == 0
-    told = assent("generate", tmp_path / "runs/run", "--prompt", "A film", "--max-tokens", 2, option, value)
+    assert plaudit("sft", recipe).exit_code == 0
+    told = plaudit("generate", tmp_path / "runs/run", "--prompt", "A film", "--max-tokens", 2, option, value)
     assert told.exit_code == 2
     assert "is not in the range x>=1" in told.output or f"temperature={value} is no number" in told.output
 
@@ -432,7 +432,7 @@ def test_a_run_that_nobody_listens_to_goes_on(
     full: bool, recipe: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """`| head -1`, and a standard output that takes nothing at all."""
-    command = [sys.executable, "-m", "assent.cli", "sft", str(recipe), "log.quiet=false"]
+    command = [sys.executable, "-m", "plaudit.cli", "sft", str(recipe), "log.quiet=false"]
     if full and not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full, whose place a full disk could take")
     with Path("/dev/full" if full else os.devnull).open("w") as away:
@@ -454,8 +454,8 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
     """A limit on the size of a file takes the disk's place, with room for records and none for a model."""
     first, second = "epoch1epochstep1globalstep1", "epoch1epochstep2globalstep2"
     words = [str(recipe), "log.page=false", "log.quiet=true"]
-    assert assent("sft", *words, "train.steps=1").exit_code == 0
-    limited = "import resource, sys; from assent.cli import main\n"
+    assert plaudit("sft", *words, "train.steps=1").exit_code == 0
+    limited = "import resource, sys; from plaudit.cli import main\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1)); main()"
 
     def resumed(limit: int) -> list[str]:
@@ -472,7 +472,7 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
     assert resumed(40_000)[-1:] == [f"the run ended: {place} cannot be written: File too large. {left}"]
     assert f"the run ended: {folder} cannot be written: File too large. {left}" in resumed(4)
     assert not list(folder.glob("checkpoints/*/.*"))
-    assert assent("sft", *words, "resume=latest").exit_code == 0
+    assert plaudit("sft", *words, "resume=latest").exit_code == 0
     assert (folder / "checkpoints/state" / second).exists()
 
 
@@ -480,9 +480,9 @@ def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
     demo: Any, recipe: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """A full disk at the end, and before any work a place where nothing can be written."""
-    assert assent("sft", recipe, "train.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, "train.steps=1").exit_code == 0
     model = tmp_path / "runs/run"
-    limited = "import resource, sys; from assent.cli import main\n"
+    limited = "import resource, sys; from plaudit.cli import main\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (16, -1)); main()"
     (tmp_path / "file").write_text("")
     evaluated = ("evaluate", f"model={model}", f"prompts={demo.prompts}", "limit=2", "out={}")
@@ -500,10 +500,10 @@ def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
         assert done.returncode == 2, done.stderr
         assert done.stderr.splitlines()[-1] == f"error: {full} cannot be written: File too large"
         assert not list(tmp_path.glob("*/*.part"))
-        under = assent(*(str(word).format(tmp_path / "file" / "x.jsonl") for word in words))
+        under = plaudit(*(str(word).format(tmp_path / "file" / "x.jsonl") for word in words))
         assert under.exit_code == 2
         assert f"error: {tmp_path}/file/x.jsonl: {tmp_path}/file is no folder" in under.output
-    told = assent(*(str(word).format(tmp_path / "file") for word in evaluated)).output
+    told = plaudit(*(str(word).format(tmp_path / "file") for word in evaluated)).output
     assert f"error: cannot write the figures to {tmp_path}/file: File exists" in told
 
 
@@ -513,7 +513,7 @@ def test_paths_on_the_command_line_may_begin_at_home(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "metrics.jsonl").write_text('{"step": 1, "loss/policy": 2.0}\n')
-    assert assent("monitor", "~", "--plot=loss", "--out=~/plots").exit_code == 0
+    assert plaudit("monitor", "~", "--plot=loss", "--out=~/plots").exit_code == 0
     assert (tmp_path / "home" / "plots" / "loss.png").exists()
     assert not (tmp_path / "~").exists()
 
@@ -525,10 +525,10 @@ def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_p
     if subprocess.run([mount, "-t", "tmpfs", "none", disk], capture_output=True, check=False).returncode:
         pytest.skip("only root may mount file systems")
     try:
-        assert assent("sft", recipe).exit_code == 0
+        assert plaudit("sft", recipe).exit_code == 0
         subprocess.run([mount, "-o", "remount,ro", disk], check=True)
-        told = assent("sft", recipe, "resume=latest")
-        plots = assent("monitor", disk)
+        told = plaudit("sft", recipe, "resume=latest")
+        plots = plaudit("monitor", disk)
     finally:
         subprocess.run(["umount", disk], check=True)
     assert told.exit_code == 1
@@ -540,46 +540,46 @@ def test_a_file_system_that_is_read_only_is_told_in_one_line(recipe: Path, tmp_p
 
 
 def test_what_a_refused_start_leaves_is_no_run(recipe: Path, refused: Path, tmp_path: Path) -> None:
-    assert "has no config.json" in assent("sft", refused).output
+    assert "has no config.json" in plaudit("sft", refused).output
     assert (tmp_path / "runs/run/settings.yaml").exists()
-    done = assent("sft", recipe)
+    done = plaudit("sft", recipe)
     assert done.exit_code == 0, done.output
 
 
 def test_the_settings_of_a_run_do_not_ask_to_remove_it(recipe: Path, tmp_path: Path) -> None:
-    assert assent("sft", recipe, "overwrite=true").exit_code == 0
-    told = assent("sft", tmp_path / "runs/run/settings.yaml")
+    assert plaudit("sft", recipe, "overwrite=true").exit_code == 0
+    told = plaudit("sft", tmp_path / "runs/run/settings.yaml")
     assert "holds a run already" in told.output
-    assert assent("sft", tmp_path / "runs/run/settings.yaml", "resume=latest", "train.steps=3").exit_code == 0
+    assert plaudit("sft", tmp_path / "runs/run/settings.yaml", "resume=latest", "train.steps=3").exit_code == 0
 
 
 def test_resume_latest_begins_where_there_is_nothing_yet(recipe: Path, tmp_path: Path) -> None:
-    done = assent("sft", recipe, "resume=latest")
+    done = plaudit("sft", recipe, "resume=latest")
     assert done.exit_code == 0, done.output
     assert len((tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_generate_answers_from_a_checkpoint(recipe: Path, tmp_path: Path) -> None:
-    from assent import Run
+    from plaudit import Run
 
-    assert assent("sft", recipe).exit_code == 0
+    assert plaudit("sft", recipe).exit_code == 0
     model = Run(tmp_path / "runs/run").model
     out = tmp_path / "answers.jsonl"
-    done = assent("generate", model, "--prompt", "We saw", "--samples", "2", "--max-tokens", "4", "--out", out)
+    done = plaudit("generate", model, "--prompt", "We saw", "--samples", "2", "--max-tokens", "4", "--out", out)
     assert done.exit_code == 0, done.output
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert [answer["prompt"] for answer in answers] == ["We saw"] * 2
     assert all(1 <= len(answer["tokens"]) == len(answer["logprobs"]) <= 4 for answer in answers)
-    shown = assent("generate", model, "--prompt", "We saw", "--temperature", "0", "--max-tokens", "3")
+    shown = plaudit("generate", model, "--prompt", "We saw", "--temperature", "0", "--max-tokens", "3")
     assert shown.output.startswith("We saw |")
     prompts = tmp_path / "long.jsonl"
     prompts.write_text(json.dumps({"prompt": "We saw" + " it" * 600}))
-    refused = assent("generate", model, "--file", prompts)
+    refused = plaudit("generate", model, "--file", prompts)
     assert "long.jsonl:1 has 602 tokens" in refused.output, "it is not cut without a word"
 
 
 def test_what_is_set_in_vain_is_told(recipe: Path) -> None:
-    done = assent("sft", recipe, "log.quiet=false", "rollout.temperature=0.5")
+    done = plaudit("sft", recipe, "log.quiet=false", "rollout.temperature=0.5")
     assert done.exit_code == 0, done.output
     assert "warning: sft does not use rollout.temperature=0.5\n" in done.output
 
@@ -588,24 +588,24 @@ def test_commands_outside_of_runs_take_plugins(recipe: Path, tmp_path: Path, mon
     monkeypatch.setattr(formats, "_DIALECTS", formats.dialects())  # what is registered must not outlive the test
     plugin, rows = tmp_path / "mine.py", tmp_path / "rows.jsonl"
     plugin.write_text(
-        "from assent import register_dialect\n"
-        "from assent.data.formats import Dialect, Sample\n"
+        "from plaudit import register_dialect\n"
+        "from plaudit.data.formats import Dialect, Sample\n"
         "def read(fields):\n"
         "    return Sample(prompt=fields.text('ask'), answer=' ' + fields.text('reply'))\n"
         "register_dialect(Dialect(name='ask/reply', needs=('ask', 'reply'), read=read))\n"
     )
     rows.write_text(json.dumps({"ask": "We saw", "reply": "it ."}) + "\n")
     made = tmp_path / "made.jsonl"
-    done = assent("convert", rows, made, "--to", "prompt/completion", "--plugin", plugin)
+    done = plaudit("convert", rows, made, "--to", "prompt/completion", "--plugin", plugin)
     assert done.exit_code == 0, done.output
     assert json.loads(made.read_text()) == {"prompt": "We saw", "completion": " it ."}
-    assert assent("sft", recipe).exit_code == 0
-    from assent import Run
+    assert plaudit("sft", recipe).exit_code == 0
+    from plaudit import Run
 
     model = f"model={Run(tmp_path / 'runs/run').model}"
-    measured = assent("evaluate", model, f"demonstrations={rows}", f"plugins=[{plugin}]")
+    measured = plaudit("evaluate", model, f"demonstrations={rows}", f"plugins=[{plugin}]")
     assert measured.exit_code == 0, measured.output
     assert "perplexity" in measured.output
-    refused = assent("convert", rows, made, "--to", "prompt/completion", "--plugin", tmp_path / "none.py")
+    refused = plaudit("convert", rows, made, "--to", "prompt/completion", "--plugin", tmp_path / "none.py")
     assert refused.exit_code == 2
     assert "none.py" in refused.output

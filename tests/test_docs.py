@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 import yaml
 
-from assent import cli, load_settings, run
-from assent.algorithms import ALGORITHMS
-from assent.data import formats
-from assent.data.demo import DemoFiles
-from assent.data.formats import DEMONSTRATION, PREFERENCE, QUESTION, sample
-from assent.data.settings import DataSettings
-from assent.models.families import FAMILIES
-from assent.rewards.functions import FunctionReward
-from assent.rewards.rules import RULES
-from assent.runtime.settings import DistributedSettings
-from assent.settings import Settings, to_plain
-from assent.types import Completion, Finish, Prompt
+from plaudit import cli, load_settings, run
+from plaudit.algorithms import ALGORITHMS
+from plaudit.data import formats
+from plaudit.data.demo import DemoFiles
+from plaudit.data.formats import DEMONSTRATION, PREFERENCE, QUESTION, sample
+from plaudit.data.settings import DataSettings
+from plaudit.models.families import FAMILIES
+from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.rules import RULES
+from plaudit.runtime.settings import DistributedSettings
+from plaudit.settings import Settings, to_plain
+from plaudit.types import Completion, Finish, Prompt
 
 ROOT = Path(__file__).parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -133,8 +133,8 @@ def test_own_family_is_native_and_agrees_with_transformers() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from assent.models.decoder import Decoder
-    from assent.models.load import load_model
+    from plaudit.models.decoder import Decoder
+    from plaudit.models.load import load_model
 
     done = run_recipe("examples/extending/family.yaml")
     ours = load_model(str(done.model))
@@ -232,7 +232,7 @@ def test_page_lists_every_dialect_and_every_section() -> None:
 
 def test_settings_files_of_the_table_exist() -> None:
     for path in re.findall(r"\| `([\w/]+\.py)` \|", DOCS["settings.md"]):
-        assert (ROOT / "src" / "assent" / path).exists(), path
+        assert (ROOT / "src" / "plaudit" / path).exists(), path
 
 
 def test_yaml_of_the_data_page_is_settings() -> None:
@@ -243,7 +243,7 @@ def test_yaml_of_the_data_page_is_settings() -> None:
 @pytest.mark.parametrize("page", MINE)
 def test_commands_and_files_that_pages_name_exist(page: str) -> None:
     text = DOCS[page]
-    for command in re.findall(r"^    (?:\$ )?assent ([\w-]+)", text, re.MULTILINE):
+    for command in re.findall(r"^    (?:\$ )?plaudit ([\w-]+)", text, re.MULTILINE):
         assert command in cli.main.commands, command
     for path in re.findall(r"(?:configs|examples|scripts)/[\w/]+\.(?:py|yaml)", text):
         assert (ROOT / path).exists(), path
@@ -304,10 +304,10 @@ def test_python_of_the_checkpoints_page_loads_a_policy(capsys: pytest.CaptureFix
 
 
 def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: DemoFiles, tmp_path: Path) -> None:
-    from assent.batch import Batch
-    from assent.data.load import load_preferences
-    from assent.evaluate.judge import Judge
-    from assent.types import Row
+    from plaudit.batch import Batch
+    from plaudit.data.load import load_preferences
+    from plaudit.evaluate.judge import Judge
+    from plaudit.types import Row
 
     rows = [json.loads(line) for line in demo.preferences.read_text().splitlines()]
     short = [{key: text[:60] for key, text in row.items()} for row in rows]  # the tiny model has room for 128 tokens
@@ -351,7 +351,7 @@ def test_python_of_the_readme_runs(workplace: Path) -> None:
 
 def test_what_the_makefile_imports_exists() -> None:
     """CI's installations run these lines before any test does."""
-    lines = re.findall(r"from (assent[\w.]*) import (\w+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    lines = re.findall(r"from (plaudit[\w.]*) import (\w+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert lines
     for module, name in lines:
         assert hasattr(importlib.import_module(module), name), f"Makefile: {module} has no {name}"

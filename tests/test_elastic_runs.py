@@ -20,17 +20,17 @@ import pytest
 import yaml
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import HEAD, Killer, alive, descendants, running
 from kills import alike
 
-from assent import Run, load_settings, run
-from assent.loop.progress import Moment
-from assent.runtime.ray_worker import RayWorker
-from assent.runtime.resources import ResourcesError
-from assent.types import Stats
+from plaudit import Run, load_settings, run
+from plaudit.loop.progress import Moment
+from plaudit.runtime.ray_worker import RayWorker
+from plaudit.runtime.resources import ResourcesError
+from plaudit.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 NODE = {"object_store_memory": 100 << 20, "include_log_monitor": False}
@@ -177,8 +177,8 @@ def test_a_rollout_worker_gives_its_room_to_a_rank_whose_node_is_lost(
 
 NEIGHBOUR = """
 import asyncio, sys
-from assent.runtime.ray import RayRuntime
-from assent.runtime.settings import RuntimeSettings
+from plaudit.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
 runtime = RayRuntime(RuntimeSettings(kind="ray", address=sys.argv[1]))
 runtime.start()
 assert asyncio.run(runtime.placed(runtime.reserve([{"CPU": 2.0}]), within=60.0))

@@ -1,4 +1,4 @@
-"""`assent generate` from Python: which prompts it answers, and what it refuses before it works for nothing."""
+"""`plaudit generate` from Python: which prompts it answers, and what it refuses before it works for nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tiny import GPT2
 
-from assent.generate import generate
-from assent.models.load import fresh_model, load_tokenizer, save_model
+from plaudit.generate import generate
+from plaudit.models.load import fresh_model, load_tokenizer, save_model
 
 
 @pytest.fixture(scope="module")

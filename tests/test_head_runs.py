@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import kills
 from kills import alike
 
-from assent import load_settings, run
+from plaudit import load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
 RUN = """
 import json, os, signal, sys, threading
 from pathlib import Path
 from faults import descendants
-from assent import load_settings, run
+from plaudit import load_settings, run
 
 recipe, how, seconds = json.loads(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 
@@ -69,7 +69,7 @@ def hurt(
 def test_without_its_head_a_run_ends_by_itself_and_can_be_gone_on_with(
     how: int, make_recipe: Recipe, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Ray ends what has no head any more, but waits for ever where it is frozen: there Assent makes the end."""
+    """Ray ends what has no head any more, but waits for ever where it is frozen: there Plaudit makes the end."""
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **STEPS)))
     recipe = make_recipe("grpo", tmp_path / "hurt", **STEPS)
     done = hurt(recipe, how, environment, seconds=0.0, ray=8)

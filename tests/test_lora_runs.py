@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assent import SettingsError, load_settings, run
-from assent.models.load import load_model
-from assent.models.lora import load_lora
-from assent.pipeline import merged
+from plaudit import SettingsError, load_settings, run
+from plaudit.models.load import load_model
+from plaudit.models.lora import load_lora
+from plaudit.pipeline import merged
 
 CASES: dict[str, dict[str, Any]] = {
     "sft": {},

@@ -12,14 +12,14 @@ from elsewhere import Away, elsewhere, moved, unseen, waits
 from tiny import GPT2
 from torch.utils import _foreach_utils
 
-from assent import Run, load_settings, run
-from assent.crew.local import LocalCrew
-from assent.models.load import fresh_model, load_model
-from assent.pipeline import merged
-from assent.rollout.engine import generate_all
-from assent.rollout.native import NativeEngine
-from assent.rollout.sampler import invert
-from assent.types import Sampling
+from plaudit import Run, load_settings, run
+from plaudit.crew.local import LocalCrew
+from plaudit.models.load import fresh_model, load_model
+from plaudit.pipeline import merged
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.native import NativeEngine
+from plaudit.rollout.sampler import invert
+from plaudit.types import Sampling
 
 Recipe = Callable[..., dict[str, Any]]
 LORA = {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_in_loss": 0.1}}
@@ -62,11 +62,11 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
         crews.append(crew)
 
     monkeypatch.setattr(LocalCrew, "__init__", begun)
-    monkeypatch.setattr("assent.trainer.device_of", lambda name: "meta")
-    monkeypatch.setattr("assent.processes.device_of", lambda name: "meta")
-    monkeypatch.setattr("assent.trainer.load_model", made(load_model))
-    monkeypatch.setattr("assent.trainer.fresh_model", made(fresh_model))
-    monkeypatch.setattr("assent.evaluate.judge.load_model", made(load_model))
+    monkeypatch.setattr("plaudit.trainer.device_of", lambda name: "meta")
+    monkeypatch.setattr("plaudit.processes.device_of", lambda name: "meta")
+    monkeypatch.setattr("plaudit.trainer.load_model", made(load_model))
+    monkeypatch.setattr("plaudit.trainer.fresh_model", made(fresh_model))
+    monkeypatch.setattr("plaudit.evaluate.judge.load_model", made(load_model))
     monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*listed(), "meta"])
     return crews
 

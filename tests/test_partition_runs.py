@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from partition import Island, end, joined, missing
@@ -24,9 +24,9 @@ if reason := missing():
 from faults import HEAD, HEADER, LONGEST, Kill, Killer
 from kills import Task, alike
 
-from assent import Run, load_settings, run
-from assent.data.demo import DemoFiles
-from assent.loop.checkpoint import Store
+from plaudit import Run, load_settings, run
+from plaudit.data.demo import DemoFiles
+from plaudit.loop.checkpoint import Store
 
 Recipe = Callable[..., dict[str, Any]]
 LONG = {"kind": "ray", "heartbeat_timeout": 20.0}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from assent.data.fields import DataError
-from assent.data.read import scan_rows
-from assent.evaluate.settings import EvaluationSettings
-from assent.models.load import local_folder
-from assent.models.lora import check_lora
-from assent.models.settings import LoraSettings, ModelSettings
-from assent.paths import at_home
+from plaudit.data.fields import DataError
+from plaudit.data.read import scan_rows
+from plaudit.evaluate.settings import EvaluationSettings
+from plaudit.models.load import local_folder
+from plaudit.models.lora import check_lora
+from plaudit.models.settings import LoraSettings, ModelSettings
+from plaudit.paths import at_home
 
 NOBODYS = "~no such user/x.jsonl"
 

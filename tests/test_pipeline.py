@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assent import load_pipeline, run_pipeline
-from assent.demo import run_demo, run_task
-from assent.settings import SettingsError
+from plaudit import load_pipeline, run_pipeline
+from plaudit.demo import run_demo, run_task
+from plaudit.settings import SettingsError
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_task_of_one_seed_has_its_table_too(
     recipe: dict[str, Any], demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/results.md is made of it, and would call the task not run."""
-    gold = "assent.data.demo:gold_reward"
+    gold = "plaudit.data.demo:gold_reward"
     evaluation = {"prompts": str(demo.prompts_test), "limit": 4, "sampling": {"max_tokens": 6}, "gold": gold}
     file = tmp_path / "task.json"
     file.write_text(json.dumps({"shared": recipe["shared"], "stages": recipe["stages"], "evaluation": evaluation}))

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from assent.plugins import PluginError, known_here_alone, load_file, load_object, load_plugins, registered_again
-from assent.types import Prompt
+from plaudit.plugins import PluginError, known_here_alone, load_file, load_object, load_plugins, registered_again
+from plaudit.types import Prompt
 
 
 def test_loads_from_files_and_packages(tmp_path: Path) -> None:
@@ -131,6 +131,6 @@ def test_a_class_of_another_name_takes_the_place_of_one_that_an_edited_file_has_
 
 def test_what_another_process_knows_of_what_was_registered() -> None:
     """What is ours, and what it finds in the same files; of a script or notebook nothing."""
-    ours, theirs, script = Prompt, SimpleNamespace(__module__="assents.reward"), SimpleNamespace(__module__="__main__")
+    ours, theirs, script = Prompt, SimpleNamespace(__module__="plaudits.reward"), SimpleNamespace(__module__="__main__")
     assert [known_here_alone(thing, []) for thing in (ours, theirs, script)] == [False, True, True]
     assert [known_here_alone(thing, ["mine.py"]) for thing in (ours, theirs, script)] == [False, False, True]

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="ray is not installed: pip install assent[ray]")
+pytest.importorskip("ray", reason="ray is not installed: pip install plaudit[ray]")
 
 from safetensors.torch import load_file
 
-from assent import load_settings, run
-from assent.loop.progress import Moment
-from assent.runtime.ray_worker import RayWorker
-from assent.types import Stats
+from plaudit import load_settings, run
+from plaudit.loop.progress import Moment
+from plaudit.runtime.ray_worker import RayWorker
+from plaudit.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 LONGEST = 60.0

@@ -23,19 +23,19 @@ import yaml
 from click.testing import CliRunner
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import HEAD, HEADER, PHASES, WORKERS, Kill, Killer, descendants
 from kills import Task, lasting, same_weights, summary, survive
 from rounds import of_drivers, of_nodes, of_ranks, of_sharded, of_workers
 
-from assent import Run, load_settings, run
-from assent.data.demo import DemoFiles
-from assent.loop.progress import Moment
-from assent.pipeline import merged
-from assent.runtime.worker import TooManyFailures
-from assent.types import Stats
+from plaudit import Run, load_settings, run
+from plaudit.data.demo import DemoFiles
+from plaudit.loop.progress import Moment
+from plaudit.pipeline import merged
+from plaudit.runtime.worker import TooManyFailures
+from plaudit.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[1]
@@ -315,7 +315,7 @@ def wait_for(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
 
 @contextmanager
 def driver(folder: Path, environment: dict[str, str], *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "assent.cli", "grpo", str(folder / "recipe.yaml"), "runtime=ray", *overrides]
+    command = [sys.executable, "-m", "plaudit.cli", "grpo", str(folder / "recipe.yaml"), "runtime=ray", *overrides]
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
         try:

@@ -17,7 +17,7 @@ if find_spec("ray") is None or find_spec("vllm") is None:  # found, not imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import Kill, Killer
 
-from assent import Run, load_settings, run
+from plaudit import Run, load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
 MODEL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
@@ -73,6 +73,6 @@ def test_a_node_without_vllm_is_named_with_what_to_install(
     (tmp_path / "vllm.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     more = {"rollout": {"engine": "vllm"}, "runtime": {"kind": "ray", "object_store_mb": 100}}
-    with pytest.raises(ImportError, match=r"on \S+ \(libcudart\.so\.13: .*pip install 'assent\[vllm\]'") as e:
+    with pytest.raises(ImportError, match=r"on \S+ \(libcudart\.so\.13: .*pip install 'plaudit\[vllm\]'") as e:
         run(load_settings(make_recipe("grpo", tmp_path, **more)))
     assert socket.gethostname() in str(e.value)

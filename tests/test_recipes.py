@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from assent import load_pipeline
-from assent.pipeline import PipelineSettings
-from assent.recipes import load_settings, load_tree, parse_override, read_yaml
-from assent.rewards.settings import RewardSettings
-from assent.settings import Settings, SettingsError
+from plaudit import load_pipeline
+from plaudit.pipeline import PipelineSettings
+from plaudit.recipes import load_settings, load_tree, parse_override, read_yaml
+from plaudit.rewards.settings import RewardSettings
+from plaudit.settings import Settings, SettingsError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BASE: dict[str, Any] = {
@@ -131,7 +131,7 @@ def test_a_recipe_is_refused_with_the_key_and_the_nearest_name(recipe: dict[str,
         ("x = 1\nimport no_such_package\n", ", line 2: No module named 'no_such_package'"),
         ("raise ValueError('names no data')\n", ", line 1: names no data"),
         (
-            "from assent.algorithms import DPO, register_algorithm\nregister_algorithm('sft', DPO)\n",
+            "from plaudit.algorithms import DPO, register_algorithm\nregister_algorithm('sft', DPO)\n",
             ", line 2: the method name 'sft' is taken by SFT: choose another",
         ),
     ],
@@ -167,7 +167,7 @@ def test_an_override_is_refused_with_what_was_given(override: str, told: str) ->
 
 
 def test_the_commands_method_and_the_recipes_must_agree() -> None:
-    assert "Use `assent ppo`" in refused(BASE, method="sft")
+    assert "Use `plaudit ppo`" in refused(BASE, method="sft")
     assert load_settings(BASE, ["method=grpo"], method="grpo").method == "grpo"
 
 

@@ -1,4 +1,4 @@
-"""`assent serve-reward` as its own process: the same scores as in this one, and runs that outlive it."""
+"""`plaudit serve-reward` as its own process: the same scores as in this one, and runs that outlive it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install assent[serve]")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install plaudit[serve]")
 
 from safetensors.torch import load_file
 
-from assent import Run, load_settings, run
-from assent.evaluate.judge import Judge
-from assent.loop.online import RewardFailureError
-from assent.rewards import remote
-from assent.rewards.protocol import Question, vocabulary_digest
-from assent.rewards.remote import HttpReward, RewardServerError
-from assent.rewards.settings import RewardSettings
-from assent.serve import JudgeService, ServeSettings, make_guard
-from assent.types import Completion, Finish, Prompt, Score
+from plaudit import Run, load_settings, run
+from plaudit.evaluate.judge import Judge
+from plaudit.loop.online import RewardFailureError
+from plaudit.rewards import remote
+from plaudit.rewards.protocol import Question, vocabulary_digest
+from plaudit.rewards.remote import HttpReward, RewardServerError
+from plaudit.rewards.settings import RewardSettings
+from plaudit.serve import JudgeService, ServeSettings, make_guard
+from plaudit.types import Completion, Finish, Prompt, Score
 
 Recipe = Callable[..., dict[str, Any]]
 TOKEN = "0123456789abcdef0123"
@@ -58,7 +58,7 @@ class Server:
             "1",
         ]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "assent.cli", *words], env=self.environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "plaudit.cli", *words], env=self.environment, stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], 120)[0], "the server said nothing for two minutes"
@@ -183,7 +183,7 @@ def test_a_long_text_holds_nobody_up(judge: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_said_in_a_line(server: Server, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "assent.cli", "serve-reward", "judge", "--port", str(server.port)]
+    command = [sys.executable, "-m", "plaudit.cli", "serve-reward", "judge", "--port", str(server.port)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"error: cannot listen on 127.0.0.1 port {server.port}: Address already in use")

@@ -14,20 +14,20 @@ import torch
 import yaml
 from tiny import GPT2
 
-from assent import Settings, SettingsError, load_settings, run
-from assent.algorithms import ALGORITHMS, GRPO
-from assent.data.demo import DemoSize, make_demo
-from assent.data.settings import DataSettings
-from assent.loop.progress import Moment
-from assent.loop.settings import TrainSettings
-from assent.models.config import HeadKind
-from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
-from assent.models.settings import ModelSettings
-from assent.monitor.settings import LogSettings
-from assent.rewards.settings import RewardSettings
-from assent.rollout.settings import RolloutSettings
-from assent.runtime.worker import WorkerLost
-from assent.types import Stats
+from plaudit import Settings, SettingsError, load_settings, run
+from plaudit.algorithms import ALGORITHMS, GRPO
+from plaudit.data.demo import DemoSize, make_demo
+from plaudit.data.settings import DataSettings
+from plaudit.loop.progress import Moment
+from plaudit.loop.settings import TrainSettings
+from plaudit.models.config import HeadKind
+from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
+from plaudit.models.settings import ModelSettings
+from plaudit.monitor.settings import LogSettings
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rollout.settings import RolloutSettings
+from plaudit.runtime.worker import WorkerLost
+from plaudit.types import Stats
 
 QUIET = LogSettings(quiet=True, samples_every=1)
 
@@ -39,7 +39,7 @@ def test_a_run_from_typed_settings_in_few_lines(demo: Any, tmp_path: Path) -> No
         model=ModelSettings(config=GPT2, tokenizer=str(demo.tokenizer)),
         data=DataSettings(train=str(demo.prompts)),
         algorithm=GRPO(samples=2),
-        rewards=[RewardSettings(kind="function", function="assent.data.demo:gold_reward")],
+        rewards=[RewardSettings(kind="function", function="plaudit.data.demo:gold_reward")],
         rollout=RolloutSettings(prompts_per_step=2, max_tokens=8),
         train=TrainSettings(steps=2),
         log=QUIET,
@@ -205,10 +205,10 @@ def test_what_is_no_hook_is_named(hooks: Any, message: str, steps: int, make_rec
 def test_checkpoints_load_in_transformers(make_recipe: Any, judge: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-    from assent.batch import Batch
-    from assent.learn.scorer import Scorer
-    from assent.models.load import load_model
-    from assent.types import Role, Row
+    from plaudit.batch import Batch
+    from plaudit.learn.scorer import Scorer
+    from plaudit.models.load import load_model
+    from plaudit.types import Role, Row
 
     done = run(load_settings(make_recipe("ppo", tmp_path, train={"steps": 1})))
     assert AutoModelForCausalLM.from_pretrained(done.checkpoint("policy")).config.n_embd == 32
@@ -286,7 +286,7 @@ def test_answers_that_vllm_would_cut_are_refused(
     def opened(*_: Any) -> None:
         raise RuntimeError("the crew would be opened")
 
-    monkeypatch.setattr("assent.crew.opening.Crews.open", opened)
+    monkeypatch.setattr("plaudit.crew.opening.Crews.open", opened)
     tokenizer = load_tokenizer(str(demo.tokenizer))
     prompts = [tokenizer(row["prompt"])["input_ids"] for row in map(json.loads, demo.prompts.read_text().splitlines())]
     longest = max(map(len, prompts)) + 10
@@ -346,10 +346,10 @@ def test_a_language_model_is_no_judge(
     workers: int, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = run(load_settings(make_recipe("sft", tmp_path, name="sft", train={"steps": 1}))).folder
-    monkeypatch.setattr("assent.crew.opening.Crews.open", None)  # nothing costly starts
+    monkeypatch.setattr("plaudit.crew.opening.Crews.open", None)  # nothing costly starts
     more: dict[str, Any] = {"runtime": {"kind": "ray"}} if workers else {}
     rewards = [{"kind": "judge", "path": str(policy), "workers": workers}]
-    with pytest.raises(ValueError, match=r"sft is no judge: .* Give a checkpoint of `assent reward`"):
+    with pytest.raises(ValueError, match=r"sft is no judge: .* Give a checkpoint of `plaudit reward`"):
         run(load_settings(make_recipe("rloo", tmp_path, rewards=rewards, **more)))
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from assent.records import Run
-from assent.runtime.settings import ClusterSettings, DistributedSettings
+from plaudit.records import Run
+from plaudit.runtime.settings import ClusterSettings, DistributedSettings
 
 ROOT = Path(__file__).parents[1]
 CONFIG = str(ROOT / "configs" / "model_config.yaml")
@@ -205,8 +205,8 @@ def test_what_the_local_runtime_cannot_do_is_refused(
 
 
 def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() -> None:
-    from assent.recipes import load_tree
-    from assent.runtime.settings import DistributedSettings
+    from plaudit.recipes import load_tree
+    from plaudit.runtime.settings import DistributedSettings
 
     given = {
         "cluster": {"runtime": "ray", "num_workers": 2, "num_rollout_workers": 3, "cpus_per_worker": 4},
@@ -235,8 +235,8 @@ def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() ->
 
 
 def test_shipped_distributed_settings_hold_every_key_and_pass() -> None:
-    from assent.recipes import load_tree, read_yaml
-    from assent.settings import to_plain
+    from plaudit.recipes import load_tree, read_yaml
+    from plaudit.settings import to_plain
 
     given = read_yaml(ROOT / "configs" / "distributed.yaml")
     assert {key: set(value) for key, value in given.items()} == {

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from assent.algorithms import ALGORITHMS, DPO, PPO, SFT
-from assent.checks import _installed, check
-from assent.recipes import completed, defaults, load_settings
-from assent.rewards.rules import RULES
-from assent.rewards.settings import RewardSettings
-from assent.rollout.settings import RolloutSettings
-from assent.settings import Settings, SettingsError, resolved, to_plain, unused
+from plaudit.algorithms import ALGORITHMS, DPO, PPO, SFT
+from plaudit.checks import _installed, check
+from plaudit.recipes import completed, defaults, load_settings
+from plaudit.rewards.rules import RULES
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rollout.settings import RolloutSettings
+from plaudit.settings import Settings, SettingsError, resolved, to_plain, unused
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 VALID: dict[str, Any] = {
@@ -278,7 +278,7 @@ def test_the_method_follows_the_lag_that_a_run_has_in_the_end() -> None:
 
 def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "runtime=ray needs Ray, which is not installed: pip install 'assent[ray]'" in problems_of(
+    assert "runtime=ray needs Ray, which is not installed: pip install 'plaudit[ray]'" in problems_of(
         "sft", ["runtime=ray"]
     )
 
@@ -327,7 +327,7 @@ def test_a_package_within_one_that_is_absent_is_absent() -> None:
 def test_vllm_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster elsewhere may have it where the driver has not."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told = "rollout.engine=vllm needs vLLM, which is not installed: pip install 'assent[vllm]'"
+    told = "rollout.engine=vllm needs vLLM, which is not installed: pip install 'plaudit[vllm]'"
     assert told in problems_of("ppo", ["rollout.engine=vllm"])
     assert told not in problems_of("ppo", ["rollout.engine=vllm", "runtime=ray", "runtime.address=there:6379"])
 

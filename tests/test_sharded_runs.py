@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="ray is not installed: pip install assent[ray]")
+pytest.importorskip("ray", reason="ray is not installed: pip install plaudit[ray]")
 
 from safetensors.torch import load_file
 
-from assent import Run, load_settings, run
+from plaudit import Run, load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "strategy": "fsdp", "num_training_workers": 2}

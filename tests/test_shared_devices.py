@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from assent import Run, SettingsError, load_settings, run
-from assent.crew.local import LocalCrew
+from plaudit import Run, SettingsError, load_settings, run
+from plaudit.crew.local import LocalCrew
 
 Recipe = Callable[..., dict[str, Any]]
 
@@ -25,13 +25,13 @@ def weights(done: Run) -> bytes:
 def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the learner works the engine has no cache; its next answers are those that it would have given."""
     crews, caches = list[LocalCrew](), list[bool]()
-    begin, learn = LocalCrew.__init__, "assent.loop.train.learn"
+    begin, learn = LocalCrew.__init__, "plaudit.loop.train.learn"
 
     def begun(crew: LocalCrew, *given: Any) -> None:
         begin(crew, *given)
         crews.append(crew)
 
-    from assent.loop.train import learn as learned
+    from plaudit.loop.train import learn as learned
 
     async def watched(*given: Any, **named: Any) -> Any:
         caches.append(crews[-1].engine._cache is not None)  # type: ignore[union-attr]
@@ -47,7 +47,7 @@ def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatc
     assert weights(apart) == weights(shared)
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install assent[ray]")
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install plaudit[ray]")
 def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe, tmp_path: Path) -> None:
     """More processes than there would be room for apart, and the figures of a local run. It ends alike to the bit where
     an idle rank is killed while rollout workers answer, which is found once they sleep, and then a sleeping rollout

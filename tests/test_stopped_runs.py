@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import HEAD, PHASES, Kill, Killer, descendants
 from kills import Task, alike, lasting, steps
 
-from assent import Run, load_settings, run
-from assent.data.demo import DemoFiles
-from assent.loop.checkpoint import Store
-from assent.stopping import Stopped
+from plaudit import Run, load_settings, run
+from plaudit.data.demo import DemoFiles
+from plaudit.loop.checkpoint import Store
+from plaudit.stopping import Stopped
 
 ALLOWED = 10.0
 """Seconds from the signal to the end."""
@@ -68,7 +68,7 @@ def test_a_signal_while_ray_starts_is_heard_behind_that(
 ) -> None:
     """Ray's own handler would end the run with a traceback, and status 15."""
     (tmp_path / "recipe.json").write_text(json.dumps(make_recipe("grpo", tmp_path)))
-    command = [sys.executable, "-m", "assent.cli", "grpo", str(tmp_path / "recipe.json"), "runtime=ray"]
+    command = [sys.executable, "-m", "plaudit.cli", "grpo", str(tmp_path / "recipe.json"), "runtime=ray"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         until = time.monotonic() + 60.0
         while "gcs_server" not in map(name_of, started := descendants(process.pid)):

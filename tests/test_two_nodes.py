@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "distributed.md").read_text(encoding="utf-8")
 SMALL = "--num-cpus 1 --object-store-memory 104857600"
@@ -28,8 +28,8 @@ SMALL = "--num-cpus 1 --object-store-memory 104857600"
 
 
 FOUND = """
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.ray import RayRuntime
 print(RayRuntime(RuntimeSettings(kind="ray", address="auto")).start())
 """
 """Of a cluster on this machine Ray finds the token too."""
@@ -88,7 +88,7 @@ def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path:
         second = line("ray start --address").replace("FIRST:6379", address)
         nodes.append(started(f"{second} {SMALL}", "second"))
         waits("second")
-        command = line("assent grpo").replace("configs/grpo.yaml", str(recipe)).replace("FIRST:6379", address)
+        command = line("plaudit grpo").replace("configs/grpo.yaml", str(recipe)).replace("FIRST:6379", address)
         command = command.replace("rollout.workers=4", "rollout.workers=1")
 
         def runs(command: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from assent.types import Completion, Finish, Response, Row, Sampling, Score, Stats, merge_stats, plain
+from plaudit.types import Completion, Finish, Response, Row, Sampling, Score, Stats, merge_stats, plain
 
 
 def test_figures_add_up_but_extremes_stay_extremes() -> None:
@@ -74,7 +74,7 @@ def test_values_are_frozen_and_take_names_only() -> None:
 
 
 def test_types_stay_light() -> None:
-    code = "import sys, assent.types; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, plaudit.types; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode
         == 0

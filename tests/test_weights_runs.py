@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from faults import Kill, Killer
 from kills import same_weights
 
-from assent import load_settings, run
+from plaudit import load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 3.0, "max_failures": -1}

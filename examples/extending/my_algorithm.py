@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from assent import PolicyGradient, register_algorithm
-from assent.algorithms.policy_gradient import credit_figures, spread
-from assent.batch import Batch
-from assent.types import Stats
+from plaudit import PolicyGradient, register_algorithm
+from plaudit.algorithms.policy_gradient import credit_figures, spread
+from plaudit.batch import Batch
+from plaudit.types import Stats
 
 
 @dataclass(frozen=True)

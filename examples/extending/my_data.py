@@ -6,9 +6,9 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from assent import register_dialect
-from assent.data.fields import Fields
-from assent.data.formats import Dialect, Sample
+from plaudit import register_dialect
+from plaudit.data.fields import Fields
+from plaudit.data.formats import Dialect, Sample
 
 TABLE = Path(__file__).with_name("reviews.csv")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from assent import register_family
-from assent.models.config import DecoderConfig
-from assent.models.families import LLAMA_NAMES, Family
-from assent.models.keys import Keys
+from plaudit import register_family
+from plaudit.models.config import DecoderConfig
+from plaudit.models.families import LLAMA_NAMES, Family
+from plaudit.models.keys import Keys
 
 OURS = {"hidden_size": "width", "intermediate_size": "mlp_width", "num_hidden_layers": "layers"}
 OURS |= {"num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "vocab_size": "vocab_size"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assent import load_settings, run
-from assent.loop.progress import Moment
-from assent.types import Stats
+from plaudit import load_settings, run
+from plaudit.loop.progress import Moment
+from plaudit.types import Stats
 
 
 class Best:

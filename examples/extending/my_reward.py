@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from assent import register_reward
-from assent.types import Prompt
+from plaudit import register_reward
+from plaudit.types import Prompt
 
 
 @register_reward("varied")

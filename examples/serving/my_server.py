@@ -3,7 +3,7 @@
 Start it, then a run that asks it:
 
     python examples/serving/my_server.py 8009
-    assent grpo configs/grpo.yaml "rewards=[{kind: http, urls: ['http://127.0.0.1:8009']}]"
+    plaudit grpo configs/grpo.yaml "rewards=[{kind: http, urls: ['http://127.0.0.1:8009']}]"
 """
 
 from __future__ import annotations

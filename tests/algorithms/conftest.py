@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from assent.types import Completion, Finish, Group, Prompt, Response, Score
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 
 MakeGroup = Callable[..., Group]
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms.base import Algorithm, Memory
-from assent.algorithms.grpo import GRPO
-from assent.algorithms.ppo import PPO
-from assent.algorithms.reinforce import Reinforce
-from assent.algorithms.remax import ReMax
-from assent.algorithms.rloo import RLOO
-from assent.batch import Batch
-from assent.types import Row
+from plaudit.algorithms.base import Algorithm, Memory
+from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.reinforce import Reinforce
+from plaudit.algorithms.remax import ReMax
+from plaudit.algorithms.rloo import RLOO
+from plaudit.batch import Batch
+from plaudit.types import Row
 
 SEEDS = range(6)
 Naive = list[list[float]]

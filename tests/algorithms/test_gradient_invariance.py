@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms import ALGORITHMS
-from assent.algorithms.base import Algorithm, Objective
-from assent.algorithms.best_of_k import BestOfK
-from assent.algorithms.dpo import DPO
-from assent.algorithms.grpo import GRPO
-from assent.algorithms.online_dpo import OnlineDPO
-from assent.algorithms.ppo import PPO
-from assent.algorithms.reinforce import Reinforce
-from assent.algorithms.remax import ReMax
-from assent.algorithms.reward_model import RewardModel
-from assent.algorithms.rloo import RLOO
-from assent.algorithms.sft import SFT
-from assent.batch import Batch
-from assent.learn.readout import READOUTS
-from assent.models.config import DecoderConfig
-from assent.models.decoder import Decoder
-from assent.types import Role, Row, Stats, merge_stats
+from plaudit.algorithms import ALGORITHMS
+from plaudit.algorithms.base import Algorithm, Objective
+from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.dpo import DPO
+from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.reinforce import Reinforce
+from plaudit.algorithms.remax import ReMax
+from plaudit.algorithms.reward_model import RewardModel
+from plaudit.algorithms.rloo import RLOO
+from plaudit.algorithms.sft import SFT
+from plaudit.batch import Batch
+from plaudit.learn.readout import READOUTS
+from plaudit.models.config import DecoderConfig
+from plaudit.models.decoder import Decoder
+from plaudit.types import Role, Row, Stats, merge_stats
 
 CONFIG = DecoderConfig(
     family="llama",
@@ -181,5 +181,5 @@ def test_the_clip_is_at_work_in_the_step_above() -> None:
 
 
 def test_every_method_has_a_case() -> None:
-    ours = {name: kind for name, kind in ALGORITHMS.items() if kind.__module__.startswith("assent.")}
+    ours = {name: kind for name, kind in ALGORITHMS.items() if kind.__module__.startswith("plaudit.")}
     assert {name: type(CASES[name]()) for name in ours} == ours

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms.base import Objective, Output
-from assent.algorithms.dpo import DPO
-from assent.algorithms.grpo import GRPO
-from assent.batch import Batch
-from assent.types import Role, Row
+from plaudit.algorithms.base import Objective, Output
+from plaudit.algorithms.dpo import DPO
+from plaudit.algorithms.grpo import GRPO
+from plaudit.batch import Batch
+from plaudit.types import Role, Row
 
 pytest.importorskip(
     "trl", minversion="1.16", reason="TRL is not installed: pip install --no-deps trl==1.16.0 accelerate psutil"

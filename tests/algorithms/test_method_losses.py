@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms.base import Algorithm, Output
-from assent.algorithms.best_of_k import BestOfK
-from assent.algorithms.dpo import DPO
-from assent.algorithms.grpo import GRPO
-from assent.algorithms.online_dpo import OnlineDPO
-from assent.algorithms.ppo import PPO
-from assent.algorithms.reward_model import RewardModel
-from assent.algorithms.sft import SFT
-from assent.batch import Batch
-from assent.types import Role, Row
+from plaudit.algorithms.base import Algorithm, Output
+from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.dpo import DPO
+from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.reward_model import RewardModel
+from plaudit.algorithms.sft import SFT
+from plaudit.batch import Batch
+from plaudit.types import Role, Row
 
 # prompt a b | prompt a: three trained tokens, at places 1, 2 and 4.
 ROWS = [Row(tokens=(0, 1, 2), trainable=(False, True, True)), Row(tokens=(0, 1), trainable=(False, True))]

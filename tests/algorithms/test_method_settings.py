@@ -9,20 +9,20 @@ from typing import ClassVar
 
 import pytest
 
-from assent import Settings, SettingsError
-from assent.algorithms import ALGORITHMS, Objective, register_algorithm
-from assent.algorithms.best_of_k import BestOfK
-from assent.algorithms.dpo import DPO
-from assent.algorithms.grpo import GRPO
-from assent.algorithms.online_dpo import OnlineDPO
-from assent.algorithms.policy_gradient import PolicyGradient
-from assent.algorithms.ppo import PPO
-from assent.algorithms.reinforce import Reinforce
-from assent.algorithms.remax import ReMax
-from assent.algorithms.reward_model import RewardModel
-from assent.algorithms.rloo import RLOO
-from assent.algorithms.sft import SFT
-from assent.recipes import completed
+from plaudit import Settings, SettingsError
+from plaudit.algorithms import ALGORITHMS, Objective, register_algorithm
+from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.dpo import DPO
+from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.policy_gradient import PolicyGradient
+from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.reinforce import Reinforce
+from plaudit.algorithms.remax import ReMax
+from plaudit.algorithms.reward_model import RewardModel
+from plaudit.algorithms.rloo import RLOO
+from plaudit.algorithms.sft import SFT
+from plaudit.recipes import completed
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -128,7 +128,7 @@ def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(SFT):
         pass
 
-    monkeypatch.setattr("assent.algorithms.ALGORITHMS", dict(ALGORITHMS))
+    monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
     assert register_algorithm("mine", Mine) is Mine
     assert register_algorithm("mine", Mine) is Mine  # a reloaded plug-in
     with pytest.raises(ValueError, match="'mine' is taken by Mine: choose another"):
@@ -137,7 +137,7 @@ def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_class_that_is_made_again_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a notebook's cell. Settings of its older form would train by that: they are refused."""
-    monkeypatch.setattr("assent.algorithms.ALGORITHMS", dict(ALGORITHMS))
+    monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
 
     def cell() -> type[Objective]:
         @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def test_a_method_whose_fields_would_not_count_is_refused(monkeypatch: pytest.Mo
         kind: ClassVar[str] = "bare"
         samples: int = 8
 
-    monkeypatch.setattr("assent.algorithms.ALGORITHMS", dict(ALGORITHMS))
+    monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
     assert Bare().samples == 1
     with pytest.raises(ValueError, match=r"Bare has the field samples.*@dataclass\(frozen=True\)"):
         register_algorithm("bare", Bare)

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from assent.algorithms import ALGORITHMS, Algorithm, PolicyGradient
-from assent.algorithms.base import row_of
-from assent.algorithms.best_of_k import BestOfK
-from assent.algorithms.grpo import GRPO
-from assent.algorithms.online_dpo import OnlineDPO
-from assent.algorithms.ppo import PPO
-from assent.algorithms.reinforce import Reinforce
-from assent.algorithms.remax import ReMax
-from assent.algorithms.rloo import RLOO
-from assent.types import Group, Role, Row, Sampling
+from plaudit.algorithms import ALGORITHMS, Algorithm, PolicyGradient
+from plaudit.algorithms.base import row_of
+from plaudit.algorithms.best_of_k import BestOfK
+from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.reinforce import Reinforce
+from plaudit.algorithms.remax import ReMax
+from plaudit.algorithms.rloo import RLOO
+from plaudit.types import Group, Role, Row, Sampling
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_tokens=2, max_tokens=9, stop=("x",), seed=3)
 EVERYTHING = [PPO(), GRPO(), RLOO(), Reinforce()]
@@ -119,7 +119,7 @@ def test_best_of_k_keeps_the_best(make_group: Callable[..., Group]) -> None:
 
 
 def test_what_each_method_asks_for_trains_and_reads() -> None:
-    made = {name: kind() for name, kind in ALGORITHMS.items() if kind.__module__.startswith("assent.")}
+    made = {name: kind() for name, kind in ALGORITHMS.items() if kind.__module__.startswith("plaudit.")}
     reference, critic = Role.REFERENCE, Role.CRITIC
     assert {name: method.asks for name, method in made.items()} == {
         "sft": frozenset(),

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms.base import Algorithm, Objective, Output
-from assent.algorithms.grpo import GRPO
-from assent.algorithms.ppo import PPO
-from assent.algorithms.reinforce import Reinforce
-from assent.algorithms.remax import ReMax
-from assent.algorithms.rloo import RLOO
-from assent.algorithms.sft import SFT
-from assent.batch import Batch
-from assent.types import Role, Row
+from plaudit.algorithms.base import Algorithm, Objective, Output
+from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.reinforce import Reinforce
+from plaudit.algorithms.remax import ReMax
+from plaudit.algorithms.rloo import RLOO
+from plaudit.algorithms.sft import SFT
+from plaudit.batch import Batch
+from plaudit.types import Role, Row
 
 END = 2
 ANSWERS = [(END,), *product((0, 1), (0, 1, END))]

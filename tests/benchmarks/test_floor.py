@@ -9,7 +9,7 @@ import torch
 from floor import Decoding, Peak, Size, passes, share, training_flops
 from task import MODELS, VOCABULARY, vocabulary
 
-from assent.models.load import fresh_model
+from plaudit.models.load import fresh_model
 
 # Two layers of width 8: Q, K, V, output 4 x 64 = 256; MLP 2 x 8 x 32 = 512; head 8 x 100.
 HAND = Size.of({"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2}, 100)

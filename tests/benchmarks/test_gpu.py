@@ -15,7 +15,7 @@ from gpu_grpo import rows_of_a_pass
 from report import put
 from task import evenness
 
-from assent.models.load import fresh_model
+from plaudit.models.load import fresh_model
 
 
 def test_every_part_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

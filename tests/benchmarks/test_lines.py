@@ -17,7 +17,7 @@ def test_a_line_is_sound(line) -> None:  # type: ignore[no-untyped-def]
     assert set(line.steps) <= set(MODELS)
     assert line.rows % (line.samples * (2 if line.method in ("reward", "dpo") else 1)) == 0
     assert line.shortest <= line.longest
-    assert (line.base is not None) == (line.peers == ("assent",))
+    assert (line.base is not None) == (line.peers == ("plaudit",))
     if line.quick:
         assert SMALL in line.cells
 

@@ -31,11 +31,11 @@ def test_a_record_of_training() -> None:
 
 def test_a_record_of_growth_weighs_each_side_by_its_own_length() -> None:
     large, small = (result(1.0, figures={"token_length": length}) for length in (400.0, 50.0))
-    small = dataclasses.replace(small, versions={"assent": "0.1.0"})
+    small = dataclasses.replace(small, versions={"plaudit": "0.1.0"})
     made = record(Row(LINES["growth-length"], "4M", "fp32"), 2, [large, small])
-    peer = made["peers"]["assent"]
+    peer = made["peers"]["plaudit"]
     assert made["ours"]["work"]["flops"] - peer["work"]["flops"] == 6 * 6 * 224 * 350
-    assert peer["name"] == "Assent, SFT"
+    assert peer["name"] == "Plaudit, SFT"
 
 
 def test_a_record_of_generation() -> None:

@@ -8,7 +8,7 @@ import overlap
 import pytest
 from overlap import Case, SimulatedLoop, Timed
 
-from assent.types import Sampling
+from plaudit.types import Sampling
 
 
 def test_answers_of_one_length() -> None:

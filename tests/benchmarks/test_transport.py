@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 if find_spec("ray") is None:
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
 import transport
 from transport import STEPS, measure, rows_of
 
-from assent.runtime.settings import WEIGHTS
+from plaudit.runtime.settings import WEIGHTS
 
 
 def test_both_ways_bring_the_weights_to_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:

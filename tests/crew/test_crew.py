@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from assent.crew.ray import RayCrew
-from assent.loop.checkpoint import Store
-from assent.rewards.settings import RewardSettings
-from assent.runtime.local import LocalGang
-from assent.runtime.worker import Failures, WorkerLost
-from assent.settings import Settings
+from plaudit.crew.ray import RayCrew
+from plaudit.loop.checkpoint import Store
+from plaudit.rewards.settings import RewardSettings
+from plaudit.runtime.local import LocalGang
+from plaudit.runtime.worker import Failures, WorkerLost
+from plaudit.settings import Settings
 
 
 class Rank:

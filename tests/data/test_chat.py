@@ -2,12 +2,12 @@
 
 import pytest
 
-from assent.data.chat import DEFAULT_TEMPLATE, chat_template, other_end, render
-from assent.data.fields import DataError
-from assent.data.formats import Demonstration
-from assent.data.report import DataReport, Tally
-from assent.data.settings import DataSettings
-from assent.data.tokenize import demonstration_rows
+from plaudit.data.chat import DEFAULT_TEMPLATE, chat_template, other_end, render
+from plaudit.data.fields import DataError
+from plaudit.data.formats import Demonstration
+from plaudit.data.report import DataReport, Tally
+from plaudit.data.settings import DataSettings
+from plaudit.data.tokenize import demonstration_rows
 
 TURNS = [
     {"role": "system", "content": "s"},

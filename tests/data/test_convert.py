@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from assent.data.convert import TARGETS, convert
-from assent.data.fields import DataError
-from assent.data.formats import demonstration, preference, question
-from assent.data.read import read_rows
+from plaudit.data.convert import TARGETS, convert
+from plaudit.data.fields import DataError
+from plaudit.data.formats import demonstration, preference, question
+from plaudit.data.read import read_rows
 
 USER = {"role": "user", "content": "q"}
 PAIRS = [
@@ -154,7 +154,7 @@ def test_neither_the_source_nor_other_files_are_overwritten(write, tmp_path):
 def test_every_target_is_a_dialect_that_is_read():
     row = {"prompt": "q", "chosen": "a", "rejected": "b"}
     assert preference(row, where="f:1", dialect="prompt/chosen/rejected").pairs
-    from assent.data.formats import dialects
+    from plaudit.data.formats import dialects
 
     assert set(TARGETS) == set(dialects())
     assert json.dumps(TARGETS)

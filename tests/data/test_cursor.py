@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.data.cursor import Cursor
+from plaudit.data.cursor import Cursor
 
 PINNED = [7, 4, 5, 1, 6, 2, 0, 3]
 PINNED_MIXTURE = [0, 2, 3, 1, 2, 5]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from assent.data.demo import Comments, DemoFiles, DemoSize, gold, gold_reward, make_demo, sentiment, split_words, spoil
-from assent.data.demo_grammar import grammar, possible_pairs
-from assent.types import Prompt
+from plaudit.data.demo import Comments, DemoFiles, DemoSize, gold, gold_reward, make_demo, sentiment, split_words, spoil
+from plaudit.data.demo_grammar import grammar, possible_pairs
+from plaudit.types import Prompt
 
 SMALL = DemoSize(sft=600, sft_validation=40, pairs=300, pairs_validation=30, prompts=80, prompts_test=20)
 
@@ -199,7 +199,7 @@ def test_the_tokenizer_returns_every_text(demo: DemoFiles) -> None:
 def test_the_same_seed_gives_the_same_bytes(demo: DemoFiles, tmp_path: Path) -> None:
     # another process with another hash seed: sets and dicts of strings come in another order there
     code = (
-        "from pathlib import Path; from assent.data.demo import *;"
+        "from pathlib import Path; from plaudit.data.demo import *;"
         f"make_demo(Path({str(tmp_path)!r}), seed=3, size=DemoSize(sft=600, sft_validation=40, pairs=300,"
         " pairs_validation=30, prompts=80, prompts_test=20))"
     )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assent.data.fields import DataError, Fields
-from assent.data.formats import (
+from plaudit.data.fields import DataError, Fields
+from plaudit.data.formats import (
     Dialect,
     Pair,
     Sample,
@@ -295,7 +295,7 @@ def test_a_dialect_by_name_says_which_column_is_missing():
 
 
 def test_a_dialect_of_ones_own(monkeypatch):
-    monkeypatch.setattr("assent.data.formats._DIALECTS", dialects())
+    monkeypatch.setattr("plaudit.data.formats._DIALECTS", dialects())
     register_dialect(
         Dialect(
             name="faq", needs=("faq_q", "faq_a"), read=lambda f: Sample(prompt=f.text("faq_q"), answer=f.text("faq_a"))

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from assent.data.fields import DataError
-from assent.data.load import load_demonstrations, load_preferences, load_prompts
-from assent.data.settings import DataSettings, sources
+from plaudit.data.fields import DataError
+from plaudit.data.load import load_demonstrations, load_preferences, load_prompts
+from plaudit.data.settings import DataSettings, sources
 
 SHORT = DataSettings(max_prompt_tokens=4, max_tokens=8)
 

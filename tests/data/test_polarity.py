@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assent.data.polarity import (
+from plaudit.data.polarity import (
     Gold,
     PolarityFiles,
     PolaritySize,
@@ -18,7 +18,7 @@ from assent.data.polarity import (
     split,
     train_gold,
 )
-from assent.types import Prompt
+from plaudit.types import Prompt
 
 GOOD = "moving funny warm clever lovely bright".split()
 BAD = "dull flat tedious clumsy stale tired".split()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assent.data.fields import DataError
-from assent.data.read import read_rows, scan_rows
+from plaudit.data.fields import DataError
+from plaudit.data.read import read_rows, scan_rows
 
 ROWS = [{"prompt": "ä", "answer": "1"}, {"prompt": "b\u2028c", "answer": None}]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.data.report import Lengths, Tally
+from plaudit.data.report import Lengths, Tally
 
 
 def test_nearest_rank_percentiles():

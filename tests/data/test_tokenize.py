@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assent.data.fields import DataError
-from assent.data.formats import Demonstration, Pair, Preference, Question
-from assent.data.report import Budget, Tally
-from assent.data.settings import DataSettings
-from assent.data.tokenize import AT_ONCE, demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
-from assent.models.prefixes import shared
+from plaudit.data.fields import DataError
+from plaudit.data.formats import Demonstration, Pair, Preference, Question
+from plaudit.data.report import Budget, Tally
+from plaudit.data.settings import DataSettings
+from plaudit.data.tokenize import AT_ONCE, demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
+from plaudit.models.prefixes import shared
 
 USER = {"role": "user", "content": "q"}
 

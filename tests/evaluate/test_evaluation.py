@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from assent.batch import Batch
-from assent.data.demo import gold
-from assent.data.settings import DataSettings
-from assent.evaluate.before_after import NO_BREAK, BeforeAfter, before_after
-from assent.evaluate.bench import Bench
-from assent.evaluate.evaluation import Evaluation, evaluate, figure_json, number
-from assent.evaluate.policy import Policy
-from assent.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
-from assent.evaluate.statistics import Interval
-from assent.monitor.console import Reporter, Tracker
-from assent.monitor.sinks import read_jsonl
+from plaudit.batch import Batch
+from plaudit.data.demo import gold
+from plaudit.data.settings import DataSettings
+from plaudit.evaluate.before_after import NO_BREAK, BeforeAfter, before_after
+from plaudit.evaluate.bench import Bench
+from plaudit.evaluate.evaluation import Evaluation, evaluate, figure_json, number
+from plaudit.evaluate.policy import Policy
+from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
+from plaudit.evaluate.statistics import Interval
+from plaudit.monitor.console import Reporter, Tracker
+from plaudit.monitor.sinks import read_jsonl
 
 if TYPE_CHECKING:
     from conftest import Task
 
-GOLD = "assent.data.demo:gold_reward"
+GOLD = "plaudit.data.demo:gold_reward"
 
 
 def shown(table: Any) -> str:

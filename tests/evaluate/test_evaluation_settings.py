@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assent.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
+from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
 
 
 def test_kinds_follow_from_what_is_given() -> None:
@@ -73,6 +73,6 @@ def test_settings_are_a_structured_configuration() -> None:
 
 
 def test_settings_import_nothing_heavy() -> None:
-    code = "import sys, assent.evaluate.settings; print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
+    code = "import sys, plaudit.evaluate.settings; print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

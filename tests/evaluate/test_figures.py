@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from assent.batch import Batch
-from assent.evaluate.comparison import comparison_figures, side_by_side
-from assent.evaluate.generation import distinct, generation_figures, reward_figures
-from assent.evaluate.judge import Judge
-from assent.evaluate.kl import kl_figures
-from assent.evaluate.perplexity import perplexity
-from assent.evaluate.policy import Answer, Answers, Policy, finished, scored
-from assent.evaluate.preference import implied_margins, judge_margins, margin_figures
-from assent.evaluate.settings import SamplingSettings
-from assent.evaluate.statistics import mean_interval, wilson
-from assent.models.load import fresh_model, load_tokenizer
-from assent.rewards.functions import FunctionReward
-from assent.types import Completion, Finish, Prompt, Row, Score
+from plaudit.batch import Batch
+from plaudit.evaluate.comparison import comparison_figures, side_by_side
+from plaudit.evaluate.generation import distinct, generation_figures, reward_figures
+from plaudit.evaluate.judge import Judge
+from plaudit.evaluate.kl import kl_figures
+from plaudit.evaluate.perplexity import perplexity
+from plaudit.evaluate.policy import Answer, Answers, Policy, finished, scored
+from plaudit.evaluate.preference import implied_margins, judge_margins, margin_figures
+from plaudit.evaluate.settings import SamplingSettings
+from plaudit.evaluate.statistics import mean_interval, wilson
+from plaudit.models.load import fresh_model, load_tokenizer
+from plaudit.rewards.functions import FunctionReward
+from plaudit.types import Completion, Finish, Prompt, Row, Score
 
 if TYPE_CHECKING:
     from conftest import Task

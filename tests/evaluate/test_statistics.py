@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.evaluate.statistics import bootstrap, mean_interval, ratio_interval, t_quantile, wilson
+from plaudit.evaluate.statistics import bootstrap, mean_interval, ratio_interval, t_quantile, wilson
 
 numbers = st.floats(-100, 100)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.kernels.attention import Sequences, attention
-from assent.models.config import DecoderConfig
-from assent.models.load import fresh_model
-from assent.models.pages import PageCache
+from plaudit.kernels.attention import Sequences, attention
+from plaudit.models.config import DecoderConfig
+from plaudit.models.load import fresh_model
+from plaudit.models.pages import PageCache
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

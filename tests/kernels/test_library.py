@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from assent.kernels.library import FLAGS, SOURCE, available, library, number, usable
+from plaudit.kernels.library import FLAGS, SOURCE, available, library, number, usable
 
-ASK = "from assent.kernels.library import library; import sys; sys.exit(library() is None)"
+ASK = "from plaudit.kernels.library import library; import sys; sys.exit(library() is None)"
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for compiled kernels."""
-    monkeypatch.setenv("ASSENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PLAUDIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -54,7 +54,7 @@ def test_of_processes_that_meet_one_compiles_and_later_ones_never(tmp_path: Path
     real = shutil.which("c++") or shutil.which("g++")
     counting.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo >> {tmp_path}/times\nexec {real} "$@" -O0\n')
     counting.chmod(0o755)
-    environment = os.environ | {"ASSENT_CACHE": str(cache), "PATH": f"{counting.parent}:{os.environ['PATH']}"}
+    environment = os.environ | {"PLAUDIT_CACHE": str(cache), "PATH": f"{counting.parent}:{os.environ['PATH']}"}
     together = [subprocess.Popen([sys.executable, "-c", ASK], env=environment) for _ in range(2)]
     assert [process.wait(120) for process in together] == [0, 0]
     assert (tmp_path / "times").read_text() == "\n"
@@ -66,7 +66,7 @@ def test_of_processes_that_meet_one_compiles_and_later_ones_never(tmp_path: Path
 
 @pytest.mark.usefixtures("kernels")
 def test_what_was_cut_off_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
+    monkeypatch.setattr("plaudit.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
     assert library.__wrapped__() is not None
     (kept,) = fresh.glob("*.so")
     size = kept.stat().st_size
@@ -122,8 +122,8 @@ def test_the_folder_is_the_one_that_is_meant(named: str, tmp_path: Path, monkeyp
     """Also where no shell has read its name, and where it is this one, whose name libraries do not go by."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("ASSENT_CACHE", named)
-    monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
+    monkeypatch.setenv("PLAUDIT_CACHE", named)
+    monkeypatch.setattr("plaudit.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
     assert library.__wrapped__() is not None
     (made,) = tmp_path.glob("*.so")
     found = library.__wrapped__()
@@ -137,9 +137,9 @@ def test_where_nothing_can_be_written_a_process_compiles_its_own(
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setenv("ASSENT_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("PLAUDIT_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
+    monkeypatch.setattr("plaudit.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
     found = library.__wrapped__()
     assert found is not None
     assert found.page_positions() == number("page_positions")
@@ -177,7 +177,7 @@ def test_a_folder_that_may_not_be_looked_into_is_done_without(fresh: Path, monke
     with monkeypatch.context() as patched:
         patched.setattr(Path, "exists", forbidden)
         patched.setattr(Path, "mkdir", forbidden)
-        patched.setattr("assent.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
+        patched.setattr("plaudit.kernels.library.FLAGS", (*FLAGS, "-O0"))  # soon done
         found = library.__wrapped__()
     assert found is not None
     assert not fresh.exists()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny import GPT2
 
-from assent.algorithms import PPO, SFT, Objective, RewardModel
-from assent.batch import Batch
-from assent.learn.learner import Learner
-from assent.learn.settings import LearnSettings, OptimizerSettings
-from assent.models.base import LanguageModel
-from assent.models.load import fresh_model
-from assent.types import Role, Row
+from plaudit.algorithms import PPO, SFT, Objective, RewardModel
+from plaudit.batch import Batch
+from plaudit.learn.learner import Learner
+from plaudit.learn.settings import LearnSettings, OptimizerSettings
+from plaudit.models.base import LanguageModel
+from plaudit.models.load import fresh_model
+from plaudit.types import Role, Row
 
 Make = Callable[..., Learner]
 OBJECTIVES: dict[Role, Objective] = {Role.POLICY: SFT(), Role.CRITIC: PPO(), Role.JUDGE: RewardModel()}

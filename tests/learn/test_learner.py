@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.algorithms import Output
-from assent.batch import Batch
-from assent.kernels.library import available
-from assent.learn.learner import Learner
-from assent.learn.scorer import Scorer
-from assent.models.load import fresh_model
-from assent.types import Role
+from plaudit.algorithms import Output
+from plaudit.batch import Batch
+from plaudit.kernels.library import available
+from plaudit.learn.learner import Learner
+from plaudit.learn.scorer import Scorer
+from plaudit.models.load import fresh_model
+from plaudit.types import Role
 
 Make = Callable[..., Learner]
 

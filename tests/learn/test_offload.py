@@ -12,15 +12,15 @@ import pytest
 import torch
 from tiny import GPT2
 
-from assent import load_settings, run
-from assent.batch import Batch
-from assent.evaluate.judge import Judge
-from assent.learn.learner import Learner
-from assent.learn.scorer import Scorer
-from assent.learn.sharding import Waiting, Whole
-from assent.models.base import LanguageModel
-from assent.models.load import fresh_model
-from assent.types import Role
+from plaudit import load_settings, run
+from plaudit.batch import Batch
+from plaudit.evaluate.judge import Judge
+from plaudit.learn.learner import Learner
+from plaudit.learn.scorer import Scorer
+from plaudit.learn.sharding import Waiting, Whole
+from plaudit.models.base import LanguageModel
+from plaudit.models.load import fresh_model
+from plaudit.types import Role
 
 Recipe = Callable[..., dict[str, Any]]
 
@@ -35,7 +35,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def offloads(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for a device with memory of its own: what waits is copied there as well."""
-    for module in ("assent.trainer", "assent.evaluate.judge"):
+    for module in ("plaudit.trainer", "plaudit.evaluate.judge"):
         monkeypatch.setattr(f"{module}.apart", lambda device: True)
 
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from assent.learn.optim import Optimizer, schedule
-from assent.learn.settings import OptimizerSettings
-from assent.models.load import fresh_model
+from plaudit.learn.optim import Optimizer, schedule
+from plaudit.learn.settings import OptimizerSettings
+from plaudit.models.load import fresh_model
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from itertools import chain
 import pytest
 import torch
 
-from assent.learn import ranks
-from assent.learn.ranks import Alone, buckets
+from plaudit.learn import ranks
+from plaudit.learn.ranks import Alone, buckets
 
 
 def test_neighbours_of_one_dtype_travel_together_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

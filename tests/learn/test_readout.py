@@ -7,14 +7,14 @@ import pytest
 import torch
 from tiny import GPT2
 
-from assent.batch import Batch
-from assent.kernels.library import available
-from assent.learn import readout
-from assent.learn.readout import READOUTS
-from assent.maths.invariant import few
-from assent.models.base import LanguageModel
-from assent.models.load import fresh_model
-from assent.types import Role, Row
+from plaudit.batch import Batch
+from plaudit.kernels.library import available
+from plaudit.learn import readout
+from plaudit.learn.readout import READOUTS
+from plaudit.maths.invariant import few
+from plaudit.models.base import LanguageModel
+from plaudit.models.load import fresh_model
+from plaudit.types import Role, Row
 
 
 def asked(sizes: list[int]) -> Batch:

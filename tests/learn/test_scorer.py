@@ -8,11 +8,11 @@ import pytest
 import torch
 from tiny import GPT2
 
-from assent.batch import Batch
-from assent.learn.scorer import Scorer
-from assent.models.base import LanguageModel
-from assent.models.load import fresh_model
-from assent.types import Role, Row
+from plaudit.batch import Batch
+from plaudit.learn.scorer import Scorer
+from plaudit.models.base import LanguageModel
+from plaudit.models.load import fresh_model
+from plaudit.types import Role, Row
 
 
 def tiny(head: str = "lm", *, seed: int = 0) -> LanguageModel:

@@ -14,14 +14,14 @@ from ranks_at_work import Job, at_work, do
 from safetensors.torch import load_file
 from tiny import GPT2
 
-from assent import load_settings
-from assent.batch import Batch
-from assent.learn.ranks import Alone, free_address, join
-from assent.learn.readout import policy_output
-from assent.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
-from assent.models.load import fresh_model
-from assent.settings import SettingsError
-from assent.trainer import Longest, Plan, Trainer
+from plaudit import load_settings
+from plaudit.batch import Batch
+from plaudit.learn.ranks import Alone, free_address, join
+from plaudit.learn.readout import policy_output
+from plaudit.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
+from plaudit.models.load import fresh_model
+from plaudit.settings import SettingsError
+from plaudit.trainer import Longest, Plan, Trainer
 
 Recipe = Callable[..., dict[str, Any]]
 LLAMA = {

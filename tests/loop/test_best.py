@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from test_resume import assert_same_run
 
-from assent import load_settings, run
-from assent.loop.best import Best
-from assent.loop.checkpoint import Store
-from assent.loop.progress import Delivery, Moment, Progress
-from assent.models.load import local_folder
-from assent.stopping import Stopped
+from plaudit import load_settings, run
+from plaudit.loop.best import Best
+from plaudit.loop.checkpoint import Store
+from plaudit.loop.progress import Delivery, Moment, Progress
+from plaudit.models.load import local_folder
+from plaudit.stopping import Stopped
 
 
 def after(best: Best, values: list[float | None], *, begin: int = 1) -> list[Any]:

@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from assent.loop import checkpoint
-from assent.loop.checkpoint import CheckpointError, Store, UnwritableError, moved
+from plaudit.loop import checkpoint
+from plaudit.loop.checkpoint import CheckpointError, Store, UnwritableError, moved
 
 NAMES = [f"epoch1epochstep{step}globalstep{step}" for step in range(1, 13)]
 FSYNC = os.fsync
@@ -362,8 +362,8 @@ def test_other_failures_to_save_stay_what_they_are(tmp_path: Path) -> None:
 def test_the_folder_of_a_run_is_flushed_into_its_parents(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from assent import load_settings
-    from assent.records import open_folder
+    from plaudit import load_settings
+    from plaudit.records import open_folder
 
     disk = Disk(tmp_path, monkeypatch)
     with open_folder(load_settings(make_recipe("sft", tmp_path / "deep/runs"))) as folder:

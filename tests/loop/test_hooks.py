@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from assent.batch import Batch
-from assent.loop.hooks import (
+from plaudit.batch import Batch
+from plaudit.loop.hooks import (
     Due,
     RecordMetrics,
     RecordSamples,
@@ -19,10 +19,10 @@ from assent.loop.hooks import (
     sample_records,
     validation_rewards,
 )
-from assent.loop.progress import Delivery, Moment, Progress
-from assent.loop.settings import EverySettings
-from assent.runtime.worker import TooManyFailures
-from assent.types import Completion, Finish, Group, Prompt, Response, Row, Score
+from plaudit.loop.progress import Delivery, Moment, Progress
+from plaudit.loop.settings import EverySettings
+from plaudit.runtime.worker import TooManyFailures
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Score
 
 
 def due_at(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from assent.algorithms import GRPO
-from assent.data.cursor import Cursor
-from assent.loop.online import OnlineSource, RewardFailureError
-from assent.types import Completion, Finish, Group, Prompt, Response, Score
+from plaudit.algorithms import GRPO
+from plaudit.data.cursor import Cursor
+from plaudit.loop.online import OnlineSource, RewardFailureError
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 
 PROMPTS = [Prompt(id=str(n), text="", tokens=(n,)) for n in range(10)]
 

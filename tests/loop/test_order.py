@@ -10,17 +10,17 @@ import pytest
 import torch
 from tiny import GPT2
 
-from assent.algorithms import SFT
-from assent.data.cursor import Cursor
-from assent.learn.learner import Learner
-from assent.learn.settings import LearnSettings, OptimizerSettings
-from assent.loop.cast import Actor, Cast
-from assent.loop.offline import OfflineSource
-from assent.loop.progress import Delivery, Moment, Progress
-from assent.loop.train import train
-from assent.models.load import fresh_model
-from assent.runtime.local import LocalGang
-from assent.types import Role, Row, Stats
+from plaudit.algorithms import SFT
+from plaudit.data.cursor import Cursor
+from plaudit.learn.learner import Learner
+from plaudit.learn.settings import LearnSettings, OptimizerSettings
+from plaudit.loop.cast import Actor, Cast
+from plaudit.loop.offline import OfflineSource
+from plaudit.loop.progress import Delivery, Moment, Progress
+from plaudit.loop.train import train
+from plaudit.models.load import fresh_model
+from plaudit.runtime.local import LocalGang
+from plaudit.types import Role, Row, Stats
 
 STEPS = 5
 EMPTY = 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from assent.batch import Batch
-from assent.loop.progress import Delivery, Progress
-from assent.types import Row
+from plaudit.batch import Batch
+from plaudit.loop.progress import Delivery, Progress
+from plaudit.types import Row
 
 
 def test_counters_by_hand() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from assent.loop.progress import Delivery, Moment, Progress
-from assent.loop.recorded import Compare, Record, RecordError, RecordGroups, as_json, from_json
-from assent.monitor.sinks import JsonLines
-from assent.types import Completion, Finish, Group, Prompt, Response, Score, Stats
+from plaudit.loop.progress import Delivery, Moment, Progress
+from plaudit.loop.recorded import Compare, Record, RecordError, RecordGroups, as_json, from_json
+from plaudit.monitor.sinks import JsonLines
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, Stats
 
 PROMPT = Prompt(id="file:3", text="What?", tokens=(5, 6), answer="42", extra={"level": 2})
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assent import Run, load_settings, run
-from assent.batch import Batch
-from assent.learn.scorer import Scorer
-from assent.loop.progress import Moment
-from assent.models.load import load_model
-from assent.pipeline import merged
-from assent.types import Role, Stats
+from plaudit import Run, load_settings, run
+from plaudit.batch import Batch
+from plaudit.learn.scorer import Scorer
+from plaudit.loop.progress import Moment
+from plaudit.models.load import load_model
+from plaudit.pipeline import merged
+from plaudit.types import Role, Stats
 
 STEPS = 4
 REWARDS = Path(__file__).parents[1] / "tiny.py"

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from test_resume import assert_same_run, timeless
 
-from assent import Run, load_settings, run
-from assent.stopping import stop_signals
+from plaudit import Run, load_settings, run
+from plaudit.stopping import stop_signals
 
 CALM = "def reward(tokens): return float(len(tokens))\n"
 ASKING = """
@@ -50,7 +50,7 @@ def test_sigterm_ends_the_command_with_143_and_the_resumed_run_as_if_undisturbed
     file = tmp_path / "ppo.yaml"
     file.write_text(yaml.safe_dump(recipe))
 
-    command = [sys.executable, "-m", "assent.cli", "ppo", str(file)]
+    command = [sys.executable, "-m", "plaudit.cli", "ppo", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert ended.returncode == 143, ended.stderr
     assert "stopped by SIGTERM after step 2; resume=latest goes on from there" in ended.stderr
@@ -84,7 +84,7 @@ def test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word(
     (tmp_path / "rows.py").write_text(READING.format(name=name))
     recipe = make_recipe("sft", tmp_path, data={"train": f"{tmp_path}/rows.py:rows", "validation": None})
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe))
-    command = [sys.executable, "-m", "assent.cli", "sft", str(tmp_path / "sft.yaml")]
+    command = [sys.executable, "-m", "plaudit.cli", "sft", str(tmp_path / "sft.yaml")]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, where tests run under nohup
     try:
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 from test_resume import assert_same_run, timeless
 
-from assent import ALGORITHMS, PolicyGradient, Run, Settings, crew, load_settings, models, run
-from assent.algorithms.policy_gradient import spread
-from assent.batch import Batch
-from assent.learn.learner import Learner
-from assent.loop.online import RewardFailureError
-from assent.loop.train import NonFiniteError, _over_updates
-from assent.maths import products
+from plaudit import ALGORITHMS, PolicyGradient, Run, Settings, crew, load_settings, models, run
+from plaudit.algorithms.policy_gradient import spread
+from plaudit.batch import Batch
+from plaudit.learn.learner import Learner
+from plaudit.loop.online import RewardFailureError
+from plaudit.loop.train import NonFiniteError, _over_updates
+from plaudit.maths import products
 
 HERE = Path(__file__)
 ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assent.maths.advantages import (
+from plaudit.maths.advantages import (
     equal_groups,
     generalised_advantages,
     group_centred,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from assent.maths.aggregate import Aggregation, token_weights, unit_weights
+from plaudit.maths.aggregate import Aggregation, token_weights, unit_weights
 
 # Rows: prompt a b | prompt a | prompt
 TRAINABLE = torch.tensor([False, True, True, False, True, False])

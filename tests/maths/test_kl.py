@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.maths.kl import ESTIMATORS, adapted_coefficient, k1, k2, k3
+from plaudit.maths.kl import ESTIMATORS, adapted_coefficient, k1, k2, k3
 
 POLICY = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)

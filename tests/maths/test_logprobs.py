@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assent.maths import logprobs
-from assent.maths.logprobs import chosen_logprobs
+from plaudit.maths import logprobs
+from plaudit.maths.logprobs import chosen_logprobs
 
 N, WIDTH, VOCAB = 7, 5, 11
 

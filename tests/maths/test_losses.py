@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assent.maths.losses import (
+from plaudit.maths.losses import (
     bradley_terry,
     clip_fraction,
     clipped_policy,

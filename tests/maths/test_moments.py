@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from assent.maths.moments import Moments
+from plaudit.maths.moments import Moments
 
 
 def test_before_the_first_update_normalising_is_the_identity() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from assent.maths import logprobs, products
-from assent.maths.logprobs import chosen_logprobs
-from assent.maths.products import (
+from plaudit.maths import logprobs, products
+from plaudit.maths.logprobs import chosen_logprobs
+from plaudit.maths.products import (
     by_matrices,
     by_onednn,
     onednn_present,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assent.maths.ragged import from_grid, last_in_row, row_mean, row_sum, to_grid
+from plaudit.maths.ragged import from_grid, last_in_row, row_mean, row_sum, to_grid
 
 # Rows: [1 2 4] [8] [16 32]; masked in: 2 4 | - | 16
 X = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from assent.models.cache import Cache, Decode, Joined, Prefill, ProductCache
-from assent.models.decoder import Decoder
-from assent.models.load import fresh_model
-from assent.models.pages import PageCache
+from plaudit.models.cache import Cache, Decode, Joined, Prefill, ProductCache
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model
+from plaudit.models.pages import PageCache
 
 ROTARY = {
     "model_type": "llama",

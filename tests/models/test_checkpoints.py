@@ -10,8 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from assent.models.decoder import Decoder
-from assent.models.load import check_scores, fresh_model, load_model, save_model
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import check_scores, fresh_model, load_model, save_model
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -106,7 +106,9 @@ def test_a_model_without_a_scalar_head_of_its_own_gives_no_scores(tiny: Tiny, tm
         save_model(fresh_model(tiny(model_type)), policy)
         save_model(fresh_model(tiny(model_type), head="scalar"), judge, max_shard_bytes=2e4)
         check_scores(str(judge))
-        with pytest.raises(ValueError, match=r"policy is no judge: .* no scalar head .* checkpoint of `assent reward`"):
+        with pytest.raises(
+            ValueError, match=r"policy is no judge: .* no scalar head .* checkpoint of `plaudit reward`"
+        ):
             check_scores(str(policy))
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assent.models.context import Packed
-from assent.models.padded import BUCKET_WASTE, sliding_mask
+from plaudit.models.context import Packed
+from plaudit.models.padded import BUCKET_WASTE, sliding_mask
 
 
 def _attention(lengths: tuple[int, ...], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

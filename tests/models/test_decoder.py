@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from assent.models.base import LanguageModel
-from assent.models.context import Packed
-from assent.models.decoder import Decoder
-from assent.models.load import fresh_model, load_model, save_model
-from assent.models.lora import add_lora
-from assent.models.settings import LoraSettings
+from plaudit.models.base import LanguageModel
+from plaudit.models.context import Packed
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model, load_model, save_model
+from plaudit.models.lora import add_lora
+from plaudit.models.settings import LoraSettings
 
 Tiny = Callable[..., dict[str, Any]]
 

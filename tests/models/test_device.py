@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from assent.models.device import device_of
+from plaudit.models.device import device_of
 
 
 @pytest.mark.parametrize(

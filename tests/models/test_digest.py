@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assent.models.digest import BASE, PIECE, _factors, _sum, digest
+from plaudit.models.digest import BASE, PIECE, _factors, _sum, digest
 
 
 def tensors() -> dict[str, torch.Tensor]:

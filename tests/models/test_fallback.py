@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from assent.batch import Batch
-from assent.learn.readout import policy_output
-from assent.maths import logprobs
-from assent.models.cache import Prefill, ProductCache
-from assent.models.decoder import Decoder
-from assent.models.fallback import Fallback, _warn_slower
-from assent.models.families import read_config
-from assent.models.load import check_scores, fresh_model, load_model, positions, save_model
-from assent.types import Row
+from plaudit.batch import Batch
+from plaudit.learn.readout import policy_output
+from plaudit.maths import logprobs
+from plaudit.models.cache import Prefill, ProductCache
+from plaudit.models.decoder import Decoder
+from plaudit.models.fallback import Fallback, _warn_slower
+from plaudit.models.families import read_config
+from plaudit.models.load import check_scores, fresh_model, load_model, positions, save_model
+from plaudit.types import Row
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -136,7 +136,7 @@ def test_a_config_that_the_decoder_refuses_goes_through_transformers(tiny: Tiny,
         model = fresh_model(keys, seed=1)
         fresh_model(keys, seed=1)
     assert isinstance(model, Fallback)
-    warnings = [record.getMessage() for record in caplog.records if record.name == "assent.models.fallback"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "plaudit.models.fallback"]
     assert len(warnings) == 1
     assert "slower" in warnings[0]
     assert "scale_attn_by_inverse_layer_idx=True" in warnings[0]
@@ -152,7 +152,7 @@ def test_an_unknown_key_of_a_checkpoint_goes_through_transformers(tiny: Tiny, tm
 
 
 def test_both_ways_compute_the_same(tiny: Tiny, tmp_path: Path) -> None:
-    from assent.models.fallback import load_fallback
+    from plaudit.models.fallback import load_fallback
 
     native = fresh_model(tiny("qwen3"), seed=1)
     assert isinstance(native, Decoder)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from assent.models import families
-from assent.models.config import RopeScaling
-from assent.models.families import FAMILIES, Family, read_config, register_family, write_config
-from assent.models.keys import Keys, UnknownKeyError, UnsupportedError
-from assent.models.layout import layout
-from assent.models.load import fresh_model, load_model, save_model
+from plaudit.models import families
+from plaudit.models.config import RopeScaling
+from plaudit.models.families import FAMILIES, Family, read_config, register_family, write_config
+from plaudit.models.keys import Keys, UnknownKeyError, UnsupportedError
+from plaudit.models.layout import layout
+from plaudit.models.load import fresh_model, load_model, save_model
 
 Tiny = Callable[..., dict[str, Any]]
 

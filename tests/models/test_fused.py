@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from assent.models.fused import embed, gelu_tanh, rms_norm, rotate, swiglu
+from plaudit.models.fused import embed, gelu_tanh, rms_norm, rotate, swiglu
 
 
 def spread(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

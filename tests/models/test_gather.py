@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from assent.models.gather import Reading, gathered
+from plaudit.models.gather import Reading, gathered
 
 
 def test_rows_and_their_gradients_by_hand() -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assent.models.decoder import Decoder
-from assent.models.load import fresh_model, load_model, save_model
-from assent.models.lora import add_lora, load_lora, lora_of, merge_lora, restore_lora, save_lora
-from assent.models.lowrank import LoraLinear, adapted_layers, adapters_off
-from assent.models.settings import LoraSettings
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model, load_model, save_model
+from plaudit.models.lora import add_lora, load_lora, lora_of, merge_lora, restore_lora, save_lora
+from plaudit.models.lowrank import LoraLinear, adapted_layers, adapters_off
+from plaudit.models.settings import LoraSettings
 
 TOKENS = torch.tensor([5, 6, 7, 8, 9, 11])
 FAMILIES = ("gpt2", "llama", "qwen3")

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 import torch
 
-from assent import models
-from assent.maths import products
-from assent.models.decoder import Decoder
-from assent.models.load import fresh_model
-from assent.models.lora import add_lora
-from assent.models.lowrank import LoraLinear
-from assent.models.packed import PackedLinear, PanelLinear, packed, stamp
-from assent.models.settings import LoraSettings
+from plaudit import models
+from plaudit.maths import products
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model
+from plaudit.models.lora import add_lora
+from plaudit.models.lowrank import LoraLinear
+from plaudit.models.packed import PackedLinear, PanelLinear, packed, stamp
+from plaudit.models.settings import LoraSettings
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 90, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 LLAMA = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.models.prefixes import shared
+from plaudit.models.prefixes import shared
 
 
 def test_rows_that_begin_alike_by_hand() -> None:

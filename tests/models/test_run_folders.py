@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assent.models.load import local_folder
+from plaudit.models.load import local_folder
 
 
 def commit(run: Path, role: str, name: str) -> Path:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from assent.models.cache import Decode, Prefill
-from assent.models.decoder import Decoder
-from assent.models.load import fresh_model
-from assent.models.lora import add_lora
-from assent.models.pages import PageCache
-from assent.models.settings import LoraSettings
-from assent.models.steps import Steps, can_step
+from plaudit.models.cache import Decode, Prefill
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model
+from plaudit.models.lora import add_lora
+from plaudit.models.pages import PageCache
+from plaudit.models.settings import LoraSettings
+from plaudit.models.steps import Steps, can_step
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

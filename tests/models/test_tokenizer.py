@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from assent.models.load import fresh_model, load_model, load_tokenizer, save_model
-from assent.models.tokenizer import check_vocabulary, tokenizer_class
+from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
+from plaudit.models.tokenizer import check_vocabulary, tokenizer_class
 
 Tiny = Callable[..., dict[str, Any]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from assent.monitor.console import Reporter, Tracker, clock, step_line
+from plaudit.monitor.console import Reporter, Tracker, clock, step_line
 
 
 def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:

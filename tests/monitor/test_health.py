@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from assent.monitor.health import SIGNS, Health
+from plaudit.monitor.health import SIGNS, Health
 
 
 def warnings(series, *, steps):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from assent import load_settings, run
-from assent.loop.train import NonFiniteError
-from assent.monitor.page import Curves, Station, closed, page
+from plaudit import load_settings, run
+from plaudit.loop.train import NonFiniteError
+from plaudit.monitor.page import Curves, Station, closed, page
 
 
 class Tags(HTMLParser):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.monitor.plots import PALETTE, Curve, Panel, _fill, _panels, draw, find_runs, smooth
-from assent.monitor.sinks import JsonLines
+from plaudit.monitor.plots import PALETTE, Curve, Panel, _fill, _panels, draw, find_runs, smooth
+from plaudit.monitor.sinks import JsonLines
 
 
 def write_run(folder, records):
@@ -242,7 +242,7 @@ def test_errors_name_what_was_searched(tmp_path):
 
 
 def test_importing_the_module_imports_no_matplotlib():
-    program = "import sys, assent.monitor.plots, assent.monitor.health; print('matplotlib' in sys.modules)"
+    program = "import sys, plaudit.monitor.plots, plaudit.monitor.health; print('matplotlib' in sys.modules)"
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.monitor.settings import LogSettings
-from assent.monitor.sinks import JsonLines, read_jsonl
-from assent.monitor.trackers import opened_trackers
+from plaudit.monitor.settings import LogSettings
+from plaudit.monitor.sinks import JsonLines, read_jsonl
+from plaudit.monitor.trackers import opened_trackers
 
 
 def write_steps(path, steps):
@@ -129,7 +129,7 @@ def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from assent.monitor.tensorboard import TensorBoard
+    from plaudit.monitor.tensorboard import TensorBoard
 
     first = TensorBoard(tmp_path)
     for step in (1, 2, 3):
@@ -154,24 +154,24 @@ def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp
 def test_a_missing_tracker_says_how_to_install_it(tmp_path, monkeypatch, package, extra, make):
     monkeypatch.setitem(sys.modules, package, None)  # what an import of a missing package meets
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(ImportError, match=rf"pip install 'assent\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install 'plaudit\[{extra}\]'"):
         make(tmp_path)
 
 
 def _tensorboard(folder):
-    from assent.monitor.tensorboard import TensorBoard
+    from plaudit.monitor.tensorboard import TensorBoard
 
     return TensorBoard(folder)
 
 
 def _wandb(folder):
-    from assent.monitor.wandb import WeightsAndBiases
+    from plaudit.monitor.wandb import WeightsAndBiases
 
-    return WeightsAndBiases(folder, project="assent", settings={"seed": 3})
+    return WeightsAndBiases(folder, project="plaudit", settings={"seed": 3})
 
 
 def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'assent[wandb]' runs this")
+    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'plaudit[wandb]' runs this")
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = _wandb(tmp_path)
     sink.write(1, {"loss/policy": 0.5})
@@ -198,13 +198,13 @@ def test_trackers_are_opened_where_asked_for_and_told_of_the_run(tmp_path, monke
         opened.append((*given, named))
         return SimpleNamespace(close=lambda failed: None)
 
-    monkeypatch.setattr("assent.monitor.tensorboard.TensorBoard", fake)
-    monkeypatch.setattr("assent.monitor.wandb.WeightsAndBiases", fake)
-    board, theirs = (tmp_path / "tensorboard", {"resumed_after": 7}), {"project": "assent", "settings": {"seed": 3}}
+    monkeypatch.setattr("plaudit.monitor.tensorboard.TensorBoard", fake)
+    monkeypatch.setattr("plaudit.monitor.wandb.WeightsAndBiases", fake)
+    board, theirs = (tmp_path / "tensorboard", {"resumed_after": 7}), {"project": "plaudit", "settings": {"seed": 3}}
     for settings, expected in (
         (LogSettings(), []),
         (LogSettings(tensorboard=True), [board]),
-        (LogSettings(tensorboard=True, wandb="assent"), [board, (tmp_path, theirs)]),
+        (LogSettings(tensorboard=True, wandb="plaudit"), [board, (tmp_path, theirs)]),
     ):
         with opened_trackers(settings, tmp_path, {"seed": 3}, resumed_after=7) as trackers:
             assert len(trackers) == len(expected)
@@ -223,9 +223,9 @@ def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monk
             told.append(failed)
             raise OSError("no room left")
 
-    monkeypatch.setattr("assent.monitor.tensorboard.TensorBoard", Fake)
-    monkeypatch.setattr("assent.monitor.wandb.WeightsAndBiases", Fake)
-    given = LogSettings(tensorboard=True, wandb="assent"), tmp_path, {}
+    monkeypatch.setattr("plaudit.monitor.tensorboard.TensorBoard", Fake)
+    monkeypatch.setattr("plaudit.monitor.wandb.WeightsAndBiases", Fake)
+    given = LogSettings(tensorboard=True, wandb="plaudit"), tmp_path, {}
 
     def fails(trackers):
         raise ArithmeticError(f"{len(trackers)} trackers")

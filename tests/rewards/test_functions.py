@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assent.rewards import functions
-from assent.rewards.functions import FunctionReward
-from assent.types import Completion, Finish, Prompt, Score
+from plaudit.rewards import functions
+from plaudit.rewards.functions import FunctionReward
+from plaudit.types import Completion, Finish, Prompt, Score
 
 PROMPT = Prompt(id="f:1", text="2 + 2 =", tokens=(1, 2), answer="4", messages=({"role": "user"},), extra={"level": 3})
 
@@ -240,8 +240,8 @@ def test_threads_that_hang_hold_up_neither_others_nor_the_end(environment: dict[
     """More hanging calls than may run at once, then one that answers; the process ends although they all still hang."""
     script = """
 import asyncio, threading
-from assent.rewards.functions import THREADS, FunctionReward
-from assent.types import Completion, Finish, Prompt
+from plaudit.rewards.functions import THREADS, FunctionReward
+from plaudit.types import Completion, Finish, Prompt
 
 def reward(completion):
     if completion == "hang":

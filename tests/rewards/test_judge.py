@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from assent.rewards.judge import JudgeReward, Tokens
-from assent.types import Completion, Finish, Prompt, Score
+from plaudit.rewards.judge import JudgeReward, Tokens
+from plaudit.types import Completion, Finish, Prompt, Score
 
 EOS = 9
 

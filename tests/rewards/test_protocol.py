@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from assent.rewards import protocol
-from assent.rewards.protocol import ProtocolError
-from assent.types import Completion, Finish, Prompt, Score
+from plaudit.rewards import protocol
+from plaudit.rewards.protocol import ProtocolError
+from plaudit.types import Completion, Finish, Prompt, Score
 
 
 def completion(text: str, *tokens: int, finish: Finish = Finish.EOS) -> Completion:

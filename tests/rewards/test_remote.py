@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from assent.rewards import remote
-from assent.rewards.protocol import REASON_LENGTH
-from assent.rewards.remote import HttpReward, RewardServerError, _Server, check_servers
-from assent.rewards.settings import RewardSettings
-from assent.types import Completion, Finish, Prompt, Score
+from plaudit.rewards import remote
+from plaudit.rewards.protocol import REASON_LENGTH
+from plaudit.rewards.remote import HttpReward, RewardServerError, _Server, check_servers
+from plaudit.rewards.settings import RewardSettings
+from plaudit.types import Completion, Finish, Prompt, Score
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ROOT = Path(__file__).parents[2]
@@ -373,7 +373,7 @@ def test_a_token_that_is_none_is_said_at_the_start(value: str, monkeypatch: pyte
 
 def test_servers_are_asked_whether_they_are_there() -> None:
     async def run() -> None:
-        with pytest.raises(RewardServerError, match=r"no server of reward 'http'.*ConnectError.*assent serve-reward"):
+        with pytest.raises(RewardServerError, match=r"no server of reward 'http'.*ConnectError.*plaudit serve-reward"):
             await check_servers(settings("http://127.0.0.1:1"))
         async with FakeServer(lambda items: http("401 No", b"")).running() as closed:
             with pytest.raises(RewardServerError, match="wants a token"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assent.rewards.rules import (
+from plaudit.rewards.rules import (
     RULES,
     exact_match,
     final_number,
@@ -17,8 +17,8 @@ from assent.rewards.rules import (
     overlong,
     register_reward,
 )
-from assent.rewards.settings import RewardSettings
-from assent.types import Completion, Finish, Prompt
+from plaudit.rewards.settings import RewardSettings
+from plaudit.types import Completion, Finish, Prompt
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_unknown_kinds_name_the_nearest() -> None:
 
 
 def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assent.rewards.rules.RULES", dict(RULES))
+    monkeypatch.setattr("plaudit.rewards.rules.RULES", dict(RULES))
 
     @register_reward("vowels")
     def vowels(completion: str) -> float:
@@ -151,7 +151,7 @@ def test_register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cell_that_is_run_again_replaces_what_it_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assent.rewards.rules.RULES", dict(RULES))
+    monkeypatch.setattr("plaudit.rewards.rules.RULES", dict(RULES))
     cell = (
         "from functools import partial\n"
         "@register_reward('mine')\ndef mine(completion): return {0}\n"

@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from assent.rewards.protocol import Question
-from assent.rewards.server import Guard, RewardApplication
-from assent.types import Score
+from plaudit.rewards.protocol import Question
+from plaudit.rewards.server import Guard, RewardApplication
+from plaudit.types import Score
 
 TOKEN = "0123456789abcdef"
 ITEM = {"prompt": "a", "completion": "bcd"}

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assent.rewards.settings import RewardSettings, ShapingSettings
-from assent.rewards.shaping import shape
-from assent.types import Completion, Finish, Score
+from plaudit.rewards.settings import RewardSettings, ShapingSettings
+from plaudit.rewards.shaping import shape
+from plaudit.types import Completion, Finish, Score
 
 
 def completion(finish: Finish = Finish.EOS) -> Completion:

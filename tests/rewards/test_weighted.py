@@ -3,9 +3,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from assent.rewards.functions import FunctionReward
-from assent.rewards.weighted import WeightedReward
-from assent.types import Completion, Finish, Prompt, Score
+from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.weighted import WeightedReward
+from plaudit.types import Completion, Finish, Prompt, Score
 
 PROMPT = Prompt(id="f:1", text="p", tokens=(1,))
 

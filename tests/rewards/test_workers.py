@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from assent import load_settings
-from assent.rewards.judge import Tokens
-from assent.rewards.settings import RewardSettings
-from assent.rewards.workers import JudgeWorkers
-from assent.runtime.worker import NodeLost, NoWorkersError, WorkerLost
+from plaudit import load_settings
+from plaudit.rewards.judge import Tokens
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.workers import JudgeWorkers
+from plaudit.runtime.worker import NodeLost, NoWorkersError, WorkerLost
 
 
 class SumWorker:

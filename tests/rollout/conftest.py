@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tiny_models import Letters, transformers_model
 
-from assent.models.decoder import Decoder
-from assent.models.load import load_model
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import load_model
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from assent.models.digest import digest
-from assent.rollout.accepted import Accepted, WeightsError, check_held, check_names
+from plaudit.models.digest import digest
+from plaudit.rollout.accepted import Accepted, WeightsError, check_held, check_names
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -10,17 +10,17 @@ import pytest
 import torch
 from tiny_models import Letters, prompts
 
-from assent.models.decoder import Decoder
-from assent.models.digest import digest
-from assent.models.lora import adapter_names, add_lora, lora_of, merged_copy
-from assent.models.settings import LoraSettings
-from assent.rollout.accepted import WeightsError
-from assent.rollout.build import build_engine
-from assent.rollout.content import Adapters
-from assent.rollout.engine import generate_all
-from assent.rollout.worker import RolloutWorker
-from assent.types import Completion, Sampling
-from assent.weights.parcel import Parcel, pack
+from plaudit.models.decoder import Decoder
+from plaudit.models.digest import digest
+from plaudit.models.lora import adapter_names, add_lora, lora_of, merged_copy
+from plaudit.models.settings import LoraSettings
+from plaudit.rollout.accepted import WeightsError
+from plaudit.rollout.build import build_engine
+from plaudit.rollout.content import Adapters
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.worker import RolloutWorker
+from plaudit.types import Completion, Sampling
+from plaudit.weights.parcel import Parcel, pack
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
 LORA = LoraSettings(rank=2)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny_models import OPT, Letters, prompts, transformers_model
 
-from assent.models.fallback import Fallback
-from assent.rollout.engine import Engine, generate_all
-from assent.rollout.native import NativeEngine
-from assent.rollout.static import StaticEngine
-from assent.rollout.worker import OutOfDateError, RolloutWorker
-from assent.types import Completion, Sampling
-from assent.weights.parcel import pack
+from plaudit.models.fallback import Fallback
+from plaudit.rollout.engine import Engine, generate_all
+from plaudit.rollout.native import NativeEngine
+from plaudit.rollout.static import StaticEngine
+from plaudit.rollout.worker import OutOfDateError, RolloutWorker
+from plaudit.types import Completion, Sampling
+from plaudit.weights.parcel import pack
 
 PLAN = [Sampling(max_tokens=15, seed=seed) for seed in range(3)]
 """One more than the slots."""

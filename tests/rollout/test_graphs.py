@@ -18,17 +18,17 @@ from tiny_models import Letters, prompts, transformers_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from assent.models.cache import Cache, ProductCache
-from assent.models.decoder import Decoder
-from assent.models.graphs import CudaGraphs, Step, rounded_length, rounded_rows
-from assent.models.load import load_model
-from assent.models.lora import add_lora
-from assent.models.pages import make_cache
-from assent.models.settings import LoraSettings
-from assent.rollout.build import build_engine
-from assent.rollout.engine import generate_all
-from assent.rollout.native import NativeEngine
-from assent.types import Completion, Sampling
+from plaudit.models.cache import Cache, ProductCache
+from plaudit.models.decoder import Decoder
+from plaudit.models.graphs import CudaGraphs, Step, rounded_length, rounded_rows
+from plaudit.models.load import load_model
+from plaudit.models.lora import add_lora
+from plaudit.models.pages import make_cache
+from plaudit.models.settings import LoraSettings
+from plaudit.rollout.build import build_engine
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.native import NativeEngine
+from plaudit.types import Completion, Sampling
 
 aten: Any = torch.ops.aten
 WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.is_nonzero, aten.equal}
@@ -90,7 +90,7 @@ class Tapes:
 @pytest.fixture
 def product_cache(without_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of GPUs, also here."""
-    monkeypatch.setattr("assent.rollout.native.make_cache", ProductCache)
+    monkeypatch.setattr("plaudit.rollout.native.make_cache", ProductCache)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_an_idle_row_sees_itself(
     numbers: the next sequence there goes from 120 to 135, and reads 160 or 144 keys from 129 on. Many more follow."""
     if cache is ProductCache:
         request.getfixturevalue("without_kernels")
-    monkeypatch.setattr("assent.rollout.native.make_cache", cache)
+    monkeypatch.setattr("plaudit.rollout.native.make_cache", cache)
     chance = random.Random(3)
     sizes = [(2, 40), (2, 40), (2, 40), (140, 3), (120, 15)]
     sizes += [(chance.choice((2, 9, 150)), chance.choice((1, 4, 20, 80))) for _ in range(10)]

@@ -11,16 +11,16 @@ import torch
 from tiny_models import CONFIGS, ROTARY, VOCAB, Letters, prompts
 from torch.nn import functional as F
 
-from assent.batch import Batch
-from assent.learn.scorer import Scorer
-from assent.maths.invariant import GRAIN, KEYS, REGISTERS, entrywise, filled, linear, shared_rows, whole_rows
-from assent.maths.products import matrices_present
-from assent.models.base import LanguageModel
-from assent.models.context import Packed
-from assent.models.fused import gelu_tanh, swiglu
-from assent.models.load import fresh_model
-from assent.rollout.native import NativeEngine
-from assent.types import Completion, Role, Row, Sampling
+from plaudit.batch import Batch
+from plaudit.learn.scorer import Scorer
+from plaudit.maths.invariant import GRAIN, KEYS, REGISTERS, entrywise, filled, linear, shared_rows, whole_rows
+from plaudit.maths.products import matrices_present
+from plaudit.models.base import LanguageModel
+from plaudit.models.context import Packed
+from plaudit.models.fused import gelu_tanh, swiglu
+from plaudit.models.load import fresh_model
+from plaudit.rollout.native import NativeEngine
+from plaudit.types import Completion, Role, Row, Sampling
 
 WIDTHS = ((48, 96), (256, 1024), (1376, 512))
 SEQUENCES = prompts(3, 17, 16, 40, 29, 61, 5, 33, 48, 2)

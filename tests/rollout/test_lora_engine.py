@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny_models import Letters, prompts
 
-from assent.models.lora import add_lora
-from assent.models.settings import LoraSettings
-from assent.rollout.build import build_engine
-from assent.rollout.engine import generate_all
-from assent.types import Sampling
+from plaudit.models.lora import add_lora
+from plaudit.models.settings import LoraSettings
+from plaudit.rollout.build import build_engine
+from plaudit.rollout.engine import generate_all
+from plaudit.types import Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=15)
 

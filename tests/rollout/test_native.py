@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny_models import Letters, greedy_reference, prompts, refuses_shaky_weights
 
-from assent.models.decoder import Decoder
-from assent.rollout.engine import generate_all
-from assent.rollout.native import NativeEngine
-from assent.types import Completion, Finish, Sampling
+from plaudit.models.decoder import Decoder
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.native import NativeEngine
+from plaudit.types import Completion, Finish, Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=15)
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from tiny_models import Letters, prompts
 
-from assent.models.decoder import Decoder
-from assent.rollout.accepted import WeightsError
-from assent.rollout.native import NativeEngine
-from assent.rollout.pool import Pool
-from assent.rollout.worker import OutOfDateError, RolloutWorker
-from assent.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
-from assent.types import Sampling
-from assent.weights.parcel import Parcel, pack
-from assent.weights.transport import Stored
+from plaudit.models.decoder import Decoder
+from plaudit.rollout.accepted import WeightsError
+from plaudit.rollout.native import NativeEngine
+from plaudit.rollout.pool import Pool
+from plaudit.rollout.worker import OutOfDateError, RolloutWorker
+from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
+from plaudit.types import Sampling
+from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.transport import Stored
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
 QUESTIONS = prompts(3, 7, 5, 4)

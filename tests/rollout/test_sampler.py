@@ -4,8 +4,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from assent.rollout.sampler import Draw, invert, largest, sample, uniforms
-from assent.types import Sampling
+from plaudit.rollout.sampler import Draw, invert, largest, sample, uniforms
+from plaudit.types import Sampling
 
 NO_ENDS = torch.tensor([], dtype=torch.int64)
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tiny_models import OPT, Letters, greedy_reference, prompts, refuses_shaky_weights, transformers_model
 
-from assent.models.decoder import Decoder
-from assent.models.fallback import Fallback
-from assent.rollout.engine import generate_all
-from assent.rollout.static import StaticEngine, WholeReader, cache_agrees
-from assent.types import Finish, Sampling
+from plaudit.models.decoder import Decoder
+from plaudit.models.fallback import Fallback
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.static import StaticEngine, WholeReader, cache_agrees
+from plaudit.types import Finish, Sampling
 
 SHAPES: dict[str, dict[str, Any]] = {
     # Positions from the mask, given positions, no positions (ALiBi), and a cache that is no key-value cache.

@@ -3,7 +3,7 @@ import random
 import numpy as np
 import torch
 
-from assent.rollout.undisturbed import undisturbed
+from plaudit.rollout.undisturbed import undisturbed
 
 
 def test_random_numbers_go_on_and_threads_can_be_set_as_before() -> None:

@@ -21,20 +21,20 @@ import pytest
 import torch
 from tiny_models import Letters, prompts, transformers_model
 
-from assent import load_settings, run
-from assent.models.decoder import Decoder
-from assent.models.digest import digest
-from assent.models.load import load_model
-from assent.rollout.accepted import Accepted, WeightsError
-from assent.rollout.build import build_engine
-from assent.rollout.engine import generate_all
-from assent.rollout.native import NativeEngine
-from assent.rollout.settings import VllmSettings
-from assent.rollout.vllm import VllmEngine
-from assent.rollout.vllm_library import prepare
-from assent.runtime.memory import release_freed_memory
-from assent.settings import SettingsError
-from assent.types import Completion, Finish, Sampling
+from plaudit import load_settings, run
+from plaudit.models.decoder import Decoder
+from plaudit.models.digest import digest
+from plaudit.models.load import load_model
+from plaudit.rollout.accepted import Accepted, WeightsError
+from plaudit.rollout.build import build_engine
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.native import NativeEngine
+from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.vllm import VllmEngine
+from plaudit.rollout.vllm_library import prepare
+from plaudit.runtime.memory import release_freed_memory
+from plaudit.settings import SettingsError
+from plaudit.types import Completion, Finish, Sampling
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: install it with `make vllm`"
@@ -430,7 +430,7 @@ def test_models_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, le
 
 def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install 'assent\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
+    with pytest.raises(ImportError, match=r"pip install 'plaudit\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
         prepare()
     assert socket.gethostname() in str(e.value), "on which of many nodes"
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.1"))

@@ -11,12 +11,12 @@ import pytest
 import torch
 from tiny_models import ROTARY, Letters, prompts, transformers_model
 
-from assent.models.base import LanguageModel, SpecialTokens
-from assent.models.load import load_model
-from assent.rollout.engine import generate_all
-from assent.rollout.settings import VllmSettings
-from assent.rollout.vllm import VllmEngine
-from assent.types import Sampling
+from plaudit.models.base import LanguageModel, SpecialTokens
+from plaudit.models.load import load_model
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.vllm import VllmEngine
+from plaudit.types import Sampling
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: install it with `make vllm`", allow_module_level=True)

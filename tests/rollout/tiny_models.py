@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from assent.rollout.accepted import WeightsError
+from plaudit.rollout.accepted import WeightsError
 
 VOCAB = 300
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from assent.runtime.head import HeadWatch, parting
+from plaudit.runtime.head import HeadWatch, parting
 
 Made = Callable[..., HeadWatch]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from assent.runtime.coroutines import Background, finished, together
-from assent.runtime.gang import Gang, Part
-from assent.runtime.local import LocalGang
+from plaudit.runtime.coroutines import Background, finished, together
+from plaudit.runtime.gang import Gang, Part
+from plaudit.runtime.local import LocalGang
 
 
 class Numbers:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from assent.runtime.memory import VARIABLES, keep_freed_memory
+from plaudit.runtime.memory import VARIABLES, keep_freed_memory
 
 FAULTS = """
 import resource
@@ -26,8 +26,8 @@ def faults():
 faults()
 print(kept, faults())
 """
-KEEP = "from assent.runtime.memory import keep_freed_memory; kept = keep_freed_memory()"
-RUN = "import sys; from assent import load_settings, run; kept = run(load_settings(sys.argv[1])) is not None"
+KEEP = "from plaudit.runtime.memory import keep_freed_memory; kept = keep_freed_memory()"
+RUN = "import sys; from plaudit import load_settings, run; kept = run(load_settings(sys.argv[1])) is not None"
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own behaviour")
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from assent.runtime import network
-from assent.runtime.network import interface_of, let_gloo_be_reached, let_nccl_raise, own_address
+from plaudit.runtime import network
+from plaudit.runtime.network import interface_of, let_gloo_be_reached, let_nccl_raise, own_address
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which interface has an address")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from assent.runtime.places import LONGEST_PAUSE, NODES, Places
-from assent.runtime.worker import NodeLost, WorkerLost
+from plaudit.runtime.places import LONGEST_PAUSE, NODES, Places
+from plaudit.runtime.worker import NodeLost, WorkerLost
 
 
 class Idle:

@@ -18,21 +18,21 @@ from typing import Any
 import pytest
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install assent[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
 
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.token import prepare
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.token import prepare
 
 SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.0, start_timeout=60.0)
 prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
-from assent.runtime import stage  # noqa: E402
-from assent.runtime.ray import RayRuntime  # noqa: E402
-from assent.runtime.ray_gang import RayGang  # noqa: E402
-from assent.runtime.ray_worker import RayWorker  # noqa: E402
-from assent.runtime.resources import ResourcesError  # noqa: E402
-from assent.runtime.worker import SenderLost, WorkerLost  # noqa: E402
+from plaudit.runtime import stage  # noqa: E402
+from plaudit.runtime.ray import RayRuntime  # noqa: E402
+from plaudit.runtime.ray_gang import RayGang  # noqa: E402
+from plaudit.runtime.ray_worker import RayWorker  # noqa: E402
+from plaudit.runtime.resources import ResourcesError  # noqa: E402
+from plaudit.runtime.worker import SenderLost, WorkerLost  # noqa: E402
 
 Runtime = tuple[RayRuntime, Callable[[Coroutine[Any, Any, Any]], Any]]
 
@@ -85,14 +85,14 @@ class Adder:
     """A rank that adds numbers up with the others."""
 
     def address(self) -> str:
-        from assent.learn.ranks import free_address
+        from plaudit.learn.ranks import free_address
 
         return free_address()
 
     def meet(self, address: str, rank: int, world: int, timeout: float) -> None:
         import torch
 
-        from assent.learn.ranks import join
+        from plaudit.learn.ranks import join
 
         self.ranks = join(address, rank, world, device=torch.device("cpu"), timeout=timeout)
 
@@ -145,8 +145,8 @@ def test_who_has_not_the_token_is_not_let_in(runtime: Runtime) -> None:
     address = ray.get_runtime_context().gcs_address
     asked = cluster.resources()["CPU"] + 1
     code = f"""
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.ray import RayRuntime
 from ray.autoscaler.v2.sdk import get_cluster_status
 print(RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start())
 demand = get_cluster_status("{address}").resource_demands.placement_group_demand
@@ -301,9 +301,9 @@ def test_a_worker_whose_event_loop_is_busy_for_long_is_well(runtime: Runtime) ->
 
 HUNGRY = """
 import asyncio
-from assent.runtime.ray import RayRuntime
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.worker import WorkerLost
+from plaudit.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.worker import WorkerLost
 from test_ray import Clerk
 
 async def steps():
@@ -366,8 +366,8 @@ def test_a_token_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         code = f"""
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.ray import RayRuntime
 RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start()
 """
         command = [sys.executable, "-c", code]
@@ -381,8 +381,8 @@ def test_where_ray_cannot_have_its_files_is_said(folder: str, tmp_path: Path) ->
     """It may not write there (a file is in the way, which holds for root too), or its sockets' names are too long."""
     (tmp_path / "file").touch()
     code = """
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.ray import RayRuntime
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.ray import RayRuntime
 RayRuntime(RuntimeSettings(kind="ray")).start()
 """
     environment = os.environ | {"RAY_TMPDIR": str(tmp_path / folder)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assent.runtime.resources import (
+from plaudit.runtime.resources import (
     Resources,
     ResourcesError,
     check_gpus,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from assent import load_settings
-from assent.runtime.settings import NO_SHARDS, SHARED, DistributedSettings, RuntimeSettings
-from assent.weights.transport import Collective, transport_of
+from plaudit import load_settings
+from plaudit.runtime.settings import NO_SHARDS, SHARED, DistributedSettings, RuntimeSettings
+from plaudit.weights.transport import Collective, transport_of
 
 TIMES = ("start", "collective", "heartbeat", "call")
 THERE = {"kind": "ray", "address": "10.0.0.1:6379"}

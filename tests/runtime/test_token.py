@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from assent.runtime.settings import RuntimeSettings
-from assent.runtime.token import GIVEN, QUIET, prepare
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.token import GIVEN, QUIET, prepare
 
 
 @pytest.fixture(autouse=True)

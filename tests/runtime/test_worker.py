@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assent.runtime.worker import Failures, TooManyFailures, WorkerLost
+from plaudit.runtime.worker import Failures, TooManyFailures, WorkerLost
 
 
 @pytest.mark.parametrize(("most", "told"), [(0, "1 worker was lost"), (3, "4 workers were lost")])

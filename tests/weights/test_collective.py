@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from assent.models.digest import digest
-from assent.runtime.worker import SenderLost, WorkerLost
-from assent.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
-from assent.weights.parcel import Parcel, pack, unpack
-from assent.weights.transport import Collective
+from plaudit.models.digest import digest
+from plaudit.runtime.worker import SenderLost, WorkerLost
+from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
+from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.transport import Collective
 
 
 class Training(Sender):

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assent.models.digest import digest
-from assent.weights.parcel import ALIGNMENT, Parcel, pack, unpack
+from plaudit.models.digest import digest
+from plaudit.weights.parcel import ALIGNMENT, Parcel, pack, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 

@@ -1,0 +1,72 @@
+"""Opens the crew that a run's settings ask for, and the cluster beneath it, and keeps them over restarts of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from plaudit.crew.base import Crew
+from plaudit.crew.local import LocalCrew
+from plaudit.crew.ray import RayCrew
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.token import prepare
+from plaudit.runtime.worker import Failures
+from plaudit.settings import Settings
+from plaudit.trainer import Plan
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray import RayRuntime
+
+
+def check_cluster(settings: RuntimeSettings) -> None:
+    """Raises ValueError where no cluster is at the address that the run is told."""
+    if settings.kind == "ray" and settings.address is not None:
+        prepare(settings)
+        from plaudit.runtime.ray import check_address
+
+        check_address(settings.address)
+
+
+class Crews:
+    """Opens the crew of a run. Where a rank is lost it is opened again: what still works is kept."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]):
+        self.settings, self.say = settings, say
+        self.failures = Failures(settings.runtime.max_failures)
+        self._runtime: RayRuntime | None = None
+        self._crew: Crew | None = None
+
+    async def open(self, plan: Plan) -> Crew:
+        """Ready workers. Raises what keeps them from being so."""
+        if isinstance(self._crew, RayCrew):
+            await self._crew.form_again(plan)
+            return self._crew
+        local = self.settings.runtime.kind == "local"
+        crew = LocalCrew(self.settings, plan, self.say) if local else await self._ray_crew(plan)
+        self._crew = crew
+        return crew
+
+    async def _ray_crew(self, plan: Plan) -> RayCrew:
+        return await RayCrew.open(self.settings, plan, self._cluster(), self.failures, self.say)
+
+    def _cluster(self) -> RayRuntime:
+        if self._runtime is None:
+            prepare(self.settings.runtime)
+            from plaudit.runtime.ray import RayRuntime
+
+            self._runtime = RayRuntime(self.settings.runtime, self.say)
+            self.say(self._runtime.start())
+        return self._runtime
+
+    def dismiss(self) -> None:
+        """End all workers; to be called in the event loop that opened them."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    def __enter__(self) -> Crews:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._runtime is not None:
+            self._runtime.close()

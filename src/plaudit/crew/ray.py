@@ -1,0 +1,336 @@
+"""Ranks, rollout workers and judges in processes of their own, on this machine or on a cluster.
+
+reserve room -> start ranks, rollout workers, judges -> gang, pool; a process is lost -> another in its place
+
+Left out: what a cluster is (`runtime/ray.py`), and what each process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from plaudit.loop.checkpoint import Writer, moved
+from plaudit.processes import make_judge, make_rollout_worker
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.workers import JudgeWorkers
+from plaudit.rollout.engine import Engine
+from plaudit.rollout.pool import Pool
+from plaudit.runtime.places import NODES, PAUSE
+from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
+from plaudit.runtime.worker import Failures, NodeLost, reason_of
+from plaudit.settings import Settings, to_plain
+from plaudit.trainer import Plan, RankProcess
+from plaudit.weights.transport import transport_of
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_gang import RayGang
+    from plaudit.runtime.ray_worker import RayWorker
+
+Result = TypeVar("Result")
+
+ROOM_AFTER = 3.0
+"""Seconds after which ranks without room get that of a rollout worker."""
+
+
+class RayCrew:
+    """Ranks and rollout workers as processes. `open` makes one.
+
+    A lost rollout worker is replaced by the pool. A lost rank takes the others with it, whose collectives are broken:
+    `form_again` starts all of them anew from a checkpoint, while rollout workers stay and wait for its weights.
+    """
+
+    apart = True
+
+    def __init__(
+        self, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
+    ):
+        self.settings, self.plan, self.runtime, self.failures, self.say = settings, plan, runtime, failures, say
+        self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
+        self.attempt = 0
+        self.gang: RayGang
+        self.ranks: list[RayWorker] = []
+        self.engine: Engine | None = None
+        self.pool: Pool | None = None
+        # Placing a worker may take start_timeout, and so may loading.
+        self._patience = 2 * settings.runtime.start_timeout
+        training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
+        rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
+        self.shares = rollout > 0 and settings.rollout.share_devices
+        told: list[Mapping[str, float]] = [settings.runtime.resources_per_worker] * training
+        told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout)
+        told += [reward.resources for reward in rewards]
+        beside = [dict(one) for one in told if "CPU" in one]
+        gpus = settings.device in ("auto", "cuda")
+        self.share = share = equal_share(runtime.nodes(), len(told) - len(beside), beside=beside, gpus=gpus)
+        self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
+        self.threads = self._threads(self.rank_bundles[0])
+        self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
+        if rollout:
+            self.engine = self.pool = Pool(
+                self._rollout_worker,
+                rollout,
+                most=settings.rollout.workers_max,
+                patience=self._patience,
+                failures=failures,
+                say=say,
+            )
+        bundles = (self.rank_bundles[0], self.rollout_bundle)
+        gpus = settings.device != "cpu" and not self.shares and all(bundle.get("GPU", 0.0) >= 1 for bundle in bundles)
+        self.transport = transport_of(settings.runtime, gpus=gpus)
+        self._rollouts = rollout
+        self._opened = False
+        self.judge_bundles = [reserved(reward.resources, share) for reward in rewards]
+        self._judges: dict[int, JudgeWorkers] = {}
+        self._rooms: dict[tuple[str, int], Any] = {}
+        self._ranks_have_room = asyncio.Event()
+        self._ranks_have_room.set()
+        self._ranks_rest = asyncio.Event()
+        self._ranks_rest.set()
+
+    @classmethod
+    async def open(
+        cls, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
+    ) -> RayCrew:
+        """Reserve, start and join everything. Raises ResourcesError at once where it does not fit."""
+        crew = cls(settings, plan, runtime, failures, say)
+        try:
+            await crew._open()
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    async def _open(self) -> None:
+        what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
+        apart = [] if self.shares else [self.rollout_bundle] * self._rollouts
+        bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
+        self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
+        check_memory(self.runtime.nodes(), len(self.rank_bundles) + self._rollouts + len(self.judge_bundles))
+        if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
+            check_gpus(self.runtime.nodes(), self.rank_bundles)
+        if advice := crowded(self.runtime.nodes(), [self._threads(bundle) for bundle in bundles]):
+            self.say(advice)
+        self.rank_group = self.runtime.reserve(self.rank_bundles)
+        if self.pool is None:
+            await self._form()
+        elif self.shares and self.settings.rollout.engine == "vllm":
+            await self._form()  # vLLM measures the devices' free memory, which ranks must not take or leave meanwhile
+            await self.pool.open()
+        else:
+            await asyncio.gather(self._form(), self.pool.open())
+        self._opened = True
+        # The last bits of vLLM's answers may go by what is decoded beside them, and so by how they arrive.
+        exact = self.pool is None or self.settings.rollout.engine != "vllm"
+        same = len(self.rank_bundles) == 1 and self.settings.rollout.max_lag == 0 and exact
+        local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
+        self.say(f"{what} are ready{local}")
+        if self.pool is not None and self.settings.runtime.weights == "store":
+            self._tell_of_store(await self.gang.any("parcel_bytes"))
+
+    def _tell_of_store(self, size: int) -> None:
+        if advice := small_store(self.runtime.nodes(), size):
+            self.say(advice)
+
+    async def form_again(self, plan: Plan) -> None:
+        """All ranks anew, from the plan's checkpoint."""
+        self.plan, self.attempt = plan, self.attempt + 1
+        self._end_ranks()
+        formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
+        await asyncio.gather(*formed)
+        if self.pool is not None and self.shares:
+            await self._sampling(self.pool)  # a rank may have been lost within `training`
+        self.say(f"{len(self.ranks)} training workers are ready again")
+
+    # --- ranks
+
+    async def _form(self) -> None:
+        from plaudit.runtime.ray_gang import RayGang
+
+        world, settings = len(self.rank_bundles), self.settings.runtime
+        for nodes in itertools.count(1):
+            await self._room_for_ranks()
+            try:
+                self.ranks = list(await asyncio.gather(*(self._rank(number) for number in range(world))))
+                break
+            except NodeLost as lost:
+                self._end_ranks()
+                if nodes > NODES:
+                    self.say(f"lost {lost}")
+                    self.failures(lost)
+                await asyncio.sleep(nodes * PAUSE)
+        gang = RayGang(self.ranks, patience=settings.collective_timeout)
+        address = await gang.any("address")
+        await gang.begin("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
+        self.gang = gang
+
+    async def _room_for_ranks(self) -> None:
+        """Where a node was lost, rollout workers give way to ranks, and take no room again before these have theirs."""
+        loop, timeout = asyncio.get_running_loop(), self.settings.runtime.start_timeout
+        until = loop.time() + timeout
+        while not await self.runtime.placed(self.rank_group, within=min(ROOM_AFTER, timeout)):
+            self._ranks_have_room.clear()
+            gave = self._opened and self._vacated("gives way to the training workers")
+            if not gave and loop.time() >= until:
+                raise self.runtime.no_room(self.rank_bundles, what=f"{len(self.rank_bundles)} training workers")
+        self._ranks_have_room.set()
+
+    async def _rank(self, number: int) -> RayWorker:
+        name, group = f"training rank {number}", self.rank_group
+        threads, sharers = self._threads(self.rank_bundles[number]), 1 + self._sharing(number)
+        return await self.runtime.spawn(
+            RankProcess, self.recipe, self.plan, name=name, group=group, place=number, threads=threads, sharers=sharers
+        )
+
+    def _end_ranks(self) -> None:
+        self.runtime.end(name="training rank")
+
+    # --- rollout workers
+
+    def _sharing(self, rank: int) -> int:
+        """Rollout workers on a rank's devices."""
+        return len(range(rank, self._rollouts, len(self.rank_bundles))) if self.shares else 0
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        if self.pool is None or not self.shares:
+            yield
+            return
+        self._ranks_rest.clear()
+        await self.pool.rest()
+        await self.gang.each("rise")
+        yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
+        await self.gang.each("rest")
+        await self._sampling(self.pool)
+
+    async def _sampling(self, pool: Pool) -> None:
+        """Ranks rest: rollout workers wake, and others may start."""
+        self._ranks_rest.set()
+        await pool.rise()
+
+    async def _rollout_worker(self, number: int) -> RayWorker:
+        """The worker of a place in the pool. Those that the run begins with must find room in time, others wait."""
+        bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
+        alone: AbstractContextManager[None] = nullcontext()
+        if self.shares:
+            place = number % len(self.rank_bundles)
+            bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
+            await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
+            await self._ranks_rest.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
+            assert self.pool is not None
+            alone = self.pool.joining()  # ranks wait for it
+        else:
+            counted = not self._opened and number < self._rollouts
+            group = await self._room(name, ("rollout", number), bundle, in_time=counted)
+        with alone:
+            return await self.runtime.spawn(
+                make_rollout_worker,
+                self.recipe,
+                name=name,
+                group=group,
+                place=place,
+                threads=self._threads(bundle),
+                sharers=sharers,
+                say=self.say,
+            )
+
+    # --- judges
+
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
+        """The same ones after ranks were formed again. They begin to start here: behind ranks and rollout workers,
+        which have room first, and while the first answers are sampled."""
+        which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
+        if which not in self._judges:
+            start = partial(self._judge, which, reward.path, reserved(reward.resources, self.share))
+            self._judges[which] = JudgeWorkers(
+                start, reward.workers, patience=self._patience, failures=self.failures, say=self.say
+            )
+            self._judges[which].open()
+        return self._judges[which]
+
+    async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
+        """The first of a number must find room in time; another in its place waits for it, while others answer."""
+        name, key = f"judge {number} ({Path(path).name})", (f"judge {which}", number)
+        group = await self._room(name, key, bundle, in_time=key not in self._rooms)
+        threads = self._threads(bundle)
+        return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
+
+    # --- room
+
+    async def _room(self, name: str, key: tuple[str, int], bundle: Mapping[str, float], *, in_time: bool) -> Any:
+        """What is reserved for a process of its own, and for those that follow it. Unless it is to be found in time, it
+        is waited for."""
+        if key not in self._rooms:
+            await self._ranks_have_room.wait()
+            self._rooms[key] = self.runtime.reserve([dict(bundle)])
+        within = self.settings.runtime.start_timeout if in_time else None
+        if not await self.runtime.placed(self._rooms[key], within=within):
+            raise self.runtime.no_room([dict(bundle)], what=name)
+        return self._rooms[key]
+
+    def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
+        """Have a rollout worker (of those named) leave its room to others, unless it is the last one."""
+        if self.pool is None or self.shares or (number := self.pool.places.give_way(among)) is None:
+            return False
+        self.runtime.give_back(self._rooms.pop(("rollout", number)))
+        self.say(f"rollout worker {number} {why}")
+        return True
+
+    def _threads(self, bundle: Mapping[str, float]) -> int:
+        return self.settings.threads or max(1, int(bundle.get("CPU", 1.0)))
+
+    # --- a crew
+
+    async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Takes: what a run does. Waits for: its end, or the first lost rank, whom nobody may be asking meanwhile while
+        rollout workers wait for its weights. Woken by: either. Gives: the result; of a lost rank WorkerLost, with the
+        work cancelled, behind whatever it does at its end."""
+        working = asyncio.ensure_future(work)
+        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
+        try:
+            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
+            lost = None if working.done() else next(one.result() for one in gone if one.done())
+        finally:
+            for one in (working, *gone):
+                one.cancel()
+            await asyncio.wait((working, *gone))
+        if lost is None:
+            return working.result()
+        if not working.cancelled() and (error := working.exception()) is not None:
+            self.say(f"what was under way ended with {type(error).__name__}: {reason_of(error)}")
+        raise lost
+
+    async def publish(self, version: int) -> None:
+        """Weights go from rank 0 to the workers; here come their version and digest alone. Nodes that are to end lose
+        their rollout workers before."""
+        if self.pool is not None:
+            leaving = self.runtime.leaving()
+            there = {worker.name for worker in self.runtime.workers if worker.node in leaving}
+            while self._vacated("leaves its node, which is to end", there):
+                pass
+            await self.pool.publish(await self.transport.pack(self.gang, version))
+
+    async def writer(self, role: str, staging: Path) -> Writer:
+        """Rank 0 writes beside the checkpoint's place, which it must be able to see."""
+        staging = staging.with_name(f"{staging.name}-{secrets.token_hex(4)}")  # a rank given up may be writing still
+        await self.gang.each("save", role, staging)
+        if not staging.is_dir():
+            raise FileNotFoundError(
+                f"training rank 0 wrote {role} to {staging}, which this machine does not see: "
+                "put `output` on storage that all nodes share"
+            )
+        return partial(moved, staging)
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+        for judges in self._judges.values():
+            judges.close()
+        self.runtime.end_workers()

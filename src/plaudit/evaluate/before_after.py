@@ -1,0 +1,170 @@
+"""A policy before and after training, in one table: did it get better, by whose measure, and how far did it move.
+
+Gold stands beside the judge: a policy that only exploits the judge rises in one and not in the other. Both policies
+answer the same prompts with the same seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.data.write import write_rows
+from plaudit.evaluate.bench import Bench
+from plaudit.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
+from plaudit.evaluate.evaluation import COMPARISON, RESULT, figure_cells, figure_json, made_folder, number
+from plaudit.evaluate.generation import Figures, generation_figures, reward_figures
+from plaudit.evaluate.policy import Answers, Policy
+from plaudit.evaluate.settings import BeforeAfterSettings
+from plaudit.evaluate.statistics import Interval
+from plaudit.monitor.console import Reporter
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+NO_BREAK = "\u00a0"
+ROWS = {
+    "gold reward": "reward/gold",
+    "judge's reward": "reward/judge",
+    "KL to before (nats)": "kl",
+    "perplexity": "perplexity",
+    "unfinished answers": "unfinished",
+    "length, tokens": "length",
+    "distinct word pairs": "distinct_2",
+}
+"""Rows of the table, each with the figure it shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeforeAfter:
+    """Figures of both, of after against before, and of the judge."""
+
+    settings: BeforeAfterSettings
+    before: Figures
+    after: Figures
+    change: dict[str, Interval]
+    """win_rate/gold, difference/gold and the judge's: of after against before, paired by prompt."""
+    judge: dict[str, Interval]
+    """The judge's accuracy and margin on held-out pairs."""
+    pairings: Sequence[Pairing]
+    """Every prompt with both answers and their scores; `first` is before, `second` after."""
+
+    @property
+    def completions(self) -> Sequence[Pairing]:
+        """The first few of them, spread over the prompts."""
+        count = min(self.settings.examples, len(self.pairings))
+        return [self.pairings[k * len(self.pairings) // count] for k in range(count)]
+
+    def json(self) -> dict[str, Any]:
+        parts: dict[str, Figures] = {
+            "before": self.before,
+            "after": self.after,
+            "change": {**self.change},
+            "judge": {**self.judge},
+        }
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            **{part: {name: figure_json(figure) for name, figure in found.items()} for part, found in parts.items()},
+        }
+
+    def table(self) -> Table:
+        """Before, after and change, each with its 95 % interval."""
+        from rich.table import Table
+
+        table = Table(title="Before and after", title_justify="left")
+        table.add_column("")
+        for title in ("before", "after", "change", "after wins"):
+            table.add_column(title, justify="right")
+        for label, name in ROWS.items():
+            if name in self.after:
+                short = name.removeprefix("reward/")
+                table.add_row(
+                    label,
+                    _cell(self.before.get(name)),
+                    _cell(self.after[name]),
+                    _cell(self.change.get(f"difference/{short}"), signed=True),
+                    _cell(self.change.get(f"win_rate/{short}")),
+                )
+        if "accuracy" in self.judge:
+            table.add_row("judge's accuracy", _cell(self.judge["accuracy"]), "", "", "")
+        return table
+
+    def examples(self) -> Table:
+        """A few completions side by side, with their scores."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title="Completions side by side", title_justify="left", show_lines=True)
+        for title in ("prompt", "before", "after"):
+            table.add_column(title, ratio=1, overflow="fold")
+        for pairing in self.completions:
+            answers = (pairing.first, pairing.second)
+            texts = [Text(f"{answer.completion.text.strip()}\n{_scores(answer.scores)}") for answer in answers]
+            table.add_row(Text(pairing.prompt.text), *texts)
+        return table
+
+    def save(self, folder: Path) -> None:
+        """Write evaluation.json and comparison.jsonl."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RESULT).write_text(json.dumps(self.json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_rows(folder / COMPARISON, (pairing_json(pairing, ("before", "after")) for pairing in self.pairings))
+
+
+def before_after(
+    before: str | Policy,
+    after: str | Policy,
+    *,
+    settings: BeforeAfterSettings,
+    judge: str | None = None,
+    out: Path | None = None,
+    reporter: Reporter | None = None,
+) -> BeforeAfter:
+    """Measure both policies (folders of checkpoints, or loaded ones); with `out`, save the result there."""
+    settings.check()
+    if out is not None:
+        made_folder(out)
+    bench = Bench(settings, reporter or Reporter(quiet=True))
+    old, new = (bench.policy(policy) if isinstance(policy, str) else policy for policy in (before, after))
+    old_figures, old_answers = _measured(bench, old, judge, "before")
+    new_figures, new_answers = _measured(bench, new, judge, "after")
+    new_figures |= bench.kl(new, old, new_answers)
+    change = comparison_figures(new_answers, old_answers, seed=settings.seed)
+    asked = judge is not None and settings.given("preferences")
+    result = BeforeAfter(
+        settings=settings,
+        before=old_figures,
+        after=new_figures,
+        change={name: figure for name, figure in change.items() if name.startswith(("win_rate", "difference"))},
+        judge=bench.judge_accuracy(bench.judge(judge)) if judge is not None and asked else {},
+        pairings=side_by_side(old_answers, new_answers),
+    )
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tuple[Figures, Answers]:
+    """What one policy shows by itself."""
+    rewards = bench.rewards(judge, policy.tokenizer)
+    answers = bench.answers(policy, bench.prompts(policy.tokenizer), rewards, name=name)
+    figures: Figures = generation_figures(answers) | reward_figures(answers)
+    if bench.settings.given("demonstrations"):
+        figures |= bench.perplexity(policy, name=name)
+    return figures, answers
+
+
+def _cell(figure: Interval | float | None, *, signed: bool = False) -> str:
+    if figure is None:
+        return ""
+    value, between, _ = figure_cells(figure)
+    sign = "+" if signed and not value.startswith("-") else ""
+    # A narrow terminal breaks the cell in front of the interval, not within it.
+    return f"{sign}{value} {between.replace(' ', NO_BREAK)}" if between else f"{sign}{value}"
+
+
+def _scores(scores: Any) -> str:
+    return ", ".join(f"{name} {'-' if score.value is None else number(score.value)}" for name, score in scores.items())

@@ -1,0 +1,138 @@
+"""Where policies are measured: loads each model once and each data set by the tokenizer that reads it, and says how far
+the work is. What is measured is in the files of the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from plaudit.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
+from plaudit.evaluate.judge import Judge
+from plaudit.evaluate.kl import kl_figures
+from plaudit.evaluate.perplexity import perplexity
+from plaudit.evaluate.policy import Answers, Policy, scored
+from plaudit.evaluate.preference import implied_margins, judge_margins, margin_figures
+from plaudit.evaluate.settings import MeasureSettings
+from plaudit.evaluate.statistics import Interval
+from plaudit.models.device import device_of
+from plaudit.monitor.console import Reporter, clock
+from plaudit.rewards.base import Reward
+from plaudit.rewards.rules import function_reward
+from plaudit.rewards.settings import RewardSettings
+from plaudit.types import Prompt, Row
+
+LOADERS: dict[str, Callable[..., Dataset[Any]]] = {
+    "prompts": load_prompts,
+    "demonstrations": load_demonstrations,
+    "preferences": load_preferences,
+}
+
+
+class Bench:
+    """Models and data of one evaluation."""
+
+    def __init__(self, settings: MeasureSettings, reporter: Reporter):
+        self.settings, self.reporter = settings, reporter
+        self.device = device_of(settings.device)
+        self.gold = None if settings.gold is None else _gold(settings)
+        self.reports: dict[str, dict[str, Any]] = {}
+        """What became of the rows of each data set that was read."""
+        self._policies: dict[str, Policy] = {}
+        self._judges: dict[str, Judge] = {}
+
+    def policy(self, path: str) -> Policy:
+        """The policy of a checkpoint."""
+        if path not in self._policies:
+            self._policies[path] = Policy.load(path, device=self.device)
+        return self._policies[path]
+
+    def judge(self, path: str) -> Judge:
+        """The judge of a checkpoint."""
+        if path not in self._judges:
+            self._judges[path] = Judge.load(path, device=self.device, token_budget=self.settings.score_tokens)
+        return self._judges[path]
+
+    def rewards(self, judge: str | None, tokenizer: Any) -> dict[str, Reward]:
+        """Everything that scores answers made with this tokenizer, by name."""
+        found: dict[str, Reward] = {} if self.gold is None else {"gold": self.gold}
+        if judge is not None:
+            found["judge"] = self.judge(judge).reward(tokenizer)
+        return found
+
+    # data
+
+    def prompts(self, tokenizer: Any) -> list[Prompt]:
+        return self._read("prompts", tokenizer)
+
+    def demonstrations(self, tokenizer: Any) -> list[Row]:
+        return [row for item in self._read("demonstrations", tokenizer) for row in item]
+
+    def preferences(self, tokenizer: Any) -> list[Row]:
+        """Chosen and rejected in turn."""
+        return [row for item in self._read("preferences", tokenizer) for row in item]
+
+    def _read(self, kind: str, tokenizer: Any) -> list[Any]:
+        settings = replace(
+            self.settings.data,
+            train=getattr(self.settings, kind),
+            limit=self.settings.limit,
+            weights=None,
+            validation_percent=0.0,
+            shuffle=False,
+        )
+        data = LOADERS[kind](settings, tokenizer, self.settings.seed)
+        for source in data.report.sources:
+            whole = source.read == source.kept and not source.pairs_dropped and not source.turns_dropped
+            if not whole or source.truncated_prompts or source.truncated_completions:
+                self.reporter.say(data.report.table(measured=True))
+                break
+        self.reports[kind] = data.report.json()
+        return data.items
+
+    # measuring
+
+    def answers(self, policy: Policy, prompts: Sequence[Prompt], rewards: dict[str, Reward], *, name: str) -> Answers:
+        """The policy's answers with their scores, under a bar with the remaining time."""
+        sampling = self.settings.sampling
+        total = len(prompts) * sampling.samples
+        with self.reporter.track(f"answers of {name}", total) as tracker:
+            answers = policy.answers(prompts, sampling, seed=self.settings.seed, advance=tracker.advance)
+            self.reporter.say(f"{name}: {total} answers in {clock(tracker.elapsed)}")
+        return scored(answers, rewards) if rewards else answers
+
+    def perplexity(self, policy: Policy, *, name: str) -> dict[str, Interval]:
+        rows = self.demonstrations(policy.tokenizer)
+        with self.reporter.track(f"perplexity of {name}", len(rows)) as tracker:
+            return perplexity(policy, rows, token_budget=self.settings.score_tokens, advance=tracker.advance)
+
+    def kl(self, policy: Policy, reference: Policy, answers: Answers) -> dict[str, Interval]:
+        with self.reporter.track("KL", 2 * sum(len(group) for group in answers)) as tracker:
+            return kl_figures(
+                policy,
+                reference,
+                answers,
+                temperature=self.settings.sampling.temperature,
+                token_budget=self.settings.score_tokens,
+                advance=tracker.advance,
+            )
+
+    def judge_accuracy(self, judge: Judge) -> dict[str, Interval]:
+        rows = self.preferences(judge.tokenizer)
+        return margin_figures(judge_margins(judge, rows), [row.group for row in rows[::2]])
+
+    def implied_accuracy(self, policy: Policy, reference: Policy) -> dict[str, Interval]:
+        rows = self.preferences(policy.tokenizer)
+        margins = implied_margins(policy, reference, rows, token_budget=self.settings.score_tokens)
+        return margin_figures(margins, [row.group for row in rows[::2]])
+
+
+def _gold(settings: MeasureSettings) -> Reward:
+    assert settings.gold is not None
+    try:
+        return function_reward(
+            RewardSettings(kind="function", name="gold", function=settings.gold, options=dict(settings.gold_options))
+        )
+    except (AttributeError, TypeError) as error:  # no such function, or one of other arguments
+        raise ValueError(f"gold: {error}") from error

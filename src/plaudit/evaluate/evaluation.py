@@ -1,0 +1,172 @@
+"""One policy and its judge, measured by settings: figures with intervals as JSON and as a table, and the answers.
+
+settings -> check -> models, data -> answers, scored -> figures of every kind asked for -> Evaluation
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.data.write import write_rows
+from plaudit.evaluate.bench import Bench
+from plaudit.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
+from plaudit.evaluate.generation import Figures, generation_figures, reward_figures
+from plaudit.evaluate.policy import Answer, Answers, Policy
+from plaudit.evaluate.settings import EvaluationSettings
+from plaudit.evaluate.statistics import Interval
+from plaudit.monitor.console import Reporter
+from plaudit.paths import at_home
+from plaudit.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RESULT, GENERATIONS, COMPARISON = "evaluation.json", "generations.jsonl", "comparison.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What was found."""
+
+    settings: EvaluationSettings
+    figures: Figures
+    """By name (perplexity, reward/gold, kl, win_rate/judge, ...): an estimate with its interval, or a plain number."""
+    answers: Sequence[Answer]
+    pairings: Sequence[Pairing]
+    """Answers of model and other, side by side, where they were compared."""
+    data: Mapping[str, Any]
+    """What became of the rows of every source."""
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            "figures": {name: figure_json(figure) for name, figure in self.figures.items()},
+            "data": dict(self.data),
+        }
+
+    def table(self) -> Table:
+        """The figures for a terminal."""
+        from rich.table import Table
+
+        table = Table(title=f"Evaluation of {self.settings.model or self.settings.judge}", title_justify="left")
+        table.add_column("figure")
+        for title in ("value", "95 % interval", "n"):
+            table.add_column(title, justify="right")
+        for name, figure in self.figures.items():
+            table.add_row(name, *figure_cells(figure))
+        return table
+
+    def save(self, folder: Path) -> None:
+        """Write evaluation.json, and the answers as JSON lines where there are any; those of another time go."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (GENERATIONS, COMPARISON):
+            (folder / name).unlink(missing_ok=True)
+        (folder / RESULT).write_text(json.dumps(self.json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        if self.answers:
+            write_rows(folder / GENERATIONS, (answer.json() for answer in self.answers))
+        if self.pairings:
+            write_rows(folder / COMPARISON, (pairing_json(pairing, ("model", "other")) for pairing in self.pairings))
+
+
+def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) -> Evaluation:
+    """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
+    load_plugins(settings.plugins)
+    settings.check()
+    folder = None if settings.out is None else at_home(settings.out)
+    if folder is not None:
+        made_folder(folder)
+    reporter = reporter or Reporter(quiet=True)
+    bench = Bench(settings, reporter)
+    kinds = settings.chosen()
+    policy = None if settings.model is None else bench.policy(settings.model)
+    figures: Figures = {}
+    answers: Answers = []
+    pairings: list[Pairing] = []
+    if policy is not None and "perplexity" in kinds:
+        figures |= bench.perplexity(policy, name="model")
+    if policy is not None and {"generation", "reward", "kl", "comparison"} & set(kinds):
+        answers, pairings, found = _by_answers(bench, settings, policy, kinds)
+        figures |= found
+    if "preference" in kinds:
+        figures |= _preference(bench, settings, policy)
+    result = Evaluation(
+        settings=settings,
+        figures=figures,
+        answers=[answer for group in answers for answer in group],
+        pairings=pairings,
+        data=bench.reports,
+    )
+    if folder is not None:
+        result.save(folder)
+        reporter.say(f"evaluation: {folder / RESULT}")
+    return result
+
+
+def _by_answers(
+    bench: Bench, settings: EvaluationSettings, policy: Policy, kinds: Sequence[str]
+) -> tuple[Answers, list[Pairing], Figures]:
+    """Everything that is read off the policy's own answers, which are drawn once."""
+    rewards = bench.rewards(settings.judge, policy.tokenizer)
+    answers = bench.answers(policy, bench.prompts(policy.tokenizer), rewards, name="model")
+    figures: Figures = {}
+    pairings: list[Pairing] = []
+    if "generation" in kinds:
+        figures |= generation_figures(answers)
+    if "reward" in kinds or (rewards and "generation" in kinds):
+        figures |= reward_figures(answers)
+    if "kl" in kinds:
+        assert settings.reference is not None
+        figures |= bench.kl(policy, bench.policy(settings.reference), answers)
+    if "comparison" in kinds:
+        assert settings.other is not None
+        other = bench.policy(settings.other)
+        prompts = bench.prompts(other.tokenizer)
+        if [prompt.id for prompt in prompts] != [group[0].prompt.id for group in answers]:
+            raise ValueError("model and other do not keep the same prompts: set data.overlong=truncate or error")
+        others = bench.answers(other, prompts, bench.rewards(settings.judge, other.tokenizer), name="other")
+        figures |= comparison_figures(answers, others, seed=settings.seed)
+        pairings = side_by_side(answers, others)
+    return answers, pairings, figures
+
+
+def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | None) -> Figures:
+    """Accuracy on pairs of the judge, or, where there is none, of the policy's log-ratios to the reference."""
+    if settings.judge is not None:
+        found, whose = bench.judge_accuracy(bench.judge(settings.judge)), "judge"
+    else:
+        assert policy is not None and settings.reference is not None
+        found, whose = bench.implied_accuracy(policy, bench.policy(settings.reference)), "policy"
+    return {f"preference/{whose}/{name}": figure for name, figure in found.items()}
+
+
+def made_folder(out: Path) -> None:
+    """Make the folder of the figures, before anything is loaded: they would be lost."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write the figures to {out}: {error.strerror}. Give another folder as out.") from error
+
+
+def figure_json(figure: Interval | float) -> Any:
+    """An interval as an object, a number as itself; what is not finite as null."""
+    if isinstance(figure, Interval):
+        return figure.json()
+    return figure if abs(figure) < float("inf") else None
+
+
+def figure_cells(figure: Interval | float) -> tuple[str, str, str]:
+    """Value, interval and count for a table."""
+    if not isinstance(figure, Interval):
+        return number(figure), "", ""
+    return number(figure.value), f"[{number(figure.low)}, {number(figure.high)}]", str(figure.count)
+
+
+def number(value: float) -> str:
+    """Three decimals, fewer where the number is large; never -0."""
+    text = f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 100 else f"{value:,.1f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text

@@ -1,0 +1,48 @@
+"""How far a policy has moved from its reference: KL(policy || reference), estimated on the policy's own answers."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plaudit.batch import Batch
+from plaudit.evaluate.policy import Advance, Answers, Policy, check_comparable, unheard
+from plaudit.evaluate.statistics import Interval, mean_interval, ratio_interval
+from plaudit.maths.kl import ESTIMATORS
+from plaudit.maths.ragged import row_sum
+
+
+def kl_figures(
+    policy: Policy,
+    reference: Policy,
+    answers: Answers,
+    *,
+    temperature: float,
+    token_budget: int = 16384,
+    advance: Advance = unheard,
+) -> dict[str, Interval]:
+    """In nats: summed over an answer and averaged over answers (`kl`), and averaged over tokens (`kl/token`).
+
+    d = log policy - log reference of each sampled token, both of logits / temperature; k1 = d, and k3, which is never
+    negative, beside it. The answers must be whole samples: nothing cut off the policy's distribution.
+    """
+    check_comparable(policy, reference)
+    batch = Batch.of([answer.row() for group in answers for answer in group])
+    ours, theirs = (
+        model.logprobs(batch, temperature=temperature, token_budget=token_budget, advance=advance)
+        for model in (policy, reference)
+    )
+    d = ours.double() - theirs.double()  # 0 on the prompts, where k1 and k3 are 0 too
+    tokens = _by_prompt(batch.trainable.double(), batch, answers)
+    figures: dict[str, Interval] = {}
+    for name, estimator in (("kl", ESTIMATORS["k1"]), ("kl_k3", ESTIMATORS["k3"])):
+        sums = _by_prompt(estimator(d), batch, answers)
+        means = [total / len(group) for total, group in zip(sums, answers, strict=True)]
+        figures[name] = mean_interval(means)
+        figures[f"{name}/token"] = ratio_interval(sums, tokens)
+    return figures
+
+
+def _by_prompt(x: Tensor, batch: Batch, answers: Answers) -> list[float]:
+    """Sums of a per-token column over all answers to each prompt."""
+    sums = iter(row_sum(x, batch.row, len(batch)).tolist())
+    return [sum(next(sums) for _ in group) for group in answers]

@@ -1,0 +1,171 @@
+"""A policy that is looked at, never trained: its answers to prompts, and its log-probs of given texts.
+
+prompts -> Policy.answers (each prompt its own seeds) -> groups of Answer -> scored by every reward -> figures
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from plaudit.batch import Batch
+from plaudit.evaluate.settings import SamplingSettings
+from plaudit.learn.scorer import Scorer
+from plaudit.models.base import LanguageModel
+from plaudit.models.load import load_model, load_tokenizer
+from plaudit.models.tokenizer import check_vocabulary
+from plaudit.rewards.base import Reward
+from plaudit.rollout.build import build_engine
+from plaudit.rollout.rollouter import completion_seed
+from plaudit.runtime.coroutines import finished, together
+from plaudit.types import Completion, Finish, Prompt, Role, Row, Sampling, Score
+
+Result = TypeVar("Result")
+Advance = Callable[[int], None]
+"""Told how many units of work have just been done."""
+SCORED_AT_ONCE = 64
+"""Prompts whose answers are with the rewards at the same time."""
+
+
+def unheard(done: int) -> None:
+    """An `Advance` for work that nobody follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One completion of a prompt, with a score by each reward."""
+
+    prompt: Prompt
+    completion: Completion
+    scores: Mapping[str, Score] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        return self.completion.finish is not Finish.LENGTH
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole completion, as it was drawn."""
+        return sum(self.completion.logprobs)
+
+    def row(self) -> Row:
+        """Prompt and completion as a row whose completion is asked about."""
+        before, after = self.prompt.tokens, self.completion.tokens
+        return Row(tokens=(*before, *after), trainable=(*(False,) * len(before), *(True,) * len(after)))
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "prompt": self.prompt.text,
+            "completion": self.completion.text,
+            "finish": str(self.completion.finish),
+            "tokens": len(self.completion.tokens),
+            "logprob": self.logprob,
+            "rewards": {name: score.value for name, score in self.scores.items()},
+        }
+
+
+Answers = list[list[Answer]]
+"""The answers to each prompt, prompts in the order of the data."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A language model with its tokenizer."""
+
+    model: LanguageModel
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, path: str, *, device: str = "cpu") -> Policy:
+        """The policy in a checkpoint's folder (or a hub id)."""
+        model, tokenizer = load_model(path, device=device), load_tokenizer(path)
+        check_vocabulary(tokenizer, model)
+        model.requires_grad_(False)
+        return cls(model.eval(), tokenizer)
+
+    def answers(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, advance: Advance = unheard
+    ) -> Answers:
+        """`sampling.samples` answers to each prompt; what is drawn depends on seed, place and weights alone."""
+        check_room(prompts, sampling, self.model)
+        names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
+        draw = Sampling(**{name: getattr(sampling, name) for name in names}, stop=tuple(sampling.stop))
+        engine = build_engine(self.model, self.tokenizer, slots=sampling.slots)
+
+        async def answer(index: int, prompt: Prompt) -> list[Answer]:
+            plan = [replace(draw, seed=completion_seed(seed, index, k)) for k in range(sampling.samples)]
+            completions = await engine.generate(prompt.tokens, plan)
+            advance(len(plan))
+            return [Answer(prompt=prompt, completion=completion) for completion in completions]
+
+        try:
+            return finished(together(answer(index, prompt) for index, prompt in enumerate(prompts)))
+        finally:
+            engine.close()
+
+    def logprobs(
+        self, batch: Batch, *, temperature: float = 1.0, token_budget: int = 16384, advance: Advance = unheard
+    ) -> Tensor:
+        """Log-probs of the batch's trained tokens under logits / temperature, 0 on the others, (n,) on the CPU."""
+        check_lengths(batch, self.model)
+        scorer = Scorer(self.model, Role.POLICY, temperature=temperature, token_budget=token_budget)
+        parts: list[Tensor] = []
+        for part in batch.consecutive(token_budget):
+            for output in scorer.outputs(part):
+                assert output.logprobs is not None
+                parts.append(output.logprobs.cpu())
+            advance(len(part))
+        return torch.cat(parts)
+
+
+def scored(answers: Answers, rewards: Mapping[str, Reward]) -> Answers:
+    """The same answers with a score by every reward, under its name."""
+
+    async def of_group(group: list[Answer]) -> list[Answer]:
+        completions = [answer.completion for answer in group]
+        found = {name: await reward.score(group[0].prompt, completions) for name, reward in rewards.items()}
+        return [
+            replace(answer, scores={**answer.scores, **{name: found[name][k] for name in found}})
+            for k, answer in enumerate(group)
+        ]
+
+    async def of_all() -> Answers:
+        result: Answers = []
+        for start in range(0, len(answers), SCORED_AT_ONCE):
+            result += await asyncio.gather(*(of_group(group) for group in answers[start : start + SCORED_AT_ONCE]))
+        return result
+
+    return finished(of_all())
+
+
+def check_room(prompts: Sequence[Prompt], sampling: SamplingSettings, model: LanguageModel) -> None:
+    """Refuse answers that would be cut by the model's context instead of by max_tokens."""
+    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+    if longest + sampling.max_tokens > model.max_positions:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens; with sampling.max_tokens={sampling.max_tokens} that is more "
+            f"than the model's {model.max_positions} positions. Lower sampling.max_tokens or data.max_prompt_tokens"
+        )
+
+
+def check_lengths(batch: Batch, model: LanguageModel) -> None:
+    """Refuse texts that the model has no positions for."""
+    longest = int(batch.lengths.max())
+    if longest > model.max_positions:
+        raise ValueError(
+            f"a text has {longest} tokens, and the model {model.max_positions} positions: lower data.max_tokens"
+        )
+
+
+def check_comparable(policy: Policy, reference: Policy) -> None:
+    """Refuse log-probs of the same ids that mean different texts."""
+    if policy.tokenizer.get_vocab() != reference.tokenizer.get_vocab():
+        raise ValueError(
+            "policy and reference have different vocabularies, so their log-probs cannot be compared: "
+            "give the model that the policy was trained from"
+        )

@@ -1,0 +1,326 @@
+"""Where a model's parameters lie among the ranks that train it or ask it: whole on each, or in shards.
+
+    load -> Whole     every rank has all of the model; gradients are summed over ranks after the backward pass
+         -> Waiting   likewise, but they wait in host memory and are on the device only while the model is asked
+         -> Sharded   FSDP2: a rank keeps its rows of weights, gradients and moments; a layer is put together while it
+                      computes, and its gradients are summed straight into shards
+
+A placement also gives whole tensors back, for checkpoints and samplers, and takes them apart. Left out: tensor and
+pipeline parallelism, and loading by shards: a rank loads the whole model first.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from plaudit.learn.ranks import Alone, Ranks, buckets
+from plaudit.models.base import LanguageModel
+
+
+class Placement(Protocol):
+    """The caller promises that every rank makes the same calls in the same order, and as many forward passes."""
+
+    ranks: Ranks
+    rounds: bool
+    """Parameters are kept in float32 and computed with in a lower precision."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        ...
+
+    def present(self) -> AbstractContextManager[None]:
+        """Within it the model can be asked: its parameters are on the device."""
+        ...
+
+    def passes(self, count: int) -> int:
+        """How many forward passes this rank must make which needs `count`."""
+        ...
+
+    def settle(self) -> None:
+        """Call after forward passes that no backward pass follows."""
+        ...
+
+    def sum(self, gradients: Iterable[Tensor]) -> None:
+        """Sum gradients over ranks, where the backward pass has not."""
+        ...
+
+    def norm(self, mine: float) -> float:
+        """The norm of the whole gradient, from that of what this rank holds."""
+        ...
+
+    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors from what ranks hold of them, by kind/parameter, on the CPU: whoever saves them may have no
+        GPU. For rank 0 alone, the others get none."""
+        ...
+
+    def part(self, key: str, tensor: Tensor) -> Tensor:
+        """What this rank holds of a whole tensor of that kind/parameter."""
+        ...
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """These parameters, whole and in the model's precision; for rank 0 alone, the others get none."""
+        ...
+
+    def whole(self) -> LanguageModel | None:
+        """The model with all of its parameters, to be saved or sent; for rank 0 alone."""
+        ...
+
+
+class Whole:
+    """Every rank has all of the model."""
+
+    rounds = False
+
+    def __init__(self, model: Any, ranks: Ranks | None = None):
+        self.model, self.ranks = model, ranks or Alone()
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    def present(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def passes(self, count: int) -> int:
+        return count
+
+    def settle(self) -> None:
+        return None
+
+    def sum(self, gradients: Iterable[Tensor]) -> None:
+        self.ranks.sum(gradients)
+
+    def norm(self, mine: float) -> float:
+        return mine
+
+    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {} if self.ranks.rank else {key: tensor.cpu() for key, tensor in tensors.items()}
+
+    def part(self, key: str, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return {} if self.ranks.rank else {name: self.model.get_parameter(name) for name in names}
+
+    def whole(self) -> LanguageModel | None:
+        return None if self.ranks.rank else self.model
+
+
+class Waiting(Whole):
+    """Every rank has all of a model that is not trained, in host memory: for the time that it is asked its parameters
+    have copies on the device. What is there for good are buffers, which are small."""
+
+    def __init__(self, model: LanguageModel, ranks: Ranks | None = None, *, device: torch.device):
+        super().__init__(model, ranks)
+        self._device = device
+        for parameter in model.parameters():
+            parameter.data = in_host_memory(parameter.data)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        waiting = [(parameter, parameter.data) for parameter in self.model.parameters()]
+        try:
+            for parameter, values in waiting:
+                copy = torch.empty_like(values, device=self._device)
+                parameter.data = copy.copy_(values, non_blocking=True)
+            yield
+        finally:
+            for parameter, values in waiting:
+                parameter.data = values
+
+
+class Sharded:
+    """Parameters in shards of rows, one a rank (FSDP2). In place: the model is sharded from here on.
+
+    Trained parameters of a low precision become float32 and are computed with in the precision that they had; their
+    gradients are summed in float32. `cpu_offload` keeps shards, gradients and moments in the CPU's memory.
+    """
+
+    def __init__(self, model: LanguageModel, ranks: Ranks, *, device: torch.device, cpu_offload: bool = False):
+        self.model, self.ranks = model, ranks
+        self._device = device
+        self.empty = _without_values(model)
+        self.dtypes = {name: p.dtype for name, p in model.named_parameters()}
+        self.rows = {name: p.shape[0] for name, p in model.named_parameters()}
+        trained = {p.dtype for p in model.parameters() if p.requires_grad}
+        low = [dtype for dtype in trained if dtype.itemsize < 4]
+        self.rounds = bool(low)
+        for parameter in model.parameters():
+            if parameter.requires_grad and self.rounds:
+                parameter.data = parameter.data.float()
+        _shard(model, device, ranks.world, compute=low[0] if low else None, cpu_offload=cpu_offload)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def present(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def passes(self, count: int) -> int:
+        """As many as any other: in each the ranks put layers together."""
+        return self.ranks.most(count)
+
+    def settle(self) -> None:
+        """Let go of what the last forward pass put together: it would go stale, and takes memory."""
+        self.model.reshard()  # type: ignore[operator]
+
+    def sum(self, gradients: Iterable[Tensor]) -> None:
+        for _ in gradients:  # parameters that no row touched get their zeros
+            pass
+
+    def norm(self, mine: float) -> float:
+        return math.sqrt(self.ranks.total(mine * mine))
+
+    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = {key: tensor.cpu() for key, tensor in tensors.items() if tensor.dim() == 0 and self.ranks.rank == 0}
+        split = [key for key, tensor in tensors.items() if tensor.dim() > 0]
+        keys = iter(split)
+        for bucket in buckets(self._padded(key, tensors[key]) for key in split):
+            shards = self.ranks.gather(torch.cat([tensor.reshape(-1) for tensor in bucket]))
+            pieces = [torch.split(shard, [tensor.numel() for tensor in bucket]) for shard in shards]
+            for number, tensor in enumerate(bucket):
+                key = next(keys)
+                if pieces:
+                    whole = torch.cat([piece[number].view(tensor.shape) for piece in pieces])
+                    found[key] = whole[: self.rows[_parameter(key)]].cpu()
+        return {key: found[key] for key in tensors if key in found}
+
+    def part(self, key: str, tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0:
+            return tensor
+        size = self._share(key)
+        return tensor[self.ranks.rank * size : (self.ranks.rank + 1) * size]
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return self.full({name: local(self.model.get_parameter(name)).to(self.dtypes[name]) for name in names})
+
+    def whole(self) -> LanguageModel | None:
+        tensors = self.parameters(self.dtypes)
+        if not tensors:
+            return None
+        filled = {
+            id(p): nn.Parameter(tensors[name], requires_grad=p.requires_grad)
+            for name, p in self.empty.named_parameters()
+        }
+        return copy.deepcopy(self.empty, filled)
+
+    def _share(self, key: str) -> int:
+        """Rows of a rank; the last ones may have fewer, or none."""
+        return -(-self.rows[_parameter(key)] // self.ranks.world)
+
+    def _padded(self, key: str, shard: Tensor) -> Tensor:
+        """As many rows as on every other rank."""
+        lacking = self._share(key) - shard.shape[0]
+        return shard if not lacking else torch.cat((shard, shard.new_zeros(lacking, *shard.shape[1:])))
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor: itself, or the shard of a sharded one, sharing its memory."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def apart(device: torch.device | str) -> bool:
+    """Whether its memory is not the host's, so that there is something to wait in host memory for."""
+    return torch.device(device).type != "cpu"
+
+
+def in_host_memory(values: Tensor) -> Tensor:
+    """Of a tensor on a GPU a copy where that reads and writes at full speed, and while the host goes on; itself, where
+    it lies on the CPU."""
+    if not apart(values.device):
+        return values
+    pinned = values.device.type == "cuda"
+    return torch.empty_like(values, device="cpu", pin_memory=pinned).copy_(values)
+
+
+def recompute_layers(model: LanguageModel) -> None:
+    """Activation checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174): a layer keeps its input alone for
+    the backward pass, which computes the layer again. In place."""
+    if not model.blocks:
+        raise ValueError(
+            f"{type(model).__name__} does not say what its layers are: set learn.activation_checkpointing=false"
+        )
+    for block in model.blocks:
+        block.forward = partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **named)
+    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def _shard(
+    model: LanguageModel, device: torch.device, world: int, *, compute: torch.dtype | None, cpu_offload: bool
+) -> None:
+    """Each layer is a unit; embeddings, last norm and head are one, which stays put together until its backward pass:
+    log-probs are read off the head's weight after `forward`. Raises ValueError where passes go by the rows' lengths, or
+    parameters by the tokens and torch could not sum them."""
+    if model.turn:
+        raise ValueError(
+            "runtime.strategy=fsdp cannot shard a model with rotary frequencies of two kinds (longrope): rows of "
+            "either kind are computed apart, and ranks would wait for passes that others do not make. Set "
+            "runtime.strategy=replicate"
+        )
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+
+    sums_unused = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # from torch 2.13 on
+    if not (sums_unused or model.caches):
+        raise ValueError(
+            f"runtime.strategy=fsdp with torch {torch.__version__} cannot shard a model that runs through "
+            "transformers: where it uses some parameters for some tokens alone (experts), ranks would sum others' "
+            "gradients. Take torch 2.13 or newer, or set runtime.strategy=replicate"
+        )
+    mesh = init_device_mesh(device.type, (world,))
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=None if compute is None else torch.float32)
+    offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=offload)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=offload)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # sums, not means: a batch's weights are shares of the whole step
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if sums_unused:
+                module.set_reduce_scatter_unused_params(True)
+
+
+def _without_values(model: LanguageModel) -> LanguageModel:
+    """The model's shape, on no memory."""
+    empty: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    return copy.deepcopy(model, empty)
+
+
+def _parameter(key: str) -> str:
+    """Of kind/parameter, or of a parameter's name alone."""
+    return key.rpartition("/")[2]

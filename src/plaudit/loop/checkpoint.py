@@ -1,0 +1,257 @@
+"""Checkpoints that are whole or absent.
+
+    checkpoints/policy/epoch1epochstep5globalstep5/   Hugging Face files + manifest.json
+    checkpoints/critic/...                            likewise, for every role that is trained
+    checkpoints/state/epoch1epochstep5globalstep5/    optimizer, cursor, counters, RNG + manifest.json
+
+Each folder is written under a temporary name, flushed to disk, sealed by a manifest of SHA-256 digests and renamed. The
+state folder comes last and names the digests of the role folders' manifests: it is what commits the checkpoint.
+Tensors are safetensors and the rest is JSON; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from plaudit.models.load import best_checkpoint
+from plaudit.paths import unwritable
+
+STATE, MANIFEST = "state", "manifest.json"
+_NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
+
+Writer = Callable[[Path], None]
+"""Writes a role's model into an empty folder."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, incomplete or not there."""
+
+
+class UnwritableError(RuntimeError):
+    """Storage took nothing more: it is full, or may not be written to."""
+
+
+class Store:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def write(
+        self, name: str, roles: Mapping[str, Writer], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> None:
+        """Save and commit one checkpoint. An older uncommitted one of the same name is replaced."""
+        seals = {role: self._publish(role, name, write) for role, write in roles.items()}
+
+        def write_state(folder: Path) -> None:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "tensors.safetensors")
+            (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
+
+        self._publish(STATE, name, write_state)
+
+    @contextlib.contextmanager
+    def writing(self, what: Path) -> Iterator[None]:
+        """Within it, storage that cannot be written to ends as an UnwritableError, which says from where the run can go
+        on. What is half written then makes room. `what`: what is being written, or the folder of it."""
+        try:
+            yield
+        except Exception as error:
+            reason = unwritable(error)
+            if reason is None:
+                raise
+            self.sweep()
+            place = getattr(error, "filename", None) or what
+            raise UnwritableError(f"{place} cannot be written: {reason}. {self._left()}") from error
+
+    def _left(self) -> str:
+        """From where a run can go on, for people."""
+        try:
+            newest = self.latest()[0]
+        except CheckpointError:
+            return f"{self.folder} has no whole checkpoint yet: once it can be written to, start the run again"
+        return f"The newest whole checkpoint is {newest}: once it can be written to, resume=latest goes on from there"
+
+    def _publish(self, role: str, name: str, write: Writer) -> str:
+        with self.writing(self.folder / role / name):
+            return _publish(self.folder / role / name, write)
+
+    def staging(self, role: str) -> Path:
+        """Where a role's files may lie until they are written; `sweep` removes what is left there."""
+        return self.folder / role / ".writing-ahead"
+
+    def names(self) -> list[str]:
+        """Committed checkpoints, oldest first."""
+        found = [p.name for p in (self.folder / STATE).glob("*") if _NAME.fullmatch(p.name)]
+        return sorted(found, key=_step)
+
+    def latest(self) -> tuple[str, list[str]]:
+        """The newest checkpoint that verifies, and what was wrong with newer ones. Raises CheckpointError without
+        one."""
+        problems: list[str] = []
+        for name in reversed(self.names()):
+            try:
+                self.verify(name)
+            except CheckpointError as error:
+                problems.append(str(error))
+            else:
+                return name, problems
+        detail = f": {'; '.join(problems)}" if problems else " (none was committed)"
+        raise CheckpointError(f"no whole checkpoint in {self.folder}{detail}")
+
+    def verify(self, name: str) -> None:
+        """Raise CheckpointError unless every file of the checkpoint is what was written, and no other is there."""
+        folder = self.folder / STATE / name
+        _verify(folder)
+        for role, seal in self._values(folder)["roles"].items():
+            part = self.folder / role / name
+            if _verify(part) != seal:
+                raise CheckpointError(f"{part} is not the one that {folder} was saved with")
+
+    def read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and values of a checkpoint's state. Call `verify` before."""
+        folder = self.folder / STATE / name
+        return load_file(folder / "tensors.safetensors"), self._values(folder)
+
+    def model(self, role: str, name: str | None = None) -> Path:
+        """Folder of a role's model, of the best checkpoint (`evaluate.best`) or else the newest unless named."""
+        return self.folder / role / (name or self._best_or_newest())
+
+    def _best_or_newest(self) -> str:
+        """The best checkpoint that the newest whole one tells of, if that is whole too."""
+        newest = self.latest()[0]
+        best = best_checkpoint(self.folder / STATE / newest)
+        if best is None or best == newest:
+            return newest
+        try:
+            self.verify(best)
+        except CheckpointError:
+            return newest
+        return best
+
+    def prune(self, keep: int, *, spare: str | None = None) -> None:
+        """Remove all but the newest `keep` checkpoints, and the one to `spare`; 0 keeps all."""
+        for name in self.names()[:-keep] if keep else []:
+            if name != spare:
+                self._remove(name)
+
+    def drop_after(self, name: str) -> None:
+        """Remove every checkpoint of a later step: a run that goes on from `name` makes its own."""
+        for later in self.names():
+            if _step(later) > _step(name):
+                self._remove(later)
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save or removal left behind; models alone, where somebody took all states away,
+        stay."""
+        for path in self.folder.glob("*/.writing-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        committed = set(self.names())
+        for path in self.folder.glob("*/*") if committed else ():
+            if _NAME.fullmatch(path.name) and path.name not in committed:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _remove(self, name: str) -> None:
+        """The state first: half a removal is no checkpoint."""
+        folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
+        for folder in folders:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+    @staticmethod
+    def _values(folder: Path) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((folder / "values.json").read_text())
+        return values
+
+
+def _step(name: str) -> int:
+    match = _NAME.fullmatch(name)
+    assert match is not None, name
+    return int(match[1])
+
+
+def _publish(target: Path, write: Writer) -> str:
+    """Write, flush, seal, rename. Returns the digest of the manifest."""
+    writing = target.parent / f".writing-{target.name}"
+    shutil.rmtree(writing, ignore_errors=True)
+    make_folder(target.parent)
+    writing.mkdir()
+    write(writing)
+    files = {name: _digest(writing / name) for name in _names(writing)}
+    manifest = writing / MANIFEST
+    manifest.write_text(json.dumps({"files": files}, indent=1))
+    for name in files:  # safetensors closes its files to all but their owner, whatever the umask says
+        with contextlib.suppress(OSError):  # not every file system has modes
+            (writing / name).chmod(manifest.stat().st_mode)
+    for path in [*writing.rglob("*"), writing]:
+        _flush(path)
+    seal = _digest(manifest)
+    if target.exists():
+        shutil.rmtree(target)
+    writing.rename(target)
+    _flush(target.parent)
+    return seal
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, their entries flushed: without its entry, what is flushed inside is lost."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _flush(made.parent)
+
+
+def _names(folder: Path) -> list[str]:
+    """Every file in the folder and those below it, by its path from there."""
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def _verify(folder: Path) -> str:
+    manifest = folder / MANIFEST
+    try:
+        files = json.loads(manifest.read_text())["files"]
+        damaged = sorted(name for name, digest in files.items() if _digest(folder / name) != digest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder} is incomplete: {error}") from error
+    if damaged:
+        raise CheckpointError(f"{folder} is damaged: {', '.join(damaged[:3])} changed since it was saved")
+    # Hidden ones are the file system's own business, and nothing here reads them.
+    added = [name for name in _names(folder) if name not in files and name != MANIFEST and not _hidden(name)]
+    if added:
+        listed = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
+        raise CheckpointError(f"{folder} holds files that it was not saved with: {listed}. Move them elsewhere")
+    return _digest(manifest)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in Path(name).parts)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def moved(staging: Path, folder: Path) -> None:
+    """A writer's work where it was written elsewhere."""
+    for path in list(staging.iterdir()):
+        path.rename(folder / path.name)
+    staging.rmdir()

@@ -1,0 +1,114 @@
+"""Where a run is, what a step delivered, and what hooks get to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from plaudit.batch import Batch
+from plaudit.types import Group, Stats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a source hands to the loop: rows for one step and where they came from."""
+
+    batch: Batch | None
+    """None if nothing drawn carried a signal: the step passes without an update and is counted."""
+    epoch: int
+    """1-based."""
+    epochs_done: int = 0
+    """Passes over the data that are complete with it, all told: one delivery may complete several."""
+    stats: Stats = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    """Online methods: every group whose rows are in the batch."""
+    dropped: tuple[Group, ...] = ()
+    """Those that others replaced, as they carried no signal."""
+
+
+class BatchSource(Protocol):
+    """The caller promises to call `done` for each delivery after its weights were published. The implementer promises
+    deliveries in a fixed order for a seed, and that `restore(state())` goes on behind the last delivery."""
+
+    async def next(self) -> Delivery: ...
+
+    async def done(self, delivery: Delivery) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Counters of a run; all are saved with a checkpoint."""
+
+    step: int = 0
+    """Training steps done."""
+    epoch: int = 1
+    epoch_step: int = 0
+    epochs_done: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    """Wall-clock seconds up to the end of this step's training, with evaluations and saves before it and with earlier
+    sittings of a resumed run."""
+    skipped: int = 0
+    """Steps in a row with an update that was not made because a loss or gradient was not finite."""
+
+    def after(self, delivery: Delivery, *, seconds: float, skipped: bool) -> Progress:
+        """The counters once a delivery was learned from."""
+        same = delivery.epoch == self.epoch
+        tokens = 0 if delivery.batch is None else int(delivery.batch.tokens.shape[0])
+        return replace(
+            self,
+            step=self.step + 1,
+            epoch=delivery.epoch,
+            epoch_step=self.epoch_step + 1 if same else 1,
+            epochs_done=delivery.epochs_done,
+            tokens=self.tokens + tokens,
+            seconds=self.seconds + seconds,
+            skipped=self.skipped + 1 if skipped else 0,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of a checkpoint taken here."""
+        return f"epoch{self.epoch}epochstep{self.epoch_step}globalstep{self.step}"
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What hooks see after a step. `stats` grows: what a hook returns is merged for the hooks behind it."""
+
+    progress: Progress
+    delivery: Delivery
+    batch: Batch | None
+    """The delivered batch with all its columns."""
+    stats: Stats
+    last: bool
+    """The run ends after this step, as planned."""
+    stopping: bool = False
+    """It ends after this step because it was asked to: save, but record nothing that an undisturbed run would not."""
+
+
+class Hook(Protocol):
+    async def __call__(self, moment: Moment) -> Stats | None:
+        """Look at a step; return further figures of it, if any."""
+        ...
+
+
+def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
+    """The hooks, kept for every time that the loop begins. Raises TypeError for what is none."""
+    if not isinstance(hooks, Iterable):
+        raise TypeError(f"hooks={hooks!r:.80} must be a list of hooks: [{getattr(hooks, '__name__', 'hook')}]")
+    hooks = tuple(hooks)
+    for hook in hooks:
+        if not callable(hook):
+            raise TypeError(f"hooks: {hook!r:.80} is no hook, which is called with a Moment after every step")
+    return hooks

@@ -1,0 +1,172 @@
+"""What an online run learned from, written down step by step, for a run that learns from it again instead of sampling.
+
+    step -> RecordGroups -> groups.jsonl -> Record.rollout -> the same groups, by the same loop -> the same weights
+
+Only this much of an asynchronous run is up to chance: which version drew a token, which answer a reward failed on. What
+follows from a step's groups is computed alike every time. A line is a step, so that a torn one is no step; floats are
+written in full. Left out: evaluation, which samples too and changes nothing, and rewards, which are in the groups.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from plaudit.loop.progress import Moment
+from plaudit.monitor.sinks import JsonLines
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, Stats
+
+
+class RecordError(ValueError):
+    """A record that is not of this run, or not whole."""
+
+
+class RecordGroups:
+    """A hook that writes every group that a step drew, those without a signal included. The file's first line tells how
+    many threads a rank has: the last bits of a sum depend on it."""
+
+    def __init__(self, sink: JsonLines, *, after: int, threads: int):
+        """Go on behind step `after`; what was written of later steps is dropped."""
+        self.sink, path = sink, sink.path
+        self.sink.truncate_after(after)
+        if not path.exists() or not path.stat().st_size:
+            self.sink.write({"threads": threads})
+        found = Record(path)
+        if found.steps != after:
+            raise RecordError(
+                f"rollout.record=true goes on behind step {after}, but {path} has the first {found.steps} steps: "
+                "record a run from its start, or set rollout.record=false"
+            )
+        if found.threads != threads:
+            raise RecordError(
+                f"{path} was recorded with {found.threads} threads a rank, now there are {threads}: set "
+                f"threads={found.threads}"
+            )
+
+    async def __call__(self, moment: Moment) -> Stats:
+        groups = sorted((*moment.delivery.groups, *moment.delivery.dropped), key=lambda group: group.index)
+        self.sink.write({"step": moment.progress.step, "groups": [as_json(group) for group in groups]})
+        return {}
+
+
+class Record:
+    """A recorded run's groups by their index."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.threads = 0
+        self.steps = 0
+        """Whole steps, from the first on."""
+        self._places: dict[int, int] = {}  # of a group's line in the file, by its index
+        self._line: tuple[int, dict[int, Any]] = (-1, {})  # the newest one that was read: groups are asked for in order
+        for place, content in _lines(path):
+            self.threads = content.get("threads", self.threads)
+            self.steps = content.get("step", self.steps)
+            self._places |= {group["index"]: place for group in content.get("groups", ())}
+
+    async def rollout(self, index: int, prompt: Prompt) -> Group:
+        """The recorded group of this prompt. Raises RecordError where the record has none, or one of another prompt."""
+        if index not in self._places:
+            raise RecordError(f"{self.path} ends before prompt {index} of the run")
+        values = self._groups(self._places[index])[index]
+        if tuple(values["prompt_tokens"]) != prompt.tokens:
+            raise RecordError(
+                f"prompt {index} of the run is {prompt.id!r} here, and {values['prompt']!r} in {self.path}"
+                f"{' with other tokens' if values['prompt'] == prompt.id else ''}: the data has changed since"
+            )
+        return from_json(values, prompt)
+
+    def _groups(self, place: int) -> dict[int, Any]:
+        if self._line[0] != place:
+            with self.path.open("rb") as file:
+                file.seek(place)
+                self._line = place, {group["index"]: group for group in json.loads(file.readline())["groups"]}
+        return self._line[1]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each whole line's place in the file and what it says."""
+    place = 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield place, json.loads(line)
+            place += len(line)
+
+
+class Compare:
+    """A hook of a replay: says whether its figures are those of the recorded run, to the last digit."""
+
+    def __init__(self, recorded: Sequence[Mapping[str, Any]], say: Callable[[str], None]):
+        self.recorded = {record["step"]: record for record in recorded}
+        self.say = say
+        self.differs, self.missing = False, list[int]()
+
+    async def __call__(self, moment: Moment) -> Stats:
+        step = moment.progress.step
+        theirs = self.recorded.get(step)
+        if theirs is None:  # the run was ended between its record of samples and that of figures
+            self.missing.append(step)
+            theirs = {}
+        for name, value in moment.stats.items():
+            other = theirs.get(name, value)
+            if not self.differs and not name.startswith("time/") and math.isfinite(value) and other != value:
+                self.differs = True
+                self.say(f"warning: the replay differs from the record in step {step}: {name} is {value}, was {other}")
+        if moment.last and not self.differs:
+            lack = f", which has none of step {', '.join(map(str, self.missing))}" if self.missing else ""
+            self.say(f"the replay's figures are those of the recorded run, up to step {step}{lack}")
+        return {}
+
+
+def as_json(group: Group) -> dict[str, Any]:
+    return {
+        "index": group.index,
+        "prompt": group.prompt.id,
+        "prompt_tokens": group.prompt.tokens,
+        "responses": [_response_json(response) for response in group.responses],
+    }
+
+
+def _response_json(response: Response) -> dict[str, Any]:
+    completion, score = response.completion, response.score
+    return {
+        "tokens": completion.tokens,
+        "logprobs": completion.logprobs,
+        "versions": [[version, len(list(run))] for version, run in groupby(completion.versions)],
+        "untrained": [place for place, trained in enumerate(response.trainable) if not trained],
+        "text": completion.text,
+        "finish": str(completion.finish),
+        "score": score.value,
+        "parts": dict(score.parts),
+        "reason": score.reason,
+        "reward": response.reward,
+        "greedy": response.greedy,
+    }
+
+
+def from_json(values: Mapping[str, Any], prompt: Prompt) -> Group:
+    responses = tuple(_response(response) for response in values["responses"])
+    return Group(index=values["index"], prompt=prompt, responses=responses)
+
+
+def _response(values: Mapping[str, Any]) -> Response:
+    untrained = set(values["untrained"])
+    completion = Completion(
+        tokens=tuple(values["tokens"]),
+        logprobs=tuple(values["logprobs"]),
+        versions=tuple(version for version, count in values["versions"] for _ in range(count)),
+        text=values["text"],
+        finish=Finish(values["finish"]),
+    )
+    return Response(
+        completion=completion,
+        trainable=tuple(place not in untrained for place in range(len(completion.tokens))),
+        score=Score(value=values["score"], parts=values["parts"], reason=values["reason"]),
+        reward=values["reward"],
+        greedy=values["greedy"],
+    )

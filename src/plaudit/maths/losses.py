@@ -1,0 +1,121 @@
+"""Losses, one value a token (n,) or a pair (p,): who minimises them multiplies by weights and sums (`aggregate.py`)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from plaudit.maths.ragged import row_mean, row_sum
+
+
+def log_ratio(current: Tensor, old: Tensor, trainable: Tensor, row: Tensor, rows: int, *, level: str) -> Tensor:
+    """log pi_current - log pi_old on trained tokens, (n,), at one of three levels.
+
+    `token`: each token its own. `sequence`: every token of a row carries the row's sum (RLOO's paper). `geometric`:
+    the row's mean (GSPO, Zheng et al. 2025, https://arxiv.org/abs/2507.18071, eq. 7).
+    """
+    difference = torch.where(trainable, current - old, torch.zeros_like(current))
+    if level == "token":
+        return difference
+    if level == "sequence":
+        return row_sum(difference, row, rows)[row] * trainable
+    return row_mean(difference, trainable, row, rows)[row] * trainable
+
+
+def clipped_policy(
+    log_ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float | None = None
+) -> Tensor:
+    """max(-A rho, -A clip(rho, 1 - low, 1 + high)), (n,). With `dual` c > 1: at most -c A where A < 0.
+
+    The pessimistic of the two: moving further than the clip earns nothing, moving back is never hindered.
+    PPO, Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; dual clip, Ye et al. 2020; low != high is
+    DAPO's clip-higher, Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 10.
+    """
+    # Beyond this the loss is flat. An overflow there would be 0 * inf, which is no number, in the loss or its gradient.
+    flat = torch.where(advantages < 0, math.inf if dual is None else math.log(dual), math.log1p(high)) + 1.0
+    ratio = torch.minimum(log_ratio, flat.to(log_ratio)).exp()
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - low, 1.0 + high))
+    if dual is None:
+        return loss
+    return torch.where(advantages < 0, torch.minimum(loss, -dual * advantages), loss)
+
+
+def off_policy_weight(
+    learner: Tensor, sampler: Tensor, trainable: Tensor, row: Tensor, rows: int, *, how: str, cap: float
+) -> Tensor:
+    """w = pi_learner / pi_sampler of samples that another policy drew, bounded; 1 on untrained tokens, (n,).
+
+    `truncate`: each token's own, at most `cap` (truncated importance sampling, Ionides 2008; for samplers that are not
+    the learner, Yao et al. 2025). `mask`: 1 for the tokens of a row whose ratio of all tokens together lies in
+    [1 / cap, cap], else 0. `learner` are its log-probs before the step's first update, `sampler` the behaviour's.
+    """
+    difference = torch.where(trainable, learner - sampler, torch.zeros_like(learner))
+    if how == "truncate":
+        return difference.clamp(max=math.log(cap)).exp()
+    whole = row_sum(difference, row, rows)
+    within = whole.abs() <= math.log(cap)
+    return torch.where(trainable, within[row].to(learner), torch.ones_like(learner))
+
+
+def clip_fraction(log_ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
+    """1 where the clip takes the gradient away, else 0. (n,)"""
+    ratio = log_ratio.exp()
+    above = (advantages > 0) & (ratio > 1.0 + high)
+    below = (advantages < 0) & (ratio < 1.0 - low)
+    return (above | below).float()
+
+
+def clipped_value(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:
+    """1/2 max((V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2), (n,); V_old is the value at rollout."""
+    plain = (values - returns).square()
+    if clip is None:
+        return 0.5 * plain
+    held = old + (values - old).clamp(-clip, clip)
+    return 0.5 * torch.maximum(plain, (held - returns).square())
+
+
+def preference_margin(
+    policy: Tensor, reference: Tensor, trainable: Tensor, row: Tensor, rows: int, *, average: bool = False
+) -> Tensor:
+    """h = (chosen - rejected) of log-ratios summed (or averaged) over each row, for adjacent rows, (rows / 2,)."""
+    difference = policy - reference
+    if average:
+        ratio = row_mean(difference, trainable, row, rows).view(-1, 2)
+    else:
+        ratio = row_sum(difference * trainable, row, rows).view(-1, 2)
+    return ratio[:, 0] - ratio[:, 1]
+
+
+def dpo_sigmoid(h: Tensor, *, beta: float, smoothing: float = 0.0) -> Tensor:
+    """-(1 - s) log sigma(beta h) - s log sigma(-beta h), (p,). Rafailov et al. 2023, https://arxiv.org/abs/2305.18290,
+    eq. 7; s > 0 is cDPO (Mitchell 2023): labels are flipped with probability s."""
+    return -(1.0 - smoothing) * logsigmoid(beta * h) - smoothing * logsigmoid(-beta * h)
+
+
+def dpo_robust(h: Tensor, *, beta: float, smoothing: float) -> Tensor:
+    """((1-s)(-log sigma(beta h)) - s (-log sigma(-beta h))) / (1 - 2s), (p,): unbiased under flips with probability s.
+    Chowdhury et al. 2024, https://arxiv.org/abs/2403.00409, eq. 10."""
+    clean, flipped = -logsigmoid(beta * h), -logsigmoid(-beta * h)
+    return ((1.0 - smoothing) * clean - smoothing * flipped) / (1.0 - 2.0 * smoothing)
+
+
+def ipo(h: Tensor, *, beta: float) -> Tensor:
+    """(h - 1 / (2 beta))^2, (p,), on summed log-ratios. Azar et al. 2023, https://arxiv.org/abs/2310.12036, eq. 17."""
+    return (h - 1.0 / (2.0 * beta)).square()
+
+
+def dpo_hinge(h: Tensor, *, beta: float) -> Tensor:
+    """max(0, 1 - beta h), (p,). SLiC, Zhao et al. 2023, https://arxiv.org/abs/2305.10425."""
+    return torch.relu(1.0 - beta * h)
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, *, centring: float = 0.0) -> Tensor:
+    """-log sigma(r_c - r_r - margin) + c (r_c + r_r)^2, (p,).
+
+    Bradley and Terry 1952; margin: Llama 2, https://arxiv.org/abs/2307.09288, eq. 2; centring: Eisenstein et al. 2023,
+    https://arxiv.org/abs/2312.09244.
+    """
+    return -logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected).square()

@@ -1,0 +1,257 @@
+"""One decoder for the dense families: GPT-2, Llama, Mistral, Qwen2, Qwen3 and their like, by configuration.
+
+    tokens (n,) + context -> embed -> layers x [norm, attention, norm, MLP] -> norm -> hidden (n, width) -> head
+
+The tokens of all sequences lie end to end; who sees whom is the context's affair (`context.py`). Training and
+generation run this same code on the same parameters, so sampler and learner agree. Hugging Face names and files are
+`families.py` and `load.py`. Left out: dropout (RLHF recipes train without it), experts, cross-attention, encoders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from plaudit.maths.invariant import Linear, entrywise, filled
+from plaudit.models.base import LanguageModel, SpecialTokens
+from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
+from plaudit.models.context import Context
+from plaudit.models.families import write_config
+from plaudit.models.files import write_safetensors
+from plaudit.models.fresh import draw_normal, generator
+from plaudit.models.fused import embed, gelu_tanh, rms_norm, rotate, swiglu
+from plaudit.models.gather import Reading, gathered
+from plaudit.models.layout import stored_tensors
+from plaudit.models.lowrank import merged_parameters
+from plaudit.models.settings import LoraSettings
+
+__all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
+
+
+def _activation(name: str, x: Tensor) -> Tensor:
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "relu": F.relu,
+        "gelu_tanh": gelu_tanh,
+        "silu": partial(entrywise, F.silu),
+        "gelu": partial(entrywise, F.gelu),
+    }
+    return functions[name](x)
+
+
+def _norm(config: DecoderConfig, width: int) -> nn.Module:
+    if config.norm == "layer":
+        return nn.LayerNorm(width, eps=config.norm_eps)
+    return RMSNorm(width, eps=config.norm_eps)
+
+
+class Embedding(nn.Embedding):
+    """Torch's, but for random values on the meta device, which holds none: torch loads its compiler to make none."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class RMSNorm(nn.RMSNorm):
+    """Torch's, without its passes over memory on the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rotary_frequencies(config: DecoderConfig) -> Tensor:
+    """Inverse frequencies of the rotary embedding (Su et al. 2021), scaled as Llama 3.1 does. Shape (head_dim / 2,)."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponent)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    wavelength = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    smooth = ((scaling.original_positions / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with one fused projection for query, key and value."""
+
+    def __init__(self, config: DecoderConfig, layer: int):
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
+        out = self.heads * self.dim
+        self.qkv = Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
+        self.output = Linear(out, config.width, bias=config.output_bias)
+        self.query_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(self.dim, eps=config.norm_eps) if config.qk_norm else None
+
+    def forward(
+        self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None
+    ) -> Tensor:
+        n, dim = x.shape[0], self.dim
+        sizes = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim]
+        query, key, value = (part.view(n, -1, dim) for part in self.qkv(x).split(sizes, dim=-1))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotary is not None:
+            query, key = rotate(query, *rotary), rotate(key, *rotary)
+        attended = context.attend(self.layer, query, key, value)
+        return self.output(attended if read is None else gathered(attended, read))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Plain (up, activation, down) or gated (activation(gate) * up, down) with gate and up in one projection."""
+
+    def __init__(self, config: DecoderConfig):
+        super().__init__()
+        self.gated, self.activation = config.mlp == "gated", config.activation
+        self.up = Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
+        self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        hidden = self.up(filled(x))
+        if not self.gated:
+            hidden = _activation(self.activation, hidden)
+        elif self.activation == "silu":
+            hidden = swiglu(hidden)
+        else:
+            gate, up = hidden.chunk(2, dim=-1)
+            hidden = _activation(self.activation, gate) * up
+        out: Tensor = self.down(hidden)
+        return out if out.shape[0] == rows else out[:rows]
+
+
+class Layer(nn.Module):
+    """Pre-norm residual block; after attention it may go on with some of the tokens alone."""
+
+    def __init__(self, config: DecoderConfig, layer: int):
+        super().__init__()
+        self.attention_norm = _norm(config, config.width)
+        self.attention = Attention(config, layer)
+        self.mlp_norm = _norm(config, config.width)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None = None
+    ) -> Tensor:
+        attended = self.attention(self.attention_norm(x), context, rotary, read)
+        x = (x if read is None else gathered(x, read)) + attended
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(LanguageModel):
+    """The trunk and one head: token logits (`lm`) or one number a token (`scalar`, for judges and critics)."""
+
+    caches: ClassVar[bool] = True
+
+    def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm"):
+        super().__init__()
+        self.config = config
+        self.head_kind: HeadKind = head
+        self.special = SpecialTokens()
+        self.lora: LoraSettings | None = None  # set by add_lora
+        self.embedding = Embedding(config.vocab_size, config.width)
+        learned = config.positions == "learned"
+        self.position_embedding = Embedding(config.max_positions, config.width) if learned else None
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+        self.norm = _norm(config, config.width)
+        self.head: nn.Linear = Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
+        self._frequencies: Tensor | None = None
+        self.tie()
+
+    @classmethod
+    def empty(cls, config: DecoderConfig, *, head: HeadKind, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+        """A decoder with uninitialised parameters, for weights that are about to be read."""
+        with torch.device("meta"):
+            model = cls(config, head=head)
+        model = model.to(dtype).to_empty(device=device)
+        model.tie()  # to_empty gives the head storage of its own
+        return model
+
+    def tie(self) -> None:
+        """Make the LM head the token embedding, where the config says so."""
+        if self.head_kind == "lm" and self.config.tied:
+            self.head.weight = self.embedding.weight
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return tuple(self.layers)
+
+    @property
+    def window(self) -> int | None:
+        return self.config.window
+
+    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
+        if context.window != self.config.window:
+            raise ValueError(
+                f"The context has window={context.window}, the model window={self.config.window}. "
+                "Make the context with model.packed(lengths) or pass window=model.window."
+            )
+        x = embed(tokens, self.embedding.weight)
+        rotary = None
+        if self.position_embedding is not None:
+            x = x + embed(context.positions, self.position_embedding.weight)
+        else:
+            rotary = self.rotary(context.positions, x.dtype)
+        reading = None if read is None else Reading(read, len(x))
+        *lower, last = self.layers
+        for layer in lower:
+            x = layer(x, context, rotary)
+        x = last(x, context, rotary, reading)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotation at these positions, (tokens, 1, dim / 2)."""
+        # Not part of a checkpoint, and kept in float32 whatever the model's precision: bf16 angles lose far positions.
+        if self._frequencies is None or self._frequencies.device != positions.device:
+            self._frequencies = rotary_frequencies(self.config).to(positions.device)
+        angles = positions.to(torch.float32)[:, None] * self._frequencies  # (tokens, dim / 2)
+        return angles.cos().to(dtype)[:, None], angles.sin().to(dtype)[:, None]
+
+    def hf_config(self) -> dict[str, Any]:
+        return write_config(self.config, head=self.head_kind)
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return stored_tensors(self.config, self.head_kind, merged_parameters(self))
+
+    def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
+        write_safetensors(folder, dict(self.hf_tensors()), max_shard_bytes=max_shard_bytes)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in
+        GPT-2; a scalar head N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
+        source = generator(seed)
+        std = self.config.init_std
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif "norm" in name:
+                parameter.fill_(1.0)
+            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
+                draw_normal(parameter, std / math.sqrt(2 * self.config.layers), source)
+            elif name != "head.weight" or self.head_kind == "lm":
+                draw_normal(parameter, std, source)
+        if self.head_kind == "scalar":
+            self.initialise_head(seed)
+
+    def initialise_head(self, seed: int) -> None:
+        """A fresh scalar head on a trunk that was loaded."""
+        draw_normal(self.head.weight, 1.0 / math.sqrt(self.config.width + 1), generator(seed))

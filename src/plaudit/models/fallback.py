@@ -1,0 +1,244 @@
+"""Any causal LM that transformers has and the native decoder does not, behind the same interface.
+
+    tokens (n,) + Packed -> right-padded rows -> transformers' trunk -> hidden (n, width) of the real tokens -> head
+
+Slower: it computes on padding, and there is no KV cache behind `Context`, so generation recomputes what it has read. It
+runs without dropout, as the native decoder does. Left out: code that ships with a checkpoint, and models whose logits
+are more than a head on the trunk's last hidden state (a probe at loading refuses those).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from plaudit.models.base import LanguageModel, SpecialTokens
+from plaudit.models.config import HeadKind
+from plaudit.models.context import Context, Packed
+from plaudit.models.files import weight_files
+from plaudit.models.fresh import draw_normal, generator
+from plaudit.models.keys import UnknownKeyError, nearest
+
+log = logging.getLogger(__name__)
+
+SCALAR_HEAD = "score.weight"
+
+
+class Logits(nn.Module):
+    """A LM head with what some families do to its output: a factor (Cohere, Granite) and a soft cap (Gemma)."""
+
+    def __init__(self, linear: nn.Module, config: Any):
+        super().__init__()
+        self.linear = linear
+        self.factor = float(getattr(config, "logit_scale", None) or 1.0)
+        self.factor /= float(getattr(config, "logits_scaling", None) or 1.0)
+        self.cap: float | None = getattr(config, "final_logit_softcapping", None)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.linear(hidden) * self.factor
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+class Fallback(LanguageModel):
+    """A transformers model with an LM head or a one-label classification head."""
+
+    caches: ClassVar[bool] = False
+
+    def __init__(self, inner: Any, *, head: HeadKind):
+        """`inner` is a ...ForCausalLM or a ...ForSequenceClassification."""
+        super().__init__()
+        self.inner = inner
+        self.head_kind: HeadKind = head
+        self.special = SpecialTokens()
+        self._text = inner.config.get_text_config()
+        accepted = inspect.signature(inner.base_model.forward).parameters
+        self._masked = "attention_mask" in accepted
+        self.turn = _turn(self._text)
+        self.head = Logits(inner.get_output_embeddings(), self._text) if head == "lm" else inner.score
+        self.eval()
+
+    def train(self, mode: bool = True) -> Fallback:
+        """Gradients flow either way; training mode would only add dropout."""
+        return super().train(False)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._text.vocab_size)
+
+    @property
+    def max_positions(self) -> int:
+        return _positions(self._text)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        names = set(getattr(self.inner, "_no_split_modules", None) or ())
+        return [module for module in self.modules() if type(module).__name__ in names]
+
+    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
+        if type(context) is not Packed:  # a subclass writes a cache, which would stay empty
+            raise TypeError(
+                f"A model that runs through transformers reads whole sequences, not {type(context).__name__}. "
+                "Use model.packed(lengths), or generate without a cache."
+            )
+        rows = torch.split(tokens, list(context.lengths))
+        short = [k for k, length in enumerate(context.lengths) if length <= self.turn]
+        if 0 < len(short) < len(rows):
+            long = sorted({*range(len(rows))} - {*short})
+            states = {
+                k: state for side in (short, long) for k, state in zip(side, self._states(rows, side), strict=True)
+            }
+            hidden = torch.cat([states[k] for k in range(len(rows))])
+        else:
+            hidden = torch.cat(self._states(rows, range(len(rows))))
+        return hidden if read is None else hidden.index_select(0, read)
+
+    def _states(self, rows: Sequence[Tensor], chosen: Sequence[int]) -> list[Tensor]:
+        """Hidden states of the chosen rows, computed side by side."""
+        lengths = [len(rows[k]) for k in chosen]
+        padded = nn.utils.rnn.pad_sequence([rows[k] for k in chosen], batch_first=True)  # (rows, longest)
+        ends = torch.tensor(lengths, device=padded.device)
+        real = torch.arange(padded.shape[1], device=padded.device)[None, :] < ends[:, None]
+        mask = {"attention_mask": real.long()} if self._masked else {}
+        output = self.inner.base_model(padded, use_cache=False, **mask)
+        return list(torch.split(output.last_hidden_state[real], lengths))
+
+    def hf_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(self.inner.config.to_json_string())
+        return {**config, "architectures": [type(self.inner).__name__]}
+
+    def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names as in memory: for a few families transformers writes other ones to disk."""
+        for name, parameter in self.named_parameters():
+            yield name.removeprefix("inner."), parameter.detach()
+
+    def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
+        self.inner.save_pretrained(folder, max_shard_size=int(max_shard_bytes))
+
+
+def folder_positions(folder: Path) -> int:
+    """`max_positions` of the model in a folder, by its configuration alone."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"{folder}: transformers does not read its config.json: {error}") from error
+    return _positions(config.get_text_config())
+
+
+def _positions(config: Any) -> int:
+    for name in ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length"):
+        value = getattr(config, name, None)
+        if value:
+            return int(value)
+    return 2**31 - 1  # recurrent and ALiBi models have no limit of their own
+
+
+def _turn(config: Any) -> int:
+    """Length beyond which transformers takes other rotary frequencies, for all that it is given at once (longrope):
+    rows of either kind are computed apart, so that none depends on its neighbours."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    return int(longest or 0)
+
+
+def load_fallback(folder: Path, *, head: HeadKind, dtype: torch.dtype, reason: str, seed: int) -> Fallback:
+    """The model of a folder through transformers; a scalar head that the folder lacks is fresh, from `seed`."""
+    weight_files(folder)  # refuses pickles
+    labels = {"num_labels": 1} if head == "scalar" else {}
+    try:
+        inner, info = _auto_class(head).from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **labels
+        )
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{folder}: {reason} Transformers does not load it either: {error}") from error
+    missing = set(info["missing_keys"])
+    fresh = head == "scalar" and SCALAR_HEAD in missing
+    prefix = inner.base_model_prefix + "."
+    unexpected = [name for name in info["unexpected_keys"] if head == "lm" or name.startswith(prefix)]
+    wrong = sorted(missing - ({SCALAR_HEAD} if fresh else set())) + sorted(unexpected)
+    if wrong:
+        raise ValueError(
+            f"The weights of {folder} do not fit its config.json: missing or unknown {', '.join(wrong[:5])}"
+            f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. "
+            "A reward model has no LM head; otherwise check that both come from the same model."
+        )
+    return _wrap(inner, head=head, reason=reason, seed=seed if fresh else None)
+
+
+def fresh_fallback(config: Mapping[str, Any], *, head: HeadKind, reason: str, seed: int) -> Fallback:
+    """A transformers model with random weights from config keys."""
+    from transformers import AutoConfig
+
+    keys = dict(config)
+    model_type = keys.pop("model_type")
+    try:
+        default = AutoConfig.for_model(model_type)
+    except ValueError as error:
+        raise ValueError(f"{reason} Transformers does not know it either.") from error
+    known = {*default.to_dict(), *default.attribute_map, "rope_theta", "rope_scaling"}
+    unknown = sorted(set(keys) - known)
+    if unknown:
+        raise UnknownKeyError(
+            f"Unknown in a {model_type} config: {', '.join(unknown)}. Nearest known keys: {nearest(unknown, known)}."
+        )
+    built = AutoConfig.for_model(model_type, **keys, **({"num_labels": 1} if head == "scalar" else {}))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inner = _auto_class(head).from_config(built)
+    return _wrap(inner, head=head, reason=reason, seed=seed if head == "scalar" else None)
+
+
+def _auto_class(head: HeadKind) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+
+
+def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallback:
+    """`seed` is that of a fresh scalar head, None where the head was loaded."""
+    if head == "scalar" and not hasattr(inner, "score"):
+        raise ValueError(
+            f"transformers' {type(inner).__name__} has no head named score, so it is no causal reward model. "
+            "Use a causal family for judges and critics."
+        )
+    model = Fallback(inner, head=head)
+    if seed is not None:
+        weight = inner.score.weight
+        draw_normal(weight, 1.0 / math.sqrt(weight.shape[1] + 1), generator(seed))
+    _probe(model)
+    _warn_slower(inner.config.model_type, reason)
+    return model
+
+
+@torch.no_grad()
+def _probe(model: Fallback) -> None:
+    """Refuse a model whose trunk looks ahead or whose logits are more than our head on the trunk's hidden states."""
+    tokens = torch.arange(4, device=model.device) % model.vocab_size
+    hidden = model(tokens, model.packed([4]))
+    prefix = model(tokens[:3], model.packed([3]))
+    tolerance = 1e-4 if model.dtype == torch.float32 else 5e-2
+    name = type(model.inner).__name__
+    if not torch.allclose(hidden[:3], prefix, rtol=tolerance, atol=tolerance):
+        raise ValueError(f"{name} is not causal: a token's hidden state depends on later ones. Use a causal LM.")
+    if model.head_kind == "lm":
+        logits = model.inner(tokens[None], use_cache=False).logits[0]
+        if not torch.allclose(model.head(hidden), logits, rtol=tolerance, atol=tolerance):
+            raise ValueError(
+                f"{name} computes its logits by more than a head on its last hidden state, which is not supported. "
+                "Use another family."
+            )
+
+
+@functools.cache
+def _warn_slower(model_type: str, reason: str) -> None:
+    log.warning("%s runs through transformers, slower than the native decoder. %s", model_type, reason)

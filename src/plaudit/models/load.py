@@ -1,0 +1,265 @@
+"""Models from and to Hugging Face folders: config.json, safetensors, tokenizer files.
+
+    folder or hub id -> load_model -> LanguageModel -> save_model -> folder that transformers and vLLM load
+    config keys alone -> fresh_model
+
+The native decoder takes what it computes exactly; every other causal LM goes through transformers (`fallback.py`). Left
+out: pickled weights, quantised weights, code that ships with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plaudit.models.base import LanguageModel, SpecialTokens
+from plaudit.models.config import HeadKind
+from plaudit.models.decoder import Decoder
+from plaudit.models.families import family_of, read_config
+from plaudit.models.files import read_json, read_tensors, tensor_names, weight_files, write_json
+from plaudit.models.keys import UnknownKeyError, UnsupportedError
+from plaudit.models.layout import fill, layout, stored_name
+from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
+from plaudit.paths import at_home
+
+__all__ = ["check_scores", "fresh_model", "load_model", "load_tokenizer", "local_folder", "save_model"]
+
+log = logging.getLogger(__name__)
+
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def load_model(
+    path: str,
+    *,
+    head: HeadKind = "lm",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> LanguageModel:
+    """The model of a folder or hub id, with an LM head or a scalar one.
+
+    `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM.
+    """
+    folder = local_folder(path)
+    config = _config(folder)
+    try:
+        decoder_config = read_config(config)
+    except UnsupportedError as reason:
+        from plaudit.models.fallback import load_fallback
+
+        model: LanguageModel = load_fallback(folder, head=head, dtype=dtype, reason=str(reason), seed=seed).to(device)
+    else:
+        model = Decoder.empty(decoder_config, head=head, dtype=dtype, device=device)
+        _read_weights(model, weight_files(folder), seed=seed)
+    model.special = _special(config, folder)
+    return model
+
+
+def check_scores(path: str) -> None:
+    """Raise ValueError for a model without a scalar head of its own: a fresh one would score at random."""
+    folder = local_folder(path)
+    try:
+        scalar_head = f"{family_of(read_config(_config(folder)).family).scalar_head}.weight"
+    except UnsupportedError:
+        from plaudit.models.fallback import SCALAR_HEAD
+
+        scalar_head = SCALAR_HEAD
+    if scalar_head not in tensor_names(weight_files(folder)):
+        raise ValueError(
+            f"{path} is no judge: the model in {folder} has no scalar head ({scalar_head}), so it gives no scores. "
+            "Give a checkpoint of `plaudit reward`, such as runs/reward."
+        )
+
+
+def fresh_model(
+    config: Mapping[str, Any],
+    *,
+    head: HeadKind = "lm",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    vocab_size: int | None = None,
+) -> LanguageModel:
+    """A model with random weights from Hugging Face config keys; keys that are left out take transformers' defaults.
+
+    `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name.
+    """
+    config = dict(config)
+    named = config.setdefault("vocab_size", vocab_size) if vocab_size is not None else None
+    if vocab_size is not None and isinstance(named, int) and named < vocab_size:
+        raise ValueError(
+            f"The model's vocab_size={named} is smaller than the tokenizer's {vocab_size}. "
+            "Leave vocab_size out of the model's keys, or raise it."
+        )
+    try:
+        decoder_config = read_config(config)
+    except UnknownKeyError:
+        raise  # a slip in the settings, which transformers would take in silence
+    except UnsupportedError as reason:
+        from plaudit.models.fallback import fresh_fallback
+
+        model: LanguageModel = fresh_fallback(config, head=head, reason=str(reason), seed=seed).to(device, dtype)
+    else:
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=device)
+        decoder.initialise(seed)
+        model = decoder
+    model.special = _special(config, None)
+    return model
+
+
+def save_model(
+    model: LanguageModel, folder: Path, *, tokenizer: Any | None = None, max_shard_bytes: float = 5e9
+) -> None:
+    """Write `folder` so that AutoModelForCausalLM (or ...ForSequenceClassification, one label) loads it whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    special = model.special if tokenizer is None else tokenizer_special(tokenizer, model)
+    eos: int | list[int] | None = list(special.eos) if len(special.eos) > 1 else next(iter(special.eos), None)
+    ids = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}
+    written = {"dtype": str(model.dtype).removeprefix("torch."), "transformers_version": version("transformers")}
+    config = {**model.hf_config(), **ids, **written}
+    if model.head_kind == "scalar":
+        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    model.save_weights(folder, max_shard_bytes=max_shard_bytes)
+    write_json(folder / "config.json", config)
+    if model.head_kind == "lm":
+        own = {**ids, "transformers_version": version("transformers")}
+        write_json(folder / "generation_config.json", {**special.generation, **own})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def local_folder(path: str) -> Path:
+    """The folder itself, that of a run's model, or that of a hub id, downloaded or cached."""
+    folder = at_home(path)
+    if folder.is_dir():
+        return _model_of_run(folder) if _is_run(folder) else folder
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise FileNotFoundError(
+            f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=HUB_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(
+            f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). "
+            "Check the spelling; without a network, download it elsewhere and give its folder."
+        ) from error
+
+
+def positions(path: str) -> int:
+    """Tokens that a model's context has room for, by its configuration alone."""
+    folder = local_folder(path)
+    try:
+        return read_config(_config(folder)).max_positions
+    except UnsupportedError:
+        from plaudit.models.fallback import folder_positions
+
+        return folder_positions(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    """One that ended, or was refused, before its first checkpoint has its log alone."""
+    logs = (folder / "log.txt").is_file() and not any(folder.glob("*config.json"))
+    return logs or (folder / "checkpoints").is_dir()
+
+
+def _model_of_run(run: Path) -> Path:
+    """The policy (or judge) of a run's best committed checkpoint, where evaluations were compared, or else its
+    newest."""
+    states = (run / "checkpoints" / "state").glob("epoch*globalstep*")
+    found = sorted(states, key=lambda path: int(path.name.rpartition("globalstep")[2]))
+    for name in (best_checkpoint(found[-1]), found[-1].name) if found else ():
+        for role in ("policy", "judge"):
+            if name is not None and (run / "checkpoints" / role / name).is_dir():
+                return run / "checkpoints" / role / name
+    raise FileNotFoundError(f"The run {run} has no checkpoint yet. Let it reach one, or give another model.")
+
+
+def best_checkpoint(state: Path) -> str | None:
+    """Name of the checkpoint after the best evaluation, up to the one whose `state` folder this is; None where
+    evaluations were not compared (`evaluate.best`)."""
+    values = state / "values.json"
+    best = read_json(values).get("best") if values.exists() else None
+    return None if best is None else best["checkpoint"]
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no config.json. Give the folder of a model saved in Hugging Face's form."
+        )
+    return read_json(path)
+
+
+OURS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
+"""Keys of generation_config.json that a checkpoint of ours sets itself."""
+
+
+def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
+    """Ids of config.json; generation_config.json knows more end tokens in some chat models."""
+    path = folder / "generation_config.json" if folder is not None else None
+    generation = read_json(path) if path is not None and path.exists() else {}
+    eos = generation.get("eos_token_id") or config.get("eos_token_id")
+    several = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    bos, pad = config.get("bos_token_id"), config.get("pad_token_id")
+    kept = {key: value for key, value in generation.items() if key not in OURS}
+    return SpecialTokens(bos=bos, eos=several, pad=pad, generation=kept)
+
+
+def _read_weights(model: Decoder, files: list[Path], *, seed: int) -> None:
+    """Fill every parameter, exactly once; anything missing, unexpected or misshaped is an error that names it."""
+    config, head = model.config, model.head_kind
+    family = family_of(config.family)
+    lm_head, scalar_head = f"{family.lm_head}.weight", f"{family.scalar_head}.weight"
+    found = tensor_names(files)
+    if head == "lm" and scalar_head in found:
+        raise ValueError(
+            f"{files[0].parent} is a reward or value model ({scalar_head}) and has no LM head. "
+            'Load it with head="scalar", or give the policy it was trained from.'
+        )
+    parameters = dict(model.named_parameters())
+    parts = layout(config, head, parameters)
+    fresh = head == "scalar" and scalar_head not in found
+    unused = {lm_head if head == "scalar" else scalar_head}
+    missing = set(parts) - ({scalar_head} if fresh else set())
+    unexpected, head_copy = [], None
+    for stored, tensor in read_tensors(files):
+        name = stored_name(family, stored, parts)
+        if name in missing:
+            part = parts[name]
+            fill(parameters[part.ours], part, tensor, name=stored)
+            missing.discard(name)
+        elif name == lm_head and head == "lm":
+            head_copy = tensor
+        elif name is not None and name not in unused:
+            unexpected.append(stored)
+    if missing or unexpected:
+        raise ValueError(_mismatch(files[0].parent, sorted(missing), sorted(unexpected)))
+    if head_copy is not None and not torch.equal(head_copy.to(model.embedding.weight), model.embedding.weight):
+        raise ValueError(
+            f"{files[0].parent} has tie_word_embeddings=true, but {lm_head} differs from the token embedding. "
+            "Set tie_word_embeddings to false in config.json if the head was trained apart."
+        )
+    if fresh:
+        model.initialise_head(seed)
+
+
+def _mismatch(folder: Path, missing: list[str], unexpected: list[str]) -> str:
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+    parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has the unknown {some(unexpected)}"] * bool(unexpected)
+    return (
+        f"The weights of {folder} do not fit its config.json: the checkpoint {' and '.join(parts)}. "
+        "Check that both come from the same model."
+    )

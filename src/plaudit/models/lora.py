@@ -1,0 +1,263 @@
+"""LoRA on the native decoder, in peft's file format.
+
+    add_lora -> train -> save_lora -> adapter_config.json, adapter_model.safetensors -> load_lora, or peft
+
+Adapters go by Hugging Face's module names, as in peft. The layer itself is `lowrank.py`. Left out: adapters on
+embeddings and LM heads, ranks that differ between layers, biases, DoRA: such a file of peft is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plaudit.models.base import LanguageModel
+from plaudit.models.decoder import Decoder
+from plaudit.models.families import family_of, read_config
+from plaudit.models.files import read_json, read_tensors, weight_files, write_json
+from plaudit.models.fresh import generator
+from plaudit.models.keys import UnknownKeyError, UnsupportedError
+from plaudit.models.layout import Part, layout
+from plaudit.models.load import local_folder
+from plaudit.models.lowrank import LoraLinear, adapted_layers
+from plaudit.models.settings import LoraSettings, ModelSettings
+from plaudit.paths import at_home
+
+__all__ = [
+    *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
+    *("merge_lora", "merged_copy", "restore_lora", "save_lora"),
+]
+
+FOLDER = "adapter"
+"""Where a checkpoint of ours keeps the adapters, beside the merged model."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+HALF = ".lora_A.weight"
+NATIVE_ONLY = "LoRA is for the families that the native decoder computes, not for {}. Set model.lora.rank=0."
+PLAIN = frozenset(
+    """
+    peft_type peft_version task_type auto_mapping base_model_name_or_path revision inference_mode r lora_alpha bias
+    lora_dropout init_lora_weights fan_in_fan_out target_modules exclude_modules modules_to_save ensure_weight_tying
+    eva_config loftq_config corda_config megatron_core qalora_group_size
+    """.split()
+)
+"""Keys of peft's config that are read, change nothing, or say no more than the tensors' names; any other is refused."""
+PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""How peft may have drawn fresh adapters. Others (PiSSA, OLoRA, LoftQ, ...) take something off the weights beneath."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One stored projection: which rows of which of our layers it is."""
+
+    layer: str
+    start: int
+    size: int
+
+
+def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> Decoder:
+    """Give the model fresh adapters and freeze all else but a scalar head. They change nothing yet. In place."""
+    if not isinstance(model, Decoder):
+        raise ValueError(NATIVE_ONLY.format(type(model).__name__))
+    if lora_of(model) is not None:
+        raise ValueError("The model has adapters already. Merge them first (merge_lora).")
+    if settings.rank < 1:
+        raise ValueError(f"rank={settings.rank}: adapters have a rank of at least 1. Without LoRA, do not add any.")
+    targets = _targets(model)
+    chosen = _chosen(model, settings.targets)
+    rows: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, target in targets.items():
+        if _leaf(name) in chosen:
+            rows.setdefault(target.layer, {})[_leaf(name)] = (target.start, target.size)
+    model.requires_grad_(False)
+    if model.head_kind == "scalar":
+        model.head.requires_grad_(True)
+    source = generator(seed)
+    for layer, parts in rows.items():
+        base = model.get_submodule(layer)
+        assert isinstance(base, nn.Linear), (layer, type(base))
+        adapted = LoraLinear(base, parts, rank=settings.rank, alpha=settings.alpha)
+        adapted.initialise(source)
+        model.set_submodule(layer, adapted)
+    model.lora = replace(settings, targets=chosen)
+    return model
+
+
+def check_lora(settings: ModelSettings) -> None:
+    """Raise ValueError if the adapters do not fit the model, as far as its configuration tells: no weight is read.
+
+    A model that is not there yet, from the hub or of an earlier stage, is left to `add_lora`.
+    """
+    config: Mapping[str, Any] = settings.config
+    if settings.path is not None:
+        if not at_home(settings.path).is_dir():
+            return
+        file = local_folder(settings.path) / "config.json"
+        if not file.exists():
+            return
+        config = read_json(file)
+    try:
+        decoder = read_config(config)
+    except UnknownKeyError:
+        return  # another complaint, that the loader makes
+    except UnsupportedError as reason:
+        raise ValueError(NATIVE_ONLY.format(f"this one: {str(reason).rstrip('.')}")) from reason
+    with torch.device("meta"):
+        _chosen(Decoder(decoder, head="lm"), settings.lora.targets)
+
+
+def lora_of(model: LanguageModel) -> LoraSettings | None:
+    """What adapters the model has, with the targets spelled out; None without any."""
+    return model.lora if isinstance(model, Decoder) else None
+
+
+def merge_lora(model: LanguageModel) -> None:
+    """Fold the adapters into the weights and drop them: a plain decoder that computes the same. In place."""
+    for layer, module in list(adapted_layers(model)):
+        model.set_submodule(layer, module.merged())
+    if isinstance(model, Decoder):
+        model.lora = None
+
+
+def merged_copy(model: LanguageModel) -> LanguageModel:
+    """A plain decoder that computes the same now; what has no adapters it shares with the model."""
+    plain = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    merge_lora(plain)
+    return plain
+
+
+def adapter_names(model: LanguageModel) -> list[str]:
+    """The adapters among the model's parameters."""
+    adapters = (adapter for layer, module in adapted_layers(model) for adapter in module.adapters(layer))
+    return list(adapters)
+
+
+def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) -> None:
+    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the model beneath."""
+    from safetensors.torch import save_file
+
+    settings = lora_of(model)
+    if settings is None or not isinstance(model, Decoder):
+        raise ValueError("The model has no adapters to save. Add them with add_lora, or save it with save_model.")
+    scalar, family = model.head_kind == "scalar", family_of(model.config.family)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM",
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "target_modules": settings.targets,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": bool(family.transposed),
+        "modules_to_save": [family.scalar_head] if scalar else None,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in _stored(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / CONFIG, config)
+
+
+@torch.no_grad()
+def load_lora(model: LanguageModel, folder: Path) -> Decoder:
+    """Fill the adapters from a folder of `save_lora` or peft, bit for bit; a plain model gets them first. In place."""
+    if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
+        raise FileNotFoundError(
+            f"{folder} lacks {CONFIG} or {WEIGHTS}. Give a folder that save_lora or peft wrote; a run that was started "
+            "without model.lora is resumed without it."
+        )
+    found = dict(read_tensors([folder / WEIGHTS]))
+    settings = _read_settings(folder / CONFIG, found)
+    present = lora_of(model)
+    decoder = add_lora(model, settings) if present is None else model
+    assert isinstance(decoder, Decoder) and decoder.lora is not None
+    if present is not None and settings != present:
+        raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora as it was trained.")
+    wanted = _stored(decoder)
+    if found.keys() != wanted.keys():
+        missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+        raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
+    for name, tensor in found.items():
+        if tensor.shape != wanted[name].shape:
+            shapes = f"{tuple(tensor.shape)}, the model's {tuple(wanted[name].shape)}"
+            raise ValueError(f"{name} of {folder} has shape {shapes}. It belongs to another model.")
+        wanted[name].copy_(tensor)
+    return decoder
+
+
+def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
+    """Fill the adapters from a run's checkpoint. Raises ValueError if the model beneath is not the one they grew on."""
+    decoder = load_lora(model, checkpoint / FOLDER)
+    merged = dict(decoder.hf_tensors())
+    for name, tensor in read_tensors(weight_files(checkpoint)):
+        # Equal bit for bit on one machine; another may round the product B A differently.
+        if not torch.allclose(merged[name], tensor.to(merged[name]), rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                f"{checkpoint} was trained on another model than the given one: {name} differs. "
+                "Give model.path the checkpoint that the run started from."
+            )
+    return decoder
+
+
+def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
+    """What peft's config says. Targets go by the tensors' names: peft takes patterns, too, or lists every module."""
+    config: Mapping[str, Any] = read_json(path)
+    refused = [f"{key}={value!r}" for key, value in sorted(config.items()) if value and key not in PLAIN]
+    plain = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": PLAIN_STARTS}
+    refused += [f"{key}={config.get(key)!r}" for key, known in plain.items() if config.get(key) not in known]
+    if refused:
+        raise ValueError(
+            f"{path} has {', '.join(refused)}. Only plain LoRA without biases is read; merge others with peft."
+        )
+    targets = sorted({_leaf(name.removesuffix(HALF)) for name in names if name.endswith(HALF)})
+    return LoraSettings(rank=int(config["r"]), alpha=float(config["lora_alpha"]), targets=targets)
+
+
+def _chosen(model: Decoder, targets: Sequence[str]) -> list[str]:
+    """The targets by name, all where none is named."""
+    known = sorted({_leaf(name) for name in _targets(model)})
+    chosen = sorted(set(targets)) or known
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        raise ValueError(
+            f"model.lora.targets names {', '.join(unknown)}, which no projection of {model.config.family} is called. "
+            f"There are: {', '.join(known)}."
+        )
+    return chosen
+
+
+def _leaf(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _targets(model: Decoder) -> dict[str, Target]:
+    """Every projection but the head, by its stored module's name."""
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    layers = {name: module for name, module in linear if name != "head"}
+    parts = layout(model.config, model.head_kind, [f"{name}.weight" for name in layers])
+    return {name.removesuffix(".weight"): _target(part, layers) for name, part in parts.items()}
+
+
+def _target(part: Part, layers: Mapping[str, nn.Linear]) -> Target:
+    layer = part.ours.removesuffix(".weight")
+    return Target(layer, part.start, layers[layer].out_features if part.size is None else part.size)
+
+
+def _stored(model: Decoder) -> dict[str, Tensor]:
+    """The trained tensors themselves under peft's names."""
+    stored: dict[str, Tensor] = {}
+    for name, target in _targets(model).items():
+        layer = model.get_submodule(target.layer)
+        if isinstance(layer, LoraLinear) and _leaf(name) in layer.rows:
+            stored[f"{PREFIX}{name}{HALF}"] = layer.lora_a[_leaf(name)]
+            stored[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_b[_leaf(name)]
+    if model.head_kind == "scalar":
+        stored[f"{PREFIX}{family_of(model.config.family).scalar_head}.weight"] = model.head.weight
+    return stored

@@ -1,0 +1,125 @@
+"""Tokenizers of Hugging Face folders, with the end and pad tokens that training and scoring rely on.
+
+Nothing of ours pads, but transformers' classifiers find a text's last token by skipping pads: a pad that is the end
+token makes them read the wrong place, so it must be distinct or absent.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plaudit.models.base import LanguageModel, SpecialTokens
+from plaudit.models.files import read_json
+
+log = logging.getLogger(__name__)
+
+PAD = "<|pad|>"
+PAD_NAMES = re.compile(r"<\|?pad\|?>|\[PAD\]|<\|.*_?pad(_id)?\|>|<\|reserved_special_token_0\|>", re.IGNORECASE)
+
+
+PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+PLAIN_MODELS = frozenset({None, "gpt2", "llama", "qwen3"})
+"""Model types whose tokenizer transformers takes from tokenizer.json as it is. For some others (qwen2) it mistrusts the
+file's class and takes one of its own."""
+
+
+def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
+    """The tokenizer of a folder or hub id, with an end token and, where the model has room, a distinct pad in memory.
+
+    `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one.
+    """
+    from plaudit.models.load import local_folder
+
+    folder = local_folder(path)
+    try:
+        tokenizer = tokenizer_class(folder).from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} holds no tokenizer that transformers can load ({error}).") from error
+    if not set(tokenizer.get_vocab()) - {str(token) for token in tokenizer.added_tokens_decoder.values()}:
+        # transformers makes an empty one of the model's class where a folder has no tokenizer: all texts have no tokens
+        raise ValueError(
+            f"{path} holds no tokenizer: transformers found no vocabulary there. "
+            "Save the tokenizer beside the model, or set model.tokenizer to the folder of one."
+        )
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"The tokenizer of {path} has no end token, without which no answer ends. "
+            "Set eos_token in its tokenizer_config.json."
+        )
+    if vocab_size is None:
+        vocab_size = _read(folder / "config.json").get("vocab_size")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        _set_pad(tokenizer, vocab_size)
+    return tokenizer
+
+
+def tokenizer_class(folder: Path) -> Any:
+    """AutoTokenizer, or at once the class that it would choose: AutoTokenizer alone loads for seconds."""
+    declared = _read(folder / "tokenizer_config.json")
+    plain = declared.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in declared
+    if (
+        plain
+        and (folder / "tokenizer.json").exists()
+        and _read(folder / "config.json").get("model_type") in PLAIN_MODELS
+    ):
+        from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+        return TokenizersBackend
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file."""
+    return read_json(path) if path.exists() else {}
+
+
+def _set_pad(tokenizer: Any, vocab_size: int | None) -> None:
+    taken = {tokenizer.eos_token, tokenizer.bos_token}
+    special = [token for token in tokenizer.all_special_tokens if token not in taken]
+    added = [
+        str(token) for token in tokenizer.added_tokens_decoder.values() if token.special and str(token) not in taken
+    ]
+    for token in added:
+        if PAD_NAMES.fullmatch(token):
+            tokenizer.pad_token = token
+            return
+    if tokenizer.unk_token in special:
+        tokenizer.pad_token = tokenizer.unk_token
+    elif vocab_size is None or len(tokenizer) < vocab_size:
+        tokenizer.add_special_tokens({"pad_token": PAD})
+    else:
+        tokenizer.pad_token = None
+        log.warning(
+            "The tokenizer has no pad token and the model's vocabulary no room for one: transformers will score texts "
+            "one at a time with reward models saved from it. Nothing here needs a pad."
+        )
+
+
+def check_vocabulary(tokenizer: Any, model: LanguageModel) -> None:
+    """Refuse a tokenizer whose ids the model has no embedding for."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model.vocab_size:
+        raise ValueError(
+            f"The tokenizer's ids reach {largest}, but the model's vocab_size is {model.vocab_size}. "
+            "Use the tokenizer that the model was trained with, or a fresh model of at least that size."
+        )
+
+
+def contradict(one: Any, other: Any) -> bool:
+    """Whether an id means one token to one tokenizer and another one to the other. Tokens that only one of them has, an
+    added pad for instance, are no contradiction."""
+    tokens = {number: token for token, number in one.get_vocab().items()}
+    return any(tokens.get(number, token) != token for token, number in other.get_vocab().items())
+
+
+def tokenizer_special(tokenizer: Any, model: LanguageModel) -> SpecialTokens:
+    """The ids that a checkpoint saved with `tokenizer` names; further end ids that the model came with are kept."""
+    eos = tokenizer.eos_token_id
+    several = model.special.eos if eos in model.special.eos else (eos,)
+    return replace(model.special, bos=tokenizer.bos_token_id, eos=several, pad=tokenizer.pad_token_id)

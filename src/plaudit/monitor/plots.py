@@ -1,0 +1,269 @@
+"""Draws losses, accuracy, rewards, KL and entropy of one run, or of all runs in a folder, as PNG files.
+
+    metrics.jsonl of each run -> curves -> panels (one a quantity, a line a run) -> loss.png, reward.png, ...
+
+Left out: interaction and live updates. matplotlib is imported on drawing only, without pyplot and its global state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.monitor.console import STAMP
+from plaudit.monitor.sinks import read_jsonl
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METRICS, LOG = "metrics.jsonl", "log.txt"
+PALETTE = ("#1f6fb4", "#d9652b", "#3a9a5b", "#8a5bb5", "#b8435e", "#7a6a4f", "#2ba3a8", "#8c8c8c")
+LINES = ("-", ":", "-.")
+"""Of the runs that find all colours taken."""
+STYLE: Any = {  # the type that matplotlib gives its keys differs between its versions
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333",
+    "axes.formatter.limits": (-3, 5),
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "legend.frameon": False,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.constrained_layout.h_pad": 0.1,
+    "legend.fontsize": 9,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One metric and how a person reads it."""
+
+    metric: str
+    title: str
+    unit: str
+
+
+LOSSES = (
+    Quantity("loss/policy", "policy loss", "nats per token"),
+    Quantity("loss/judge", "judge loss", "nats per pair"),
+    Quantity("loss/critic", "critic loss", "squared error of returns"),
+)
+PLOTS: dict[str, tuple[Quantity, ...]] = {
+    "accuracy": (Quantity("accuracy", "accuracy", "share of pairs ordered as labelled"),),
+    "reward": (
+        Quantity("reward/mean", "reward", "reward per answer"),
+        Quantity("reward/judge", "judge reward", "judge's score per answer"),
+        Quantity("reward/gold", "gold reward", "gold score per answer"),
+    ),
+    "kl": (
+        Quantity("kl/reference", "KL to the reference", "nats per answer"),
+        Quantity("kl/sampler", "KL between sampler and learner", "nats per token"),
+    ),
+    "entropy": (Quantity("entropy", "entropy of the policy", "nats per token"),),
+}
+PLOT_TYPES = ("loss", *PLOTS, "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The records of one run and the name that the legend shows."""
+
+    name: str
+    stage: str
+    """The run's own folder name: "sft", "ppo"."""
+    records: Sequence[dict[str, Any]]
+
+    def curve(self, metric: str) -> Curve:
+        """Points of a metric; steps without it, or where it was not finite, are left out."""
+        points = [(r["step"], r[metric]) for r in self.records if "step" in r and r.get(metric) is not None]
+        return Curve(self.name, [step for step, _ in points], [value for _, value in points])
+
+    def validation(self, metric: str) -> Curve:
+        """Points of a metric as evaluations measured it."""
+        measured = self.curve(f"validation/{metric}")
+        return Curve(f"{self.name}, validation", measured.steps, measured.values, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    label: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    measured: bool = False
+    """Drawn point by point: measurements that come now and then, such as validation losses."""
+
+
+@dataclass(slots=True)
+class Panel:
+    title: str
+    unit: str
+    curves: list[Curve] = field(default_factory=list)
+
+
+def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list[Path]:
+    """Write `<plot_type>.png` for the runs under `log_dir` into `out` (default: `log_dir`/plots); return the files.
+
+    "all" draws what there is; a type that is asked for and has no figures is an error.
+    """
+    if plot_type not in PLOT_TYPES:
+        raise ValueError(f"plot_type={plot_type!r} is unknown. Choose one of: {', '.join(PLOT_TYPES)}.")
+    runs = find_runs(log_dir)
+    wanted = [name for name in PLOT_TYPES if name != "all"] if plot_type == "all" else [plot_type]
+    plots = {name: panels for name in wanted if (panels := _panels(name, runs))}
+    if not plots:
+        metrics = [q.metric for name in wanted for q in (LOSSES if name == "loss" else PLOTS[name])]
+        raise ValueError(
+            f"Nothing to draw for plot_type={plot_type!r}: none of {', '.join(metrics)} stands in "
+            f"{', '.join(str(Path(run.name) / METRICS) for run in runs)} under {log_dir}. "
+            "Choose another type, or wait for the run's first steps."
+        )
+    folder = log_dir / "plots" if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_save(panels, folder / f"{name}.png") for name, panels in plots.items()]
+
+
+def find_runs(log_dir: Path) -> list[Run]:
+    """Every run in the folder or below it, in the order in which they began."""
+    if not log_dir.is_dir():
+        raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
+    files = [path for path in log_dir.rglob(METRICS) if not _hidden(path.relative_to(log_dir))]
+    files.sort(key=lambda path: (_began(path), str(path)))
+    if not files:
+        raise FileNotFoundError(
+            f"No {METRICS} in {log_dir.resolve()} or any folder below it. Give a run's folder (it is written with the "
+            "first step) or one that holds runs."
+        )
+    root = log_dir.resolve()
+    runs = []
+    for file in files:
+        own = file.parent.resolve()
+        name = own.name if own == root else own.relative_to(root).as_posix()
+        runs.append(Run(name, own.name, read_jsonl(file)))
+    return runs
+
+
+def _began(metrics: Path) -> str:
+    """When a run began, as its log says; when its figures were last written, where there is no log."""
+    try:
+        with (metrics.parent / LOG).open(encoding="utf-8", errors="replace") as log:
+            stamp = log.readline()[:19]
+        time.strptime(stamp, STAMP)
+    except (OSError, ValueError):
+        return time.strftime(STAMP, time.localtime(metrics.stat().st_mtime))
+    return stamp
+
+
+def _hidden(path: Path) -> bool:
+    """Whether it lies in a hidden folder, as a run that waits until another has taken its place."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+    """Mean of about `width` values around each one, nearer ones counting more, fewer at the ends: it does not lag."""
+    half = max(1, width // 4)
+    smoothed = list(values)
+    for _ in range(2):  # a box twice is a triangle
+        sums = [0.0, *accumulate(smoothed)]
+        ends = [(max(0, index - half), min(len(values), index + half + 1)) for index in range(len(values))]
+        smoothed = [(sums[end] - sums[begin]) / (end - begin) for begin, end in ends]
+    return smoothed
+
+
+def _panels(plot: str, runs: Sequence[Run]) -> list[Panel]:
+    if plot == "loss":
+        return _loss_panels(runs)
+    panels = []
+    for quantity in PLOTS[plot]:
+        metric = quantity.metric
+        drawn = [curve for run in runs for curve in (run.curve(metric), run.validation(metric)) if curve.steps]
+        if drawn:
+            panels.append(Panel(quantity.title, quantity.unit, drawn))
+    if plot == "reward" and _same(panels, "reward", "judge reward"):
+        panels = [panel for panel in panels if panel.title != "reward"]
+    return panels
+
+
+def _same(panels: Sequence[Panel], first: str, second: str) -> bool:
+    """Whether two panels show the same figures: the judge is the whole reward."""
+    curves = {panel.title: panel.curves for panel in panels}
+    return first in curves and curves[first] == curves.get(second)
+
+
+def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
+    """A panel a stage and loss, as losses of different stages share no scale; runs of one stage share its panels."""
+    panels: dict[tuple[str, str], Panel] = {}
+    for run in runs:
+        validation = run.validation("loss")
+        for quantity in LOSSES:
+            curve = run.curve(quantity.metric)
+            if not curve.steps:
+                continue
+            unit = _policy_unit(run) if quantity.metric == "loss/policy" else quantity.unit
+            panel = panels.setdefault((run.stage, quantity.metric), Panel(f"{run.stage}: {quantity.title}", unit))
+            panel.curves.append(curve)
+            if validation.steps:  # belongs to the run's first loss
+                panel.curves.append(validation)
+                validation = Curve("", [], [])
+    return list(panels.values())
+
+
+def _policy_unit(run: Run) -> str:
+    """What the policy minimised, told by what stands beside it."""
+    if run.curve("accuracy").steps:  # online DPO too, which has rewards
+        return "nats per pair"
+    imitates = run.curve("kl/old").steps and not run.curve("ratio/mean").steps  # its own answers: best-of-k
+    return "surrogate objective" if run.curve("reward/mean").steps and not imitates else "nats per token"
+
+
+def _save(panels: Sequence[Panel], path: Path) -> Path:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    across = 2 if len(panels) == 4 else min(len(panels), 3)
+    down = -(-len(panels) // across)
+    with rc_context(STYLE):
+        most = max(len(panel.curves) for panel in panels)
+        width, height = (4.8, 3.6) if most <= len(PALETTE) else (7.2, max(3.6, 0.8 + 0.2 * most))
+        figure = Figure(figsize=(max(6.4, width * across), height * down), layout="constrained", dpi=150)
+        FigureCanvasAgg(figure)
+        for index, panel in enumerate(panels):
+            _fill(figure.add_subplot(down, across, index + 1), panel)
+        figure.savefig(path)
+    return path
+
+
+def _fill(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    numbers: dict[str, int] = {}
+    for curve in panel.curves:
+        number = numbers.setdefault(curve.label.removesuffix(", validation"), len(numbers))
+        colour, line = PALETTE[number % len(PALETTE)], LINES[number // len(PALETTE) % len(LINES)]
+        if curve.measured:
+            axes.plot(curve.steps, curve.values, "o--", color=colour, markersize=4, linewidth=1, label=curve.label)
+        elif len(curve.steps) < 10:
+            axes.plot(curve.steps, curve.values, f"o{line}", color=colour, markersize=3, label=curve.label)
+        else:
+            width = max(3, len(curve.steps) // 15)
+            axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.35)
+            axes.plot(curve.steps, smooth(curve.values, width), line, color=colour, linewidth=1.9, label=curve.label)
+    axes.set_title(panel.title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("step")
+    axes.set_ylabel(panel.unit)
+    axes.margins(x=0.02)
+    if len(panel.curves) <= len(PALETTE):
+        axes.legend(loc="best")
+    else:  # beside the curves, which it would cover
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

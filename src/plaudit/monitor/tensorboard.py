@@ -1,0 +1,28 @@
+"""Sends a run's figures to TensorBoard event files. The only file that knows TensorBoard, which is optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class TensorBoard:
+    """Writes event files into `folder`. A resumed run says after which step it goes on: later points are hidden."""
+
+    def __init__(self, folder: Path, *, resumed_after: int = 0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "The TensorBoard sink needs the package tensorboard, which is not installed. "
+                "Install it with: pip install 'plaudit[tensorboard]'"
+            ) from error
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, global_step=step)
+        self._writer.flush()
+
+    def close(self, *, failed: bool = False) -> None:
+        self._writer.close()

@@ -1,0 +1,47 @@
+"""Experiment trackers that a run may also write to, opened by its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from plaudit.monitor.settings import LogSettings
+
+
+class Tracker(Protocol):
+    """Takes the figures of each step. The caller writes steps in rising order and closes it once."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self, *, failed: bool = False) -> None:
+        """`failed`: the run may go on later, under the same name."""
+        ...
+
+
+@contextmanager
+def opened_trackers(
+    settings: LogSettings, folder: Path, run: Mapping[str, Any], *, resumed_after: int
+) -> Iterator[list[Tracker]]:
+    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. `run` is all
+    that the run was told, which W&B shows beside its figures. TensorBoard hides what it has of steps after
+    `resumed_after`, of a sitting that this one replaces. All are closed, whatever closing one raises; where the run
+    fails, that is what is raised."""
+    trackers: list[Tracker] = []
+    failed = True
+    try:
+        if settings.tensorboard:
+            from plaudit.monitor.tensorboard import TensorBoard
+
+            trackers.append(TensorBoard(folder / "tensorboard", resumed_after=resumed_after))
+        if settings.wandb is not None:
+            from plaudit.monitor.wandb import WeightsAndBiases
+
+            trackers.append(WeightsAndBiases(folder, project=settings.wandb, settings=run))
+        yield trackers
+        failed = False
+    finally:
+        with suppress(Exception) if failed else nullcontext(), ExitStack() as all_of_them:
+            for tracker in reversed(trackers):
+                all_of_them.callback(tracker.close, failed=failed)

@@ -1,0 +1,46 @@
+"""Sends a run's figures to Weights & Biases. The only file that imports wandb, which is optional.
+
+Keys, hosts and the offline mode are wandb's own business (`wandb login`, WANDB_MODE=offline): nothing is read here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class WeightsAndBiases:
+    """One W&B run, its local files and its identity under `folder`, whose name it shows: what goes on in that folder
+    goes on there, and a run of the same name elsewhere is another one."""
+
+    def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError(
+                "The W&B sink needs the package wandb, which is not installed. "
+                "Install it with: pip install 'plaudit[wandb]'"
+            ) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            dir=str(folder),
+            project=project,
+            name=folder.name,
+            id=_identity(folder / "wandb-id.txt"),
+            resume="allow",
+            config=dict(settings),
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+def _identity(file: Path) -> str:
+    if not file.exists():
+        file.write_text(secrets.token_hex(8), encoding="utf-8")
+    return file.read_text(encoding="utf-8")

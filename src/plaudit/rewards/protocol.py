@@ -1,0 +1,156 @@
+"""What is said between a run and a reward server, as bytes: docs/rewards.md is this file in prose.
+
+    Prompt, Completion -> item -> request -> (server) Question -> scores -> answer -> Score
+
+Both sides take the other's bytes for hostile. What is no finite number becomes a Score without value, never a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plaudit.types import Completion, Finish, Prompt, Score
+
+VERSION = 1
+MOST_ITEMS = 1024
+"""In one request."""
+REASON_LENGTH = 300
+
+
+class ProtocolError(ValueError):
+    """Bytes that do not follow the protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One item as a server reads it. `same_vocabulary`: the tokens are of the judge's own vocabulary."""
+
+    prompt: Prompt
+    completion: Completion
+    same_vocabulary: bool
+
+
+def item(prompt: Prompt, completion: Completion) -> str:
+    """One completion as JSON. Raises ValueError where a column of its row cannot be written."""
+    content: dict[str, Any] = {
+        "prompt": prompt.text,
+        "completion": completion.text,
+        "finish": str(completion.finish),
+        "prompt_tokens": prompt.tokens,
+        "completion_tokens": completion.tokens,
+    }
+    if prompt.answer is not None:
+        content["answer"] = prompt.answer
+    if prompt.messages:
+        content["messages"] = [dict(message) for message in prompt.messages]
+    if prompt.extra:
+        content["extra"] = dict(prompt.extra)
+    return json.dumps(content, default=str, allow_nan=False)
+
+
+def request(items: Sequence[str], *, vocabulary: str, options: Mapping[str, Any]) -> bytes:
+    head: dict[str, Any] = {"version": VERSION, "vocabulary": vocabulary}
+    if options:
+        head["options"] = dict(options)
+    return f'{json.dumps(head, default=str)[:-1]}, "items": [{", ".join(items)}]}}'.encode()
+
+
+def read_request(body: bytes, *, vocabulary: str) -> list[Question]:
+    """What is asked. `vocabulary` is the server's own. Raises ProtocolError."""
+    content = _loaded(body)
+    if content.get("version") != VERSION:
+        raise ProtocolError(f'"version" is {content.get("version")!r:.40}, this server speaks {VERSION}')
+    items = content.get("items")
+    if not isinstance(items, list) or not items:
+        raise ProtocolError('"items" must be a list of at least one item')
+    if len(items) > MOST_ITEMS:
+        raise ProtocolError(f"{len(items)} items in one request, at most {MOST_ITEMS} are allowed")
+    same = bool(vocabulary) and content.get("vocabulary") == vocabulary
+    return [_question(number, value, same) for number, value in enumerate(items)]
+
+
+def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
+    if not isinstance(value, dict):
+        raise ProtocolError(f"items.{number} must be an object")
+    text, reply = value.get("prompt"), value.get("completion")
+    if not isinstance(text, str) or not isinstance(reply, str):
+        raise ProtocolError(f'items.{number} must have the texts "prompt" and "completion"')
+    tokens = [_tokens(value.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+    finish = value.get("finish", Finish.EOS)
+    if finish not in list(Finish):
+        raise ProtocolError(f'items.{number}: "finish" must be one of {", ".join(Finish)}')
+    answer = value.get("answer")
+    asked, given = tokens[0] or (), tokens[1] or ()
+    return Question(
+        prompt=Prompt(id=str(number), text=text, tokens=asked, answer=answer if isinstance(answer, str) else None),
+        completion=Completion(
+            tokens=given,
+            logprobs=(0.0,) * len(given),
+            versions=(-1,) * len(given),
+            text=reply,
+            finish=Finish(finish),
+        ),
+        same_vocabulary=same_vocabulary and bool(asked) and bool(given),
+    )
+
+
+def _tokens(value: Any) -> tuple[int, ...] | None:
+    """None where they are not given, or are no tokens: the texts count then."""
+    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
+        return None
+    return tuple(value)
+
+
+def answer(scores: Sequence[Score]) -> bytes:
+    """What a server replies. A number keeps every bit: JSON's shortest form reads back as the same one."""
+    content = {"version": VERSION, "scores": [s.value for s in scores], "reasons": [s.reason for s in scores]}
+    return json.dumps(content, allow_nan=False).encode()
+
+
+def read_answer(body: bytes, count: int) -> list[Score]:
+    """The scores of `count` items. Raises ProtocolError where it cannot be told which score belongs to which item."""
+    content = _loaded(body)
+    scores, reasons = content.get("scores"), content.get("reasons")
+    if not isinstance(scores, list):
+        raise ProtocolError('the answer has no list "scores"')
+    if len(scores) != count:
+        raise ProtocolError(f"{count} items were sent, and {len(scores)} scores came back")
+    if not isinstance(reasons, list) or len(reasons) != count:
+        reasons = [None] * count
+    return [_score(value, reason) for value, reason in zip(scores, reasons, strict=True)]
+
+
+def _score(value: Any, reason: Any) -> Score:
+    if value is None:
+        said = reason[:REASON_LENGTH] if isinstance(reason, str) and reason else "no reason given"
+        return Score(value=None, reason=f"not scored by the server: {said}")
+    if type(value) not in (int, float):  # bool is an int, and no score
+        return Score(value=None, reason=f"the server's score is {value!r:.40}, a {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        return Score(value=None, reason=f"the server's score is {number}")
+    return Score(value=number)
+
+
+def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
+    """Equal for tokenizers whose tokens mean the same."""
+    written = json.dumps(sorted(vocabulary.items())).encode()
+    return hashlib.blake2b(written, digest_size=16).hexdigest()
+
+
+def _loaded(body: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"no JSON: {error!s:.100}") from None
+    if not isinstance(content, dict):
+        raise ProtocolError(f"JSON of a {type(content).__name__}, not an object")
+    return content

@@ -1,0 +1,130 @@
+"""Rewards that need no model: a few rules, those that users register, and the step from settings to a reward.
+
+A rule is a plain function as `functions.py` takes it. Rules here are pure: the same text gives the same number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, TypeVar
+
+from plaudit.plugins import load_object, registered_again
+from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.settings import KINDS, RewardSettings
+
+__all__ = ["RULES", "FunctionReward", "function_reward", "register_reward"]
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+# A minus right after a digit, letter or bracket is one of subtraction ("10-5"); commas group thousands; a full stop
+# counts only where digits follow it.
+_NUMBER = re.compile(
+    r"(?P<minus>(?<![\w)\]])[-\u2212])?[$\u20ac\u00a3]?(?P<inner_minus>(?<=[$\u20ac\u00a3])-)?"
+    r"(?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
+)
+_MARKER = "####"
+
+
+def numbers(text: str) -> list[Decimal]:
+    """The numbers in a text, in order: "-$1,200.50." holds -1200.50."""
+    return [
+        Decimal(match["digits"].replace(",", "")) * (-1 if match["minus"] or match["inner_minus"] else 1)
+        for match in _NUMBER.finditer(text)
+    ]
+
+
+def final_number(text: str, *, need_marker: bool = False) -> Decimal | None:
+    """The number after the first `####`; without that marker, unless it is needed, the last number of the text."""
+    before, marker, after = text.partition(_MARKER)
+    if marker:
+        line = numbers(after.strip().partition("\n")[0])
+        return line[0] if line else None
+    found = [] if need_marker else numbers(before)
+    return found[-1] if found else None
+
+
+def gsm8k(completion: str, answer: str | None, *, need_marker: bool = False) -> float:
+    """1 if the completion's final number equals that of the worked answer (18 equals 18.00), else 0."""
+    expected = None if answer is None else final_number(answer)
+    if expected is None:
+        raise ValueError(f"the prompt's answer holds no number: {answer!r:.80}")
+    return float(final_number(completion, need_marker=need_marker) == expected)
+
+
+def exact_match(completion: str, answer: str | None, *, ignore_case: bool = False) -> float:
+    """1 if completion and answer are the same but for spaces around and inside, else 0."""
+    if answer is None:
+        raise ValueError("the prompt has no answer to compare with")
+    given, expected = " ".join(completion.split()), " ".join(answer.split())
+    return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
+
+
+def matches(completion: str, *, pattern: str) -> float:
+    """1 if the regular expression is found in the completion, else 0."""
+    return float(re.search(pattern, completion) is not None)
+
+
+def length(tokens: tuple[int, ...], *, target: int) -> float:
+    """1 - |tokens - target| / target, but not below -1: 1 at the target, 0 at nothing or twice as much.
+
+    Raises ValueError for a target below 1.
+    """
+    if target < 1:
+        raise ValueError(f"target={target} must be 1 or more tokens")
+    return max(-1.0, 1 - abs(len(tokens) - target) / target)
+
+
+def overlong(tokens: tuple[int, ...], *, max_tokens: int, cache_tokens: int) -> float:
+    """Soft overlong punishment, to be added to another reward (DAPO, Yu et al. 2025, eq. 13).
+
+    0 up to max - cache tokens, then down in a straight line to -1 at max tokens, and -1 beyond.
+    """
+    if not 0 < cache_tokens <= max_tokens:
+        raise ValueError(f"cache_tokens={cache_tokens} must lie between 1 and max_tokens={max_tokens}")
+    return max(-1.0, min(0.0, (max_tokens - cache_tokens - len(tokens)) / cache_tokens))
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "gsm8k": gsm8k,
+    "exact_match": exact_match,
+    "matches": matches,
+    "length": length,
+    "overlong": overlong,
+}
+"""Rules by the name that settings use as their kind."""
+
+
+def register_reward(name: str) -> Callable[[Rule], Rule]:
+    """Decorator that makes a function a rule: `kind: name` in settings then means it. Of the function that has the name
+    already, as when a notebook's cell is run again, the newer form counts."""
+
+    def add(function: Rule) -> Rule:
+        if name in KINDS or (name in RULES and not registered_again(function, RULES[name])):
+            raise ValueError(f"There is a reward {name!r} already. Register yours under another name.")
+        RULES[name] = function
+        return function
+
+    return add
+
+
+def function_reward(settings: RewardSettings) -> FunctionReward:
+    """The reward that settings of kind "function", or of a rule's name, describe."""
+    if settings.kind == "function":
+        function = load_object(settings.function)
+    elif settings.kind in RULES:
+        function = RULES[settings.kind]
+    else:
+        known = [*KINDS, *RULES]
+        close = difflib.get_close_matches(settings.kind, known, n=1)
+        hint = f"; the nearest name is {close[0]!r}" if close else ""
+        raise ValueError(f"There is no reward of kind {settings.kind!r}{hint}. Known are {', '.join(known)}.")
+    return FunctionReward(
+        function,
+        name=settings.name,
+        deadline=settings.deadline,
+        thread=settings.thread,
+        options=settings.options,
+    )

@@ -1,0 +1,42 @@
+"""Which engine generates for a model."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Callable
+from typing import Any
+
+from plaudit.models.base import LanguageModel
+from plaudit.models.decoder import Decoder
+from plaudit.models.graphs import CudaGraphs
+from plaudit.models.lora import merge_lora
+from plaudit.rollout.engine import Engine
+from plaudit.rollout.native import NativeEngine
+from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.static import StaticEngine
+
+
+def build_engine(
+    model: LanguageModel,
+    tokenizer: Any,
+    *,
+    slots: int,
+    copy: bool = False,
+    cuda_graphs: bool = True,
+    vllm: VllmSettings | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Engine:
+    """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model; vLLM,
+    which always has a copy, where settings of it are given. `cuda_graphs`: on a GPU the native engine repeats recorded
+    steps. `say` is told what takes its time."""
+    if vllm is not None:
+        from plaudit.rollout.vllm import VllmEngine
+
+        return VllmEngine.of(model, tokenizer, slots=slots, settings=vllm, say=say)
+    if copy:
+        model = copying.deepcopy(model).requires_grad_(False)
+        merge_lora(model)  # published weights are merged ones
+    if isinstance(model, Decoder):
+        graphs = CudaGraphs if cuda_graphs and model.device.type == "cuda" else None
+        return NativeEngine(model, tokenizer, slots=slots, recorder=graphs)
+    return StaticEngine(model, tokenizer, slots=slots)

@@ -1,0 +1,195 @@
+"""Draws the next token of every row from its logits, each row by its own settings.
+
+    logits (n, vocab), one uniform number a row -> token and its log-prob a row
+
+A draw is the inverse of the cumulative distribution at the row's uniform number, so that one number a token suffices
+and a row's numbers can be drawn before it starts: what it samples then depends on its seed and not on its neighbours.
+Left out: penalties, min-p and beams. Nothing here knows sequences or caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plaudit.types import Sampling
+
+CANDIDATES = (256, 2048, 16384)
+"""How many of the largest tokens top-p looks among, one number after the other: finding them costs a small part of
+sorting a vocabulary."""
+BLOCK = 64
+"""Consecutive tokens that are searched as one first: summing blocks is far cheaper than a running sum over them all."""
+
+
+def uniforms(sampling: Sampling, count: int) -> Tensor:
+    """The random numbers of one completion, in [0, 1), (count,) float32; always made on the CPU, for equal draws on
+    every device."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(sampling.seed), dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How each row of a batch is drawn: made once when the rows change, used until they change again."""
+
+    temperature: Tensor | None  # (n, 1); 1 on greedy rows; None if 1 everywhere
+    greedy: Tensor | None  # (n,) bool; None if no row is
+    all_greedy: bool
+    kept: tuple[tuple[int, Tensor, Tensor], ...]
+    """Rows whose distribution is cut: top_k (0 for all tokens), row numbers (m,), top_p (m, 1)."""
+    min_tokens: Tensor | None  # (n,); None if 0 everywhere
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], device: torch.device | str = "cpu") -> Draw:
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        temperatures = [1.0 if sampling.greedy else sampling.temperature for sampling in samplings]
+        greedy = [sampling.greedy for sampling in samplings]
+        least = [sampling.min_tokens for sampling in samplings]
+        cuts: dict[int, list[int]] = {}
+        for row, sampling in enumerate(samplings):
+            if not sampling.greedy and (sampling.top_k > 0 or sampling.top_p < 1.0):
+                cuts.setdefault(sampling.top_k, []).append(row)
+        return cls(
+            temperature=column(temperatures, torch.float32)[:, None] if set(temperatures) - {1.0} else None,
+            greedy=column(greedy, torch.bool) if any(greedy) else None,
+            all_greedy=all(greedy),
+            kept=tuple(
+                (k, column(rows, torch.int64), column([samplings[row].top_p for row in rows], torch.float32)[:, None])
+                for k, rows in cuts.items()
+            ),
+            min_tokens=column(least, torch.int64) if any(least) else None,
+        )
+
+
+def sample(logits: Tensor, draw: Draw, uniform: Tensor, *, emitted: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (n,) int64 and their log-probs (n,) float32 for logits (n, vocab) float32, which may be overwritten.
+
+    uniform (n,) in [0, 1); emitted (n,) counts the tokens each row has so far, and rows short of their min_tokens
+    cannot draw one of `ends`. Greedy rows take the largest logit; their log-probs are those of temperature 1.
+    """
+    if draw.min_tokens is not None and len(ends):
+        banned = (emitted < draw.min_tokens)[:, None]
+        logits[:, ends] = logits[:, ends].masked_fill(banned, float("-inf"))
+    if draw.temperature is not None:
+        logits = logits.div_(draw.temperature)
+    tokens, logprobs = _sample_all(logits, draw, uniform)
+    for top_k, rows, top_p in draw.kept:
+        tokens[rows], logprobs[rows] = _sample_kept(logits[rows], top_k, top_p, uniform[rows])
+    return tokens, logprobs
+
+
+def _sample_all(logits: Tensor, draw: Draw, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from whole distributions, or take the largest; rows that are cut get their tokens afterwards."""
+    if sum(len(rows) for _, rows, _ in draw.kept) == len(logits):
+        return torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
+    probs = logits.softmax(dim=-1)
+    if draw.greedy is None:
+        tokens = invert(probs, uniform)
+    elif draw.all_greedy:
+        tokens = largest(logits)
+    else:
+        tokens = torch.where(draw.greedy, largest(logits), invert(probs, uniform))
+    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
+
+
+def largest(logits: Tensor) -> Tensor:
+    """The first index of the largest of each row, (n,): argmax, which compares one number at a time, by blocks."""
+    block = _blocks(logits, torch.amax).argmax(dim=-1)
+    return _within(logits, block, float("-inf")).argmax(dim=-1) + block * BLOCK
+
+
+def _blocks(table: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """Each row's blocks reduced to one number, the last of what is left over: (n, m) -> (n, ceil(m / BLOCK))."""
+    whole = table.shape[1] // BLOCK * BLOCK
+    parts = [reduce(table[:, :whole].reshape(len(table), -1, BLOCK), dim=-1)] if whole else []
+    if whole < table.shape[1]:
+        parts.append(reduce(table[:, whole:], dim=-1, keepdim=True))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _within(table: Tensor, block: Tensor, absent: float) -> Tensor:
+    """Each row's own block (n, BLOCK), with `absent` past the table's end."""
+    places = block[:, None] * BLOCK + torch.arange(BLOCK, device=table.device)
+    inside = table.gather(1, places.clamp(max=table.shape[1] - 1))
+    return inside if table.shape[1] % BLOCK == 0 else inside.masked_fill_(places >= table.shape[1], absent)
+
+
+def invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The first index whose cumulative weight exceeds uniform * total: index i with probability weights[i] / total.
+
+    weights (n, m) >= 0 with a positive sum, uniform (n,) in [0, 1) -> (n,) int64. An index of weight 0 never comes out:
+    the cumulative sum does not move there, so it cannot be the first to exceed anything.
+    """
+    if weights.shape[1] <= BLOCK:
+        return _search(weights, uniform[:, None])[0]
+    block, left = _search(_blocks(weights, torch.sum), uniform[:, None])
+    inside = _search(_within(weights, block, 0.0), left)[0]
+    # Weights that are not numbers would point past the end, which on an accelerator nothing survives; clamped, the draw
+    # has a log-prob that is not finite, and the engine says so.
+    return (inside + block * BLOCK).clamp_(max=weights.shape[1] - 1)
+
+
+def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index (n,) whose cumulative weight exceeds share * total, and which share (n, 1) of its own weight lies
+    before that point."""
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # share * total may round up to the total, which nothing exceeds; the number below it is exceeded by the last index
+    # that has weight.
+    target = torch.minimum(share * total, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+    if not weights.is_cpu:  # which adds in parallel: its sums may move, in their last bit, where a weight is 0
+        index = torch.where(weights.gather(1, index) > 0, index, weights.argmax(dim=-1, keepdim=True))
+    end, before = (
+        cumulative.gather(1, index),
+        cumulative.gather(1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0),
+    )
+    return index[:, 0], (target - before) / (end - before)
+
+
+def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw among the top_k largest (all if 0), of those the fewest whose mass reaches top_p; at least one is kept.
+
+    Ties at the edge of top_k go to whichever `topk` puts first: exactly k are kept. For top_p, whole rows are sorted
+    only where no number of CANDIDATES reaches it.
+    """
+    vocab = logits.shape[1]
+    if 0 < top_k < vocab:
+        largest, order = logits.topk(top_k, dim=-1)
+        return _sample_sorted(largest, order, largest.logsumexp(dim=-1, keepdim=True), top_p, uniform)
+    normaliser = logits.logsumexp(dim=-1, keepdim=True)
+    tokens, logprobs = torch.zeros_like(uniform, dtype=torch.int64), torch.zeros_like(uniform)
+    rows = torch.arange(len(logits), device=logits.device)
+    for count in (*CANDIDATES, vocab):
+        left = logits if len(rows) == len(logits) else logits[rows]
+        if count < vocab:
+            largest, order = left.topk(count, dim=-1)
+            enough = (largest - normaliser[rows]).exp().sum(dim=-1) >= top_p[rows, 0]
+        else:
+            largest, order = left.sort(dim=-1, descending=True, stable=True)
+            enough = torch.ones_like(rows, dtype=torch.bool)
+        done, rows = rows[enough], rows[~enough]
+        if len(done):
+            tokens[done], logprobs[done] = _sample_sorted(
+                largest[enough], order[enough], normaliser[done], top_p[done], uniform[done]
+            )
+        if not len(rows):
+            break
+    return tokens, logprobs
+
+
+def _sample_sorted(
+    largest: Tensor, order: Tensor, normaliser: Tensor, top_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw from descending logits `largest` (n, m) of tokens `order`, cut where the mass before one reaches top_p."""
+    probs = (largest - normaliser).exp()
+    before = probs.cumsum(dim=-1) - probs
+    dropped = (before >= top_p) & (top_p < 1.0)  # rounding may lift `before` to 1
+    dropped[:, 0] = False
+    logprobs = largest.masked_fill(dropped, float("-inf")).log_softmax(dim=-1)
+    place = invert(logprobs.exp(), uniform)[:, None]
+    return order.gather(1, place)[:, 0], logprobs.gather(1, place)[:, 0]

@@ -1,0 +1,209 @@
+"""vLLM itself: its import, its engine on a model's folder, its requests. The only file that imports it.
+
+Knows no learner and no waiting callers; `vllm.py` does, and drives what is started here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.undisturbed import undisturbed
+from plaudit.types import Sampling
+
+SERIES = "0.32"
+"""The ways by which weights reach a running engine differ between minor versions."""
+CPU_BLOCK = 32
+"""Tokens of a cache block on a CPU, or a multiple."""
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns at every update of what has no weights
+}
+ENVIRONMENT_CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores belong to the learner too
+    "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than small models take to answer
+}
+
+
+def start(
+    folder: Path, settings: VllmSettings, *, slots: int, dummy: bool, say: Callable[[str], None] = lambda text: None
+) -> Any:
+    """vLLM's engine on the model of a folder; `dummy` makes weights up where the folder has none."""
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise RuntimeError(
+            "vLLM makes a process group of its own and would end this one's when it closes. Give it its own process."
+        )
+    say("imports vLLM")
+    prepare()
+    import vllm
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    cpu = on_cpu()
+    check_sleep(settings)
+    place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
+    if cpu:
+        place = {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30)}
+    if cpu or settings.block_size is not None:
+        place["block_size"] = settings.block_size or CPU_BLOCK
+    if cpu and place["block_size"] % CPU_BLOCK:
+        raise ValueError(
+            f"rollout.vllm.block_size={settings.block_size}: vLLM's attention on a CPU takes multiples of {CPU_BLOCK}. "
+            "Give one, or leave it null."
+        )
+    say(f"starts vLLM {vllm.__version__}")
+    # It seeds every generator, replaces torch.set_num_threads and rewrites transformers' classes.
+    with undisturbed(), _classes_left_alone():
+        arguments = EngineArgs(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            load_format="dummy" if dummy else "auto",
+            dtype=_dtype(folder) if settings.dtype == "auto" else settings.dtype,
+            enforce_eager=cpu if settings.eager is None else settings.eager,
+            max_model_len=settings.max_length,
+            max_num_seqs=slots,
+            logprobs_mode="processed_logprobs",  # of the distribution drawn from; the default's ignore temperature
+            enable_prefix_caching=settings.prefix_caching,
+            enable_sleep_mode=settings.sleep_level > 0 and not cpu,
+            async_scheduling=False,  # a token's version is exact if no step is under way when weights change
+            disable_log_stats=True,
+            seed=0,
+            **place,
+        )
+        with _refusals(cpu):
+            config = arguments.create_engine_config()
+        if cpu:
+            _check_head_size(config.model_config.get_head_size())
+            _check_experts(config.model_config.get_num_experts())
+        with _refusals(cpu):
+            engine = LLMEngine.from_vllm_config(config)
+    engine.input_processor.generation_config_fields = {}  # it would ban the folder's end tokens before min_tokens too
+    cache = engine.vllm_config.cache_config
+    say(f"has started vLLM, whose cache holds {cache.num_gpu_blocks * cache.block_size:,} tokens")
+    return engine
+
+
+def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_length: int) -> Any:
+    """A Sampling in vLLM's words, for a prompt of so many tokens."""
+    from vllm.sampling_params import RequestOutputKind as Kind
+    from vllm.sampling_params import SamplingParams
+
+    limit = min(sampling.max_tokens, max_length - tokens)
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        max_tokens=limit,
+        min_tokens=min(sampling.min_tokens, limit),
+        stop_token_ids=sorted(ends),
+        ignore_eos=True,  # of config.json: `ends` alone count
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=Kind.DELTA if sampling.stop else Kind.FINAL_ONLY,
+    )
+
+
+def on_cpu() -> bool:
+    """Whether vLLM computes there; call `prepare` before."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def check_sleep(settings: VllmSettings) -> None:
+    """Refuse sleep where neither vLLM nor `vllm_worker.py` can give memory back."""
+    from vllm.platforms import current_platform
+
+    if settings.sleep_level and not on_cpu() and not current_platform.is_sleep_mode_available():
+        raise ValueError(
+            f"rollout.share_devices=true with rollout.vllm.sleep_level={settings.sleep_level}: vLLM cannot give back "
+            f"the memory of {type(current_platform).__name__}. Set rollout.share_devices=false, or sleep_level 0."
+        )
+
+
+def _dtype(folder: Path) -> str:
+    """That of config.json: vLLM's own "auto" would make float32 a smaller one."""
+    config = json.loads((folder / "config.json").read_text())
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def _check_head_size(size: int) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    allowed = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in allowed:
+        raise ValueError(
+            f"The model's attention heads have {size} numbers; vLLM's attention on a CPU takes {allowed}. "
+            "Change the model's width or number of heads, or set rollout.engine=native."
+        )
+
+
+def _check_experts(count: int) -> None:
+    """Its kernel's own copy of experts stays the one that it started with, whatever is loaded."""
+    if count:
+        raise ValueError(
+            f"The model has {count} experts a layer, which vLLM computes on a CPU with the weights that it started "
+            "with: no update would reach them. Set rollout.engine=native."
+        )
+
+
+@contextmanager
+def _refusals(cpu: bool) -> Iterator[None]:
+    """What vLLM refuses is told with the settings that it has other words for."""
+    try:
+        yield
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        found: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)  # pydantic's
+        told = "; ".join(str(one["msg"]) for one in found()) if found else str(error)
+        cache = ("kv_cache_memory_bytes", "cpu_cache_gib") if cpu else ("gpu_memory_utilization", "memory")
+        if "memory" in told.lower():
+            told += f" Its {cache[0]} is rollout.vllm.{cache[1]}, its max_model_len rollout.vllm.max_length."
+        raise ValueError(
+            f"vLLM does not take this model or its settings: {told} Or set rollout.engine=native."
+        ) from error
+
+
+@contextmanager
+def _classes_left_alone() -> Iterator[None]:
+    """Models that vLLM runs by transformers' own classes: it would make those take calls of its own instances alone,
+    and the learner's model, the judge or the reference may be others. They go without torch.compile."""
+    from vllm.model_executor.models.transformers.base import Base
+
+    decorate = Base._decorate_cls_for_torch_compile
+    Base._decorate_cls_for_torch_compile = lambda *given, **named: None
+    try:
+        yield
+    finally:
+        Base._decorate_cls_for_torch_compile = decorate
+
+
+def prepare() -> None:
+    """Import vLLM, with the environment that it reads then; what the user has set there stays."""
+    for key, value in (ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ENVIRONMENT_CPU).items():
+        os.environ.setdefault(key, value)
+    try:
+        import torch._dynamo.config as compiler
+        import vllm
+    except ImportError as error:
+        raise ImportError(_missing(f"which does not import on {socket.gethostname()} ({error})")) from error
+    if not vllm.__version__.startswith(f"{SERIES}."):
+        raise ImportError(_missing(f"{socket.gethostname()} has {vllm.__version__}"))
+    compiler.disable |= os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # which torch read when it was imported
+
+
+def _missing(found: str) -> str:
+    return (
+        f"rollout.engine=vllm needs vLLM {SERIES}, {found}. For NVIDIA GPUs: pip install 'plaudit[vllm]'. For a CPU: "
+        "`make vllm`, or the commands in docs/vllm.md. Every node that samples needs it. Or set rollout.engine=native."
+    )

@@ -1,0 +1,84 @@
+"""What `vllm.py` does inside vLLM's worker: exchange weights, tell which it holds, clean up, and give up memory.
+
+Each function is called there with the worker. Nothing of vLLM is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plaudit.models.digest import digest
+from plaudit.rollout.accepted import WeightsError
+
+Lent = tuple[torch.UntypedStorage, int]
+"""Memory that was given up, and its size in bytes."""
+
+
+def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
+    """Exchange the weights in place. Raises WeightsError if some of its own got no new value."""
+    model, loaded = worker.model_runner.get_model(), set()
+    load = model.load_weights
+
+    def noting(arriving: Any) -> Any:
+        loaded.update(found := load(arriving))
+        return found
+
+    model.load_weights = noting
+    try:
+        worker.reload_weights(weights_iterator=iter(weights.items()))
+    finally:
+        del model.load_weights
+    missing = sorted({name for name, _ in model.named_parameters()} - loaded)
+    if missing:
+        raise WeightsError(f"vLLM's {', '.join(missing[:5])} got no weights from {len(weights)} tensors.")
+    for layer in model.modules():
+        # A CPU kernel's own copy of an LM head that is tied to the embedding stays the old one, and vLLM says nothing.
+        if hasattr(layer, "cpu_linear") and layer.weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+@torch.no_grad()
+def held(worker: Any) -> str:
+    """Digest of its parameters, and of the answer to a fixed input of layers whose weights a CPU kernel packed."""
+    model = worker.model_runner.get_model()
+    found = dict(model.named_parameters())
+    for name, layer in model.named_modules():
+        if hasattr(layer, "cpu_linear"):
+            size = layer.weight.shape[1] if layer.weight.numel() else layer.input_size  # of one device, as all here
+            given = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
+            found[f"{name} applied"] = layer.cpu_linear(given[None], layer.weight, None)
+    return digest(found)
+
+
+def blank(worker: Any) -> None:
+    """Empty the whole cache: numbers that are none, left in free blocks, spoil later answers of any weights."""
+    for cache in worker.model_runner.kv_caches:
+        cache.zero_()
+
+
+def give_up(worker: Any, weights: bool) -> list[Lent]:
+    """Free the cache of an engine on a CPU, and with `weights` those and what kernels packed of them: vLLM's own sleep
+    does nothing there. What is returned goes to `take_back`."""
+    tensors = list(worker.model_runner.kv_caches)
+    if weights:
+        model = worker.model_runner.get_model()
+        tensors += [parameter.data for parameter in model.parameters()]
+        for layer in model.modules():
+            if hasattr(layer, "cpu_linear"):  # holds the packed copy; the next `reload` makes another
+                layer.cpu_linear = torch.nn.functional.linear
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    lent = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
+    for storage, _ in lent:
+        storage.resize_(0)
+    return lent
+
+
+def take_back(worker: Any, lent: Sequence[Lent]) -> None:
+    """Memory for all that `give_up` freed. Tensors are where they were, weights without their values."""
+    for storage, size in lent:
+        storage.resize_(size)
+    blank(worker)

@@ -1,0 +1,107 @@
+"""A rollout worker: an engine with a copy of the policy, in a process of its own.
+
+    driver's pool -> generate, load (parcel, or an invitation to fetch one) -> engine
+
+Every method is a coroutine, so that the process goes on decoding while it answers. Weights are taken only if version,
+names and digest are as sent. A run that went back to a checkpoint is a new attempt: its versions begin anew, and calls
+of an earlier attempt are refused, however late they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from plaudit.rollout.accepted import Accepted, Ordered
+from plaudit.rollout.content import Content
+from plaudit.rollout.engine import Engine
+from plaudit.runtime.memory import give_back_memory
+from plaudit.types import Completion, Sampling
+from plaudit.weights.collective import Invitation, Receiver
+from plaudit.weights.parcel import Parcel, unpack
+
+
+class OutOfDateError(RuntimeError):
+    """The call belongs to an attempt that the run has given up."""
+
+
+class RolloutWorker:
+    """Answers for one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        content: Content | None = None,
+        receiver: Receiver | None = None,
+        *,
+        interrupt: bool = True,
+    ):
+        """`interrupt` lets new weights take over sequences under way; else they end with those that they began with."""
+        self.engine, self.content, self.receiver = engine, content or Content(), receiver or Receiver()
+        self.interrupt = interrupt
+        self.attempt = 0
+        self._accepted = Accepted()
+        self._running: set[asyncio.Task[list[Completion]]] = set()
+
+    async def begin(self, attempt: int) -> None:
+        """Stop what runs. The next weights are those of a checkpoint, whatever their version."""
+        self._enter(attempt)
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def generate(self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        self._enter(attempt)
+        task = asyncio.ensure_future(self.engine.generate(prompt_tokens, plan))
+        self._running.add(task)
+        try:
+            await asyncio.wait((task,))
+        finally:
+            self._running.discard(task)
+            task.cancel()
+        if task.cancelled():
+            raise OutOfDateError(f"attempt {attempt} was given up for attempt {self.attempt}")
+        return task.result()
+
+    async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
+        """Sample with these weights from now on. Returns their version and digest.
+
+        Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way;
+        and where the engine does not hold them afterwards.
+        """
+        self._enter(attempt)
+        parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
+        self._enter(attempt)
+        weights = unpack(parcel)
+        self.content.check(parcel.beneath)
+        if parcel.beneath:
+            await asyncio.to_thread(self.content.check_model)
+            self._enter(attempt)
+        self._accepted.check(weights, parcel.version, sent=parcel.digest)
+        if not self.interrupt:
+            await self.engine.drain()
+            self._enter(attempt)
+        self.engine.load(self.content.arrived(weights), parcel.version)
+        self._accepted.take(weights, parcel.version)
+        return parcel.version, parcel.digest
+
+    async def sleep(self, attempt: int) -> None:
+        """Give memory up to who shares the device, in other processes too. Nobody may ask before `wake`."""
+        self._enter(attempt)
+        self.engine.sleep()
+        give_back_memory()
+
+    async def wake(self, attempt: int) -> None:
+        self._enter(attempt)
+        self.engine.wake()
+
+    def _enter(self, attempt: int) -> None:
+        """Attempts only grow."""
+        if attempt < self.attempt:
+            raise OutOfDateError(f"attempt {attempt} was given up, attempt {self.attempt} is under way")
+        if attempt == self.attempt:
+            return
+        self.attempt = attempt
+        for task in self._running:
+            task.cancel()
+        for ordered in (self._accepted, self.engine):
+            if isinstance(ordered, Ordered):
+                ordered.go_back()
