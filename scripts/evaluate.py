@@ -21,7 +21,7 @@ from typing import Any
 import click
 from train import load_plugins
 
-from plaudit.cli import HomePath, plain_errors
+from plaudit.commands.cli import HomePath, plain_errors
 
 KINDS = {
     "perplexity": ("perplexity",),
@@ -94,8 +94,8 @@ def served(source: str, data: Any) -> tuple[list[str], dict[str, str]]:
 def settings_of(config: Path, overrides: Sequence[str]) -> Any:
     """Evaluation settings as the pipeline reads and samples, with its `evaluation` section and overrides over that."""
     from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings
-    from plaudit.pipeline import load_pipeline, merged
-    from plaudit.recipes import load_tree
+    from plaudit.runs.pipeline import load_pipeline, merged
+    from plaudit.settings.recipes import load_tree
 
     pipeline = load_pipeline(config)
     load_plugins(pipeline)
@@ -119,7 +119,7 @@ def _sampling(recipes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _differing(settings: Any, plain: Any) -> dict[str, Any]:
-    from plaudit.settings import to_plain
+    from plaudit.settings.tree import to_plain
 
     return {key: value for key, value in to_plain(settings).items() if value != to_plain(plain)[key]}
 

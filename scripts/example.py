@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 from train import pipeline_options, train_pipeline
 
-from plaudit.cli import plain_errors
+from plaudit.commands.cli import plain_errors
 
 CONFIG = Path(__file__).parents[1] / "configs" / "example.yaml"
 
 
 def create_dummy_data(folder: Path) -> dict[str, str]:
     """A few hundred rows of each kind; the source of every stage."""
-    from plaudit.data.demo import DemoSize, make_demo
+    from plaudit.tasks.demo import DemoSize, make_demo
 
     size = DemoSize(
         sft=1200, sft_validation=60, pairs=400, pairs_validation=60, prompts=300, prompts_test=40, vocabulary=600

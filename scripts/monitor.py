@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from plaudit.cli import HomePath, plain_errors
+from plaudit.commands.cli import HomePath, plain_errors
 
 
 @click.command(help=__doc__)

@@ -1,7 +1,7 @@
 """The whole job on real film-review sentences: `python scripts/rt_polarity.py FOLDER [--method grpo] [--seeds 3]`.
 
 FOLDER holds rt-polarity.pos and rt-polarity.neg (Pang and Lee's sentence polarity dataset v1.0). A half of the
-sentences trains the gold classifier and is seen by nothing else; needs scikit-learn (pip install 'plaudit[examples]').
+sentences trains the gold classifier and is seen by nothing else; needs scikit-learn (pip install -e '.[examples]').
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from plaudit.cli import plain_errors
-from plaudit.data.polarity import make_polarity
-from plaudit.demo import run_task
+from plaudit.commands.cli import plain_errors
+from plaudit.commands.demo import run_task
 from plaudit.monitor.console import Reporter
+from plaudit.tasks.polarity import make_polarity
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs" / "rt_polarity"
 

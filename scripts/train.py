@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from plaudit.cli import HomePath, plain_errors
+from plaudit.commands.cli import HomePath, plain_errors
 
 if TYPE_CHECKING:
-    from plaudit.pipeline import PipelineRun, PipelineSettings
+    from plaudit.runs.pipeline import PipelineRun, PipelineSettings
 
 STAGES = ("sft", "reward", "rlhf")
 """Those that have a flag for their data; a pipeline may have others, whose recipes name it."""
@@ -44,7 +44,7 @@ def train_pipeline(
     overrides: Sequence[str] = (),
 ) -> PipelineRun:
     """Run `stage` (or all) of the pipeline in `config`; `data` holds each stage's source, where one was given."""
-    from plaudit.pipeline import run_pipeline
+    from plaudit.runs.pipeline import run_pipeline
 
     settings = prepare(
         config, data, stage=stage, dist_config=dist_config, output=output, name=name, overrides=overrides
@@ -65,8 +65,8 @@ def prepare(
     overrides: Sequence[str],
 ) -> PipelineSettings:
     """The pipeline's settings: the configuration, over it distributed settings, folders and data, then overrides."""
-    from plaudit.pipeline import load_pipeline, merged
-    from plaudit.recipes import check_known, read_yaml
+    from plaudit.runs.pipeline import load_pipeline, merged
+    from plaudit.settings.recipes import check_known, read_yaml
 
     given = read_yaml(config)
     given["stages"] = {key: dict(recipe or {}) for key, recipe in dict(given.get("stages") or {}).items()}
@@ -90,18 +90,16 @@ def prepare(
 
 def distributed(path: Path | None) -> Tree:
     """What a distributed.yaml sets of every stage's run."""
-    from plaudit.recipes import load_tree, read_yaml
-    from plaudit.runtime.settings import DistributedSettings
+    from plaudit.settings.importers.distributed import imported
+    from plaudit.settings.recipes import read_yaml
 
-    settings = load_tree(DistributedSettings, {} if path is None else read_yaml(path))
-    settings.check()
-    return settings.run_settings()
+    return {} if path is None else imported(read_yaml(path))
 
 
 def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]]:
     """The stage, and before it those that have left a run, each with the data that it ran on."""
-    from plaudit.pipeline import merged
-    from plaudit.recipes import read_yaml
+    from plaudit.runs.pipeline import merged
+    from plaudit.settings.recipes import read_yaml
 
     for key, recipe in settings.stages.items():
         if key == stage:
@@ -116,7 +114,7 @@ def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]
 
 def load_plugins(settings: PipelineSettings) -> None:
     """Run the recipe's plugins: the data may be in a dialect of theirs."""
-    from plaudit import plugins
+    from plaudit.support import plugins
 
     for recipe in (settings.shared, *settings.stages.values()):
         plugins.load_plugins(recipe.get("plugins") or [])
@@ -128,7 +126,7 @@ def prepare_tokenizer(settings: PipelineSettings) -> None:
     A stage that goes on, and one that would be refused because its run is there, keep the tokenizer that they have.
     """
     from plaudit.data.byte_pairs import train_tokenizer
-    from plaudit.pipeline import merged
+    from plaudit.runs.pipeline import merged
 
     first, recipe = next(iter(settings.stages.items()))
     recipe = merged(settings.shared, recipe)
@@ -154,7 +152,7 @@ def texts(settings: PipelineSettings) -> Iterator[str]:
     from plaudit.data.formats import sample
     from plaudit.data.read import scan_rows
     from plaudit.data.settings import sources
-    from plaudit.pipeline import merged
+    from plaudit.runs.pipeline import merged
 
     for key, stage in settings.stages.items():
         recipe = merged(settings.shared, stage)

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny import GPT2
 
-from plaudit.data.demo import DemoFiles, DemoSize, make_demo
+from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
 
 Recipe = Callable[..., dict[str, Any]]
 
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # tests that start clusters of their own, as runs do
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15 without it: Ray's workers would wait for the other tests
 
 REWARDS = Path(__file__).with_name("tiny.py")
+SHARED = Path(__file__).parents[2] / "shared" / "data"
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where two processes share the tests, as in `make test`, a file's tests stay together, and clusters come first."""
+    """Tests of vLLM are skipped without it. Where two processes share the tests, as in `make test`, a file's tests stay
+    together, and clusters come first."""
+    for item in items:
+        if needs_ray(item.path):
+            item.add_marker(pytest.mark.clusters)
+        if item.get_closest_marker("vllm") and find_spec("vllm") is None:
+            item.add_marker(pytest.mark.skip(reason="vLLM is not installed: `make test-vllm` installs it"))
     if not config.getoption("loadgroup", False):  # as pytest-xdist tells its workers, which collect
         return
 
@@ -49,8 +59,8 @@ def needs_ray(file: Path) -> bool:
 
 @pytest.fixture
 def kernels() -> None:
-    """For tests of the kernels themselves."""
-    from plaudit.kernels.library import library
+    """For tests of the kernels, and of bits that do not depend on what is computed beside, which only they give."""
+    from plaudit.compute.library import library
 
     if library() is None:
         pytest.skip("there are no kernels without a C++ compiler: install g++")
@@ -71,9 +81,9 @@ def played(
 ) -> Iterator[Callable[[str], None]]:
     """Called with "pairs" or "matrices": from then on the kernels are as on such a processor, the same code but for
     these instructions."""
-    from plaudit.kernels import library
+    from plaudit.compute import calls, library
 
-    caches = (library.library, library.number, library._kernel)
+    caches = (library.library, library.number, calls._kernel, calls._call)
 
     def play(name: str) -> None:
         told, flag = PLAYED[name]
@@ -91,7 +101,7 @@ def played(
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine without a compiler: torch's own operations take the place of the kernels."""
-    from plaudit.kernels.library import library
+    from plaudit.compute.library import library
 
     monkeypatch.setenv("PLAUDIT_KERNELS", "off")
     library.cache_clear()
@@ -115,9 +125,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
 @pytest.fixture(scope="session")
 def make_recipe(demo: DemoFiles) -> Recipe:
     """recipe(method, folder, **sections): a complete recipe on the demo task; sections are merged in."""
-    from plaudit.pipeline import merged
+    from plaudit.runs.pipeline import merged
 
-    data = {"sft": demo.sft, "reward": demo.preferences, "dpo": demo.preferences}
+    data = {"sft": demo.sft} | dict.fromkeys(("reward", "dpo"), demo.preferences)
 
     def make(method: str, output: Path, **more: Any) -> dict[str, Any]:
         recipe: dict[str, Any] = {
@@ -161,7 +171,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def no_interface_is_left() -> Iterator[None]:
     """Joining a group in this process says where gloo is to listen. Processes that later tests start elsewhere, on an
-    island of tests/test_partition_runs.py for one, have other interfaces."""
+    island of tests/runs/test_partition_runs.py for one, have other interfaces."""
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     yield
     if before is None:
@@ -179,3 +189,53 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def tiny() -> Callable[..., dict[str, Any]]:
+    """`tiny("llama", mlp_bias=True)`: the family's keys, with what the test changes."""
+
+    def keys(model_type: str, **changes: Any) -> dict[str, Any]:
+        if model_type == "gpt2":
+            sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        else:
+            sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+            sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 64}
+        if model_type == "qwen3":
+            sizes["head_dim"] = 16
+        ids = {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+        # A large spread of weights, so that a wrong position, bias or norm shows in the logits.
+        return {"model_type": model_type, **sizes, **ids, "initializer_range": 0.2, **changes}
+
+    return keys
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, Any], str]:
+    """Write rows (or text, or bytes) to a file of that name and give its path as a source."""
+
+    def write(name: str, content: Any) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def shared_file() -> Callable[[str], Path]:
+    """A real data file beside the checkout; the test is skipped where it is absent."""
+
+    def find(name: str) -> Path:
+        path = SHARED / name
+        if not path.is_file():
+            pytest.skip(f"the real data file {path} is not on this machine")
+        return path
+
+    return find

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,38 +25,39 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from plaudit import load_settings
+from plaudit.algorithms import Output
 from plaudit.batch import Batch
+from plaudit.crew.trainer import Longest, Plan, Trainer
 from plaudit.learn import ranks as told
-from plaudit.learn.ranks import Ranks, Together, free_address, join
+from plaudit.learn.learner import Learner
+from plaudit.learn.ranks import Ranks, Together, join
 from plaudit.learn.sharding import local
-from plaudit.loop.cast import Actor, Cast
+from plaudit.loop.cast import Cast, Learners
 from plaudit.loop.checkpoint import Writer
 from plaudit.loop.progress import Delivery
-from plaudit.loop.train import learn
-from plaudit.runtime.gang import Gang, Part
-from plaudit.trainer import Longest, Plan, Trainer
-from plaudit.types import Role, Row
+from plaudit.loop.train import Ending, learn
+from plaudit.runtime.gang import Gang
+from plaudit.runtime.local import do as ask
+from plaudit.runtime.network import free_address
+from plaudit.types import Role, Row, Stats
 
 Job = dict[str, Any]
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
 
 
-class Among(Gang):
+class Among(Gang[Trainer]):
     """Every rank runs the loop, answers for itself and hears what the others answered."""
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.world = trainer, trainer.ranks.world
 
-    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        answer = getattr(self.trainer, method)(*arguments[self.trainer.ranks.rank])
+    async def scatter(self, method: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        answer = ask(self.trainer, self.name, method.__name__, *arguments[self.trainer.ranks.rank])
         if self.world == 1:
             return [answer]
         answers = [None] * self.world
         dist.all_gather_object(answers, answer)
         return answers
-
-    async def any(self, method: str, *arguments: Any) -> Any:
-        raise NotImplementedError
 
 
 def batch_of(step: int, *, unit: int, rows: int = 10) -> Batch:
@@ -90,12 +92,28 @@ def do(job: Job, rank: int, world: int, address: str) -> None:
     )
 
 
+def short_of_memory(trainer: Trainer, rank: int, most: int) -> None:
+    """On this rank a backward pass over more than `most` tokens allocates what no machine has room for."""
+    learner = trainer.members[Role.POLICY]
+    assert isinstance(learner, Learner)
+    loss = learner.loss
+
+    def measured(output: Output, part: Batch) -> tuple[Tensor, Stats]:
+        found, figures = loss(output, part)
+        if found.requires_grad and trainer.ranks.rank == rank and len(part.tokens) > most:
+            found.register_hook(lambda gradient: torch.empty(1 << 55, dtype=torch.uint8))
+        return found, figures
+
+    learner.loss = measured
+
+
 async def train(job: Job, trainer: Trainer) -> None:
     objective, store, first = trainer.objective, trainer.store, trainer.ranks.rank == 0
     gang = Among(trainer)
-    actors = {role: Actor(Part(gang, role)) for role in objective.losses()}
-    reference = Actor(Part(gang, Role.REFERENCE)) if Role.REFERENCE in objective.asks else None
-    cast = Cast(objective, actors, reference, trainer.settings.reference.ema)
+    if "short" in job:
+        short_of_memory(trainer, *job["short"])
+    cast = Cast.together(gang, objective, trainer.settings.reference.ema)
+    actors = cast.trained
     if job.get("resume"):
         tensors, values = store.read(job["resume"])
         for role, actor in actors.items():
@@ -105,7 +123,7 @@ async def train(job: Job, trainer: Trainer) -> None:
     memory: dict[str, float] = {}
     for step in range(*job["steps"]):
         batch = batch_of(step, unit=objective.unit)
-        _, stats = await learn(cast, Delivery(batch=batch, epoch=1), memory, step=step, seed=0)
+        _, stats = await learn(cast, Delivery(batch=batch, epoch=1), memory, Ending(), step=step, seed=0)
         figures.append(stats)
         if job.get("save") == step + 1:
             await save(trainer, actors, f"epoch1epochstep{step + 1}globalstep{step + 1}")
@@ -123,7 +141,7 @@ async def train(job: Job, trainer: Trainer) -> None:
         (out / "figures.json").write_text(json.dumps({"steps": figures, "kept": kept}))
 
 
-async def save(trainer: Trainer, actors: dict[Role, Actor], name: str) -> None:
+async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> None:
     """A checkpoint as a run makes it: every rank takes part, the first writes."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
@@ -166,3 +184,5 @@ if __name__ == "__main__":
         do(job, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     if dist.is_initialized():
         dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo that asks for the interpreter while it ends would abort the process

@@ -8,38 +8,28 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1] / "src" / "plaudit"
+from shape import REPOSITORY, ROOMS, ROOT, Import, Source, arrows, circle, edges, floors, lines_of, sources, unit_of
 
 # A unit may import units of earlier lines and itself, never one beside it. Units are subpackages and top-level files.
 LAYERS = (
-    {"paths", "types", "stopping"},
-    {"plugins", "kernels"},
-    {"batch", "maths", "runtime", "monitor"},
-    {"algorithms", "data", "rewards"},
-    {"models"},
-    {"weights"},
+    {"support"},
+    {"types", "partition"},
+    {"compute", "batch", "maths", "runtime", "monitor"},
+    {"algorithms", "data", "rewards", "models"},
+    {"weights", "tasks"},
     {"rollout", "learn"},
     {"loop", "evaluate"},
     {"settings"},
-    {"checks"},
-    {"recipes", "records"},
-    {"trainer"},
-    {"processes", "intake"},
     {"crew"},
-    {"page"},
-    {"assemble"},
-    {"pipeline", "generate", "serve"},
-    {"demo"},
-    {"cli", "__main__"},
+    {"runs"},
+    {"commands"},
     {"__init__"},
 )
 ONLY_TYPES = {"runtime", "monitor"}
@@ -48,7 +38,7 @@ ONLY_TYPES = {"runtime", "monitor"}
 PLACES: dict[str, set[str]] = {
     "ray": {"runtime/ray.py", "runtime/ray_worker.py"},
     "httpx2": {"rewards/remote.py"},
-    "uvicorn": {"serve.py"},
+    "uvicorn": {"commands/serve.py"},
     "vllm": {"rollout/vllm_library.py"},
     "tensorboard": {"monitor/tensorboard.py"},
     "torch.utils.tensorboard": {"monitor/tensorboard.py"},
@@ -60,9 +50,24 @@ PLACES: dict[str, set[str]] = {
 }
 
 # What loads none of the heavy libraries when it is imported, not even through another file.
-LIGHT = ("__init__", "types", "plugins", "settings", "checks", "cli", "data", "rewards", "monitor")
+LIGHT = ("__init__", "types", "support", "settings", "commands/cli.py", "tasks", "data", "rewards", "monitor")
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "sklearn"}
 HEAVY_ALL_THE_SAME = {"rewards/judge.py": "it runs the judge, a model"}
+
+READING_PATH = (
+    "types.py",
+    "batch.py",
+    "algorithms/base.py",
+    "algorithms/policy_gradient.py",
+    "algorithms/grpo.py",
+    "loop/train.py",
+    "loop/online.py",
+    "rollout/rollouter.py",
+    "learn/learner.py",
+    "runtime/gang.py",
+)
+"""What the README gives a newcomer to read."""
+READING_PATH_LINES = 1500
 
 FILE_LINES = 400
 FUNCTION_LINES = 60
@@ -71,75 +76,8 @@ ALGORITHM_BASES = {"algorithms/base.py", "algorithms/policy_gradient.py"}
 OVERSIZED: dict[str, str] = {}  # "models/x.py" or "models/x.py:function" -> why it cannot be split
 
 
-@dataclass(frozen=True)
-class Import:
-    """One imported name, absolute: "torch.nn", "plaudit.batch.Batch"."""
-
-    name: str
-    line: int
-    at_load: bool
-    """Runs when the file is imported: it stands in no function and is not for type checkers only."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One file of the tree; `path` is relative to the package."""
-
-    root: Path
-    path: str
-
-    @cached_property
-    def text(self) -> str:
-        return (self.root / self.path).read_text(encoding="utf-8")
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
-
-    @property
-    def unit(self) -> str:
-        return self.path.split("/")[0].removesuffix(".py")
-
-    @cached_property
-    def imports(self) -> list[Import]:
-        return list(self._imports(self.tree, at_load=True))
-
-    def _imports(self, node: ast.AST, *, at_load: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import):
-                yield from (Import(alias.name, child.lineno, at_load) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                base = self._base(child)
-                yield from (Import(f"{base}.{alias.name}", child.lineno, at_load) for alias in child.names)
-            else:
-                yield from self._imports(child, at_load=at_load and not _runs_later(child))
-
-    def _base(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
-        package = ["plaudit", *self.path.split("/")[:-1]]
-        return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
-
-
-def _runs_later(node: ast.AST) -> bool:
-    for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    return for_checkers or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-
-
-def sources(root: Path) -> dict[str, Source]:
-    paths = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
-    return {path: Source(root, path) for path in paths}
-
-
 def ours(imported: Import) -> bool:
     return imported.name.split(".")[0] == "plaudit"
-
-
-def unit_of(imported: Import, known: dict[str, Source]) -> str:
-    """The unit that an import of ours names; "__init__" for `from plaudit import run`."""
-    part = imported.name.split(".")[1] if "." in imported.name else "__init__"
-    units = {source.unit for source in known.values()}
-    return part if part in units or part in set().union(*LAYERS) else "__init__"
 
 
 def direction(root: Path) -> list[str]:
@@ -148,12 +86,12 @@ def direction(root: Path) -> list[str]:
     complaints = [f"{s.path}: {s.unit} stands in no layer of LAYERS" for s in known.values() if s.unit not in layer]
     for source in known.values():
         for imported in filter(ours, source.imports):
-            target = unit_of(imported, known)
+            target = unit_of(imported.name)
             where = f"{source.path}:{imported.line}: {source.unit} imports {imported.name}"
             if target == source.unit or source.unit not in layer or target not in layer:
                 continue
-            if source.unit in ONLY_TYPES and target != "types":
-                complaints.append(f"{where}, it may import nothing of ours but types")
+            if source.unit in ONLY_TYPES and target not in ("types", "support"):
+                complaints.append(f"{where}, it may import nothing of ours but types and support")
             elif layer[target] == layer[source.unit]:
                 complaints.append(f"{where}, which stands beside it")
             elif layer[target] > layer[source.unit]:
@@ -162,17 +100,17 @@ def direction(root: Path) -> list[str]:
 
 
 def plain_settings(root: Path) -> list[str]:
-    """A subpackage's settings and `plugins.py` import the standard library, types, paths and other settings only."""
+    """Settings of a room, and `support/plugins.py`, import the standard library, types, support and other settings."""
     complaints = []
     for path, source in sources(root).items():
-        if not (path == "plugins.py" or path.endswith("/settings.py")):
+        if not (path == "support/plugins.py" or path.endswith("/settings.py")):
             continue
         for imported in source.imports:
             parts = imported.name.split(".")
-            is_ours = parts[0] == "plaudit" and (parts[1] in ("types", "paths") or parts[2:3] == ["settings"])
+            is_ours = parts[0] == "plaudit" and (parts[1] in ("types", "support") or parts[2:3] == ["settings"])
             if not (is_ours or parts[0] in sys.stdlib_module_names):
                 complaints.append(
-                    f"{path}:{imported.line}: imports {imported.name}, not settings, types, paths or a standard"
+                    f"{path}:{imported.line}: imports {imported.name}, not settings, types, support or a standard"
                 )
     return complaints
 
@@ -192,7 +130,7 @@ def light(root: Path) -> list[str]:
     return [
         f"importing {' -> '.join(chain)} loads {chain[-1]}; import it in the function that needs it"
         for path, source in known.items()
-        if source.unit in LIGHT and path not in HEAVY_ALL_THE_SAME
+        if (source.unit in LIGHT or path in LIGHT) and path not in HEAVY_ALL_THE_SAME
         if (chain := _heavy_chain(path, known))
     ]
 
@@ -258,8 +196,54 @@ def _code_lines(source: Source) -> set[int]:
     return lines
 
 
+def rooms(root: Path) -> list[str]:
+    return [
+        f"{room} has {lines} lines, at most {ROOMS[room][0]} (tests/shape.py)"
+        for room, lines in lines_of(root).items()
+        if room in ROOMS and lines > ROOMS[room][0]
+    ]
+
+
+def reading_path(root: Path) -> list[str]:
+    """The path is short, and each file's header shows with arrows what comes in and what goes out."""
+    path = [source for name, source in sources(root).items() if name in READING_PATH]
+    lines = sum(source.text.count("\n") for source in path)
+    complaints = [
+        f"{source.path} has no line with an arrow (->) in its header"
+        for source in path
+        if not re.search(r"\n.+ -> ", ast.get_docstring(source.tree) or "")
+    ]
+    if lines > READING_PATH_LINES:
+        complaints.append(f"the reading path has {lines} lines, at most {READING_PATH_LINES}")
+    return complaints
+
+
+def circles(root: Path) -> list[str]:
+    found = circle(edges(root))
+    return [f"a circle of imports: {' -> '.join([*found, found[0]])}"] if found else []
+
+
+def one_crew(root: Path) -> list[str]:
+    """Only the crew's own room names a kind of crew; `Crew` answers what others would test for."""
+    return [
+        f"{path}:{imported.line}: imports {imported.name}, give its answer to `Crew` in crew/base.py"
+        for path, source in sources(root).items()
+        for imported in source.imports
+        if source.unit != "crew" and imported.name.endswith(("LocalCrew", "RayCrew"))
+    ] + [
+        f"{path}:{node.lineno}: asks whether something is `apart`, give its answer to `Crew` in crew/base.py"
+        for path, source in sources(root).items()
+        if source.unit in ("loop", "runs", "commands")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and node.attr == "apart" and ast.unparse(node.value).endswith("crew")
+    ]
+
+
 RULES: dict[str, Callable[[Path], list[str]]] = {
-    rule.__name__: rule for rule in (direction, plain_settings, one_place, light, sizes, small_algorithms)
+    rule.__name__: rule
+    for rule in (
+        *(direction, plain_settings, one_place, light, sizes, small_algorithms, rooms, reading_path, circles, one_crew),
+    )
 }
 
 
@@ -271,10 +255,19 @@ def test_the_package_keeps(rule: str) -> None:
 
 def test_exceptions_name_files_that_exist() -> None:
     known = sources(ROOT)
-    named = [*HEAVY_ALL_THE_SAME, *ALGORITHM_BASES, *(place.split(":")[0] for place in OVERSIZED)]
+    named = [*HEAVY_ALL_THE_SAME, *ALGORITHM_BASES, *READING_PATH, *(place.split(":")[0] for place in OVERSIZED)]
     assert [path for path in named if path not in known] == []
 
 
+def test_the_house_stays_low() -> None:
+    """What DESIGN asks of the import graph: a newcomer can hold it in mind."""
+    graph = arrows(REPOSITORY)
+    assert floors(graph) <= 12
+    assert sum(map(len, graph.values())) <= 140
+    assert len([path for path in sources(ROOT) if "/" not in path]) <= 6
+
+
+HEADER = '"""What it is for.\n\n    what comes in -> what goes out\n"""\n'
 LONG = "\n".join(f"    x{n} = {n}" for n in range(FUNCTION_LINES))
 OFFENCES = {
     "upwards": ("direction", {"maths/kl.py": "from plaudit.batch import Batch"}, "which stands beside it"),
@@ -286,15 +279,19 @@ OFFENCES = {
     "above": ("direction", {"models/load.py": "import plaudit.learn.learner"}, "which stands above it"),
     "in a function": (
         "direction",
-        {"data/x.py": "def f():\n    from plaudit import assemble"},
+        {"data/x.py": "def f():\n    from plaudit.runs import assemble"},
         "which stands above it",
     ),
     "relative": ("direction", {"data/x.py": "from ..loop import train"}, "data imports plaudit.loop.train"),
     "facade": ("direction", {"loop/x.py": "from plaudit import run"}, "which stands above it"),
-    "monitor": ("direction", {"monitor/x.py": "from plaudit.plugins import load_object"}, "nothing of ours but types"),
+    "monitor": ("direction", {"monitor/x.py": "from plaudit.batch import Batch"}, "nothing of ours but types"),
     "no layer": ("direction", {"novel/x.py": ""}, "novel stands in no layer"),
     "settings": ("plain_settings", {"data/settings.py": "import omegaconf"}, "data/settings.py:1: imports omegaconf"),
-    "plugins": ("plain_settings", {"plugins.py": "from plaudit.batch import Batch"}, "imports plaudit.batch.Batch"),
+    "plugins": (
+        "plain_settings",
+        {"support/plugins.py": "from plaudit.batch import Batch"},
+        "imports plaudit.batch.Batch",
+    ),
     "ray": ("one_place", {"loop/x.py": "def f():\n    import ray.util"}, "loop/x.py:2: imports ray"),
     "board": (
         "one_place",
@@ -311,14 +308,35 @@ OFFENCES = {
     "through a package": (
         "light",
         {
-            "cli.py": "import plaudit.models.settings",
+            "commands/cli.py": "import plaudit.models.settings",
             "models/settings.py": "",
             "models/__init__.py": "import transformers",
         },
-        "cli.py -> models/__init__.py -> transformers",
+        "commands/cli.py -> models/__init__.py -> transformers",
     ),
     "long file": ("sizes", {"loop/x.py": "x = 1\n" * 401}, "loop/x.py has 401 lines"),
     "long function": ("sizes", {"loop/x.py": f"class A:\n  async def f():\n{LONG}"}, "loop/x.py:f has 61 lines"),
+    "large room": ("rooms", {"support/x.py": "x = 1\n" * 491}, "support has 491 lines, at most 490"),
+    "long path": (
+        "reading_path",
+        dict.fromkeys(READING_PATH, HEADER + "x = 1\n" * 147),
+        "has 1510 lines",
+    ),
+    "no arrows": ("reading_path", {"loop/train.py": '"""A loop: a -> b."""\n'}, "loop/train.py has no line with"),
+    "circle": (
+        "circles",
+        {
+            "loop/x.py": "from plaudit.loop import y",
+            "loop/y.py": "def f():\n    from plaudit.loop.x import a",
+        },
+        "loop/x.py -> loop/y.py -> loop/x.py",
+    ),
+    "kind of crew": (
+        "one_crew",
+        {"runs/x.py": "from plaudit.crew.ray import RayCrew"},
+        "imports plaudit.crew.ray.RayCrew",
+    ),
+    "apart": ("one_crew", {"runs/x.py": "def f(crew):\n    return crew.apart"}, "runs/x.py:2: asks"),
     "long algorithm": ("small_algorithms", {"algorithms/x.py": '"""A."""\n' + "x = 1\n" * 81}, "81 lines of code"),
 }
 
@@ -337,8 +355,8 @@ def test_what_is_allowed_passes_every_rule(tmp_path: Path) -> None:
     _write(
         tmp_path,
         {
-            "types.py": "import enum",
-            "batch.py": "import torch\nfrom plaudit.types import Row",
+            "types.py": HEADER + "import enum",
+            "batch.py": HEADER + "import torch\nfrom plaudit.types import Row",
             "data/x.py": "from plaudit.types import Row\ndef f():\n    import torch",
             "evaluate/settings.py": "import math\nfrom plaudit.data.settings import DataSettings",
             "data/y.py": "import typing\nif typing.TYPE_CHECKING:\n    from plaudit.batch import Batch",

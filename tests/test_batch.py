@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from plaudit.algorithms.base import row_of
 from plaudit.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
@@ -27,7 +28,7 @@ def marked(lengths: list[int], unit: int = 1) -> Batch:
     columns = {name: token * 100.0 + place for place, name in enumerate(TOKEN_COLUMNS)}
     columns |= {name: row * 100.0 + place for place, name in enumerate(ROW_COLUMNS)}
     columns |= {"tokens": token, "trainable": token % 3 == 1, "version": token * 7, "group": row // unit}
-    columns |= {"lengths": torch.tensor(lengths), "truncated": row % 2 == 1}
+    columns |= {"lengths": torch.tensor(lengths), "continues": row % 2 == 1}
     return Batch(unit=unit, **columns)
 
 
@@ -66,7 +67,7 @@ def assert_units_whole(part: Batch) -> None:
 
 ROWS = [
     Row(tokens=(7, 8, 4, 5, 2), trainable=(False, False, True, True, True), group=3, reward=1.5, weight=0.5),
-    Row(tokens=(9, 6, 2), trainable=(False, True, True), group=4, baseline=-1.0, margin=0.25, truncated=True),
+    Row(tokens=(9, 6, 2), trainable=(False, True, True), group=4, baseline=-1.0, margin=0.25, continues=True),
 ]
 
 
@@ -82,7 +83,7 @@ def test_rows_lie_end_to_end() -> None:
     expected = {"reward": [1.5, 0.0], "baseline": [0.0, -1.0], "row_weight": [0.5, 1.0], "margin": [0.0, 0.25]}
     for name, column in expected.items():
         assert getattr(batch, name).tolist() == column
-    assert batch.truncated is not None and batch.truncated.tolist() == [False, True]
+    assert batch.continues is not None and batch.continues.tolist() == [False, True]
     for name in ("behaviour", "version", "reference", "proximal", "values", "advantages", "weight"):
         assert getattr(batch, name) is None
 
@@ -115,11 +116,22 @@ def test_column_rule_of_a_sampled_row() -> None:
         else:
             assert logprob == pytest.approx(-token / 10)
             assert version == (4 if token in (60, 2) else 3)
-    assert (row.group, row.reward, row.baseline, row.truncated) == (5, 0.75, 0.5, False)
+    assert (row.group, row.reward, row.baseline, row.continues) == (5, 0.75, 0.5, False)
     cut = replace(response, completion=replace(completion, finish=Finish.LENGTH))
-    assert row_of(Group(index=5, prompt=prompt, responses=(cut,)), cut).truncated
-    stopped = replace(response, completion=replace(completion, finish=Finish.STOP))
-    assert not row_of(Group(index=5, prompt=prompt, responses=(stopped,)), stopped).truncated
+    assert not row_of(Group(index=5, prompt=prompt, responses=(cut,)), cut).continues, "its reward ends it"
+    cut = replace(cut, reward=None, continues=True)
+    row = row_of(Group(index=5, prompt=prompt, responses=(cut,)), cut)
+    assert (row.reward, row.continues) == (0.0, True)
+
+
+def test_units_without_a_trained_token_are_dropped() -> None:
+    lone = Row(tokens=(7, 8), trainable=(False, False), reward=3.0)
+    batch = Batch.of([lone, ROWS[0], lone, ROWS[1]])
+    assert batch.trained().reward.tolist() == [1.5, 0.0]  # type: ignore[union-attr]
+    pairs = Batch.of([lone, ROWS[0], lone, lone], unit=2)
+    assert pairs.trained().reward.tolist() == [3.0, 1.5]  # type: ignore[union-attr]
+    for whole in (Batch.of(ROWS), Batch.of([lone, lone])):
+        assert whole.trained() is whole
 
 
 def test_ratios_are_taken_against_proximal_where_there_is_one() -> None:
@@ -133,21 +145,17 @@ def test_ratios_are_taken_against_proximal_where_there_is_one() -> None:
 @pytest.mark.parametrize(
     ("rows", "unit", "message"),
     [
-        ([], 1, "at least one row"),
-        ([ROWS[0]] * 3, 2, "3 rows cannot be kept in units of 2"),
-        ([ROWS[0], Row(tokens=(), trainable=())], 1, "row 1 has no tokens"),
-        ([Row(tokens=(1, 2), trainable=(False,))], 1, "row 0: trainable has 1 entries for 2 tokens"),
-        ([replace(ROWS[1], logprobs=(0.0,))], 1, "row 0: logprobs has 1 entries for 3 tokens"),
-        ([replace(ROWS[1], versions=(0,) * 4)], 1, "row 0: versions has 4 entries for 3 tokens"),
-        ([ROWS[0], replace(ROWS[1], reference=(0.0,))], 1, "row 1: reference has 1 entries for 3 tokens"),
-        (
-            [ROWS[0], replace(ROWS[1], logprobs=(0.0,) * 3)],
-            1,
-            "row 1 has logprobs and row 0 has none: give them to every",
-        ),
-        ([replace(ROWS[0], versions=(0,) * 5), ROWS[1]], 1, "row 0 has versions and row 1 has none"),
-        ([ROWS[0], ROWS[0], replace(ROWS[0], reference=(0.0,) * 5)], 1, "row 2 has reference and row 0 has none"),
-        ([Row(tokens=(1, 2), trainable=(True, True))], 1, "row 0: its first token is trained.*BOS"),
+        ([], 1, "row"),
+        ([ROWS[0]] * 3, 2, "3 rows .* 2"),
+        ([ROWS[0], Row(tokens=(), trainable=())], 1, "row 1 .*tokens"),
+        ([Row(tokens=(1, 2), trainable=(False,))], 1, "row 0: trainable .*1 .*2"),
+        ([replace(ROWS[1], logprobs=(0.0,))], 1, "row 0: logprobs .*1 .*3"),
+        ([replace(ROWS[1], versions=(0,) * 4)], 1, "row 0: versions .*4 .*3"),
+        ([ROWS[0], replace(ROWS[1], reference=(0.0,))], 1, "row 1: reference .*1 .*3"),
+        ([ROWS[0], replace(ROWS[1], logprobs=(0.0,) * 3)], 1, "row 1 has logprobs and row 0"),
+        ([replace(ROWS[0], versions=(0,) * 5), ROWS[1]], 1, "row 0 has versions and row 1"),
+        ([ROWS[0], ROWS[0], replace(ROWS[0], reference=(0.0,) * 5)], 1, "row 2 has reference and row 0"),
+        ([Row(tokens=(1, 2), trainable=(True, True))], 1, "row 0: .*first token.*BOS"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(rows: list[Row], unit: int, message: str) -> None:
@@ -179,7 +187,7 @@ def test_split_loses_and_doubles_nothing(lengths: list[int], unit: int, parts: i
     count = len(lengths)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(count + parts))
     if parts > count:
-        with pytest.raises(ValueError, match=f"{count} units cannot be split into {parts}.*1 to {count}"):
+        with pytest.raises(ValueError, match=f"{count} units .*{parts} .*1 to {count}"):
             whole.split(parts, order=order)
         return
     batches = whole.split(parts, order=order)
@@ -310,11 +318,11 @@ def test_an_absent_column_stays_absent() -> None:
 @pytest.mark.parametrize(
     ("name", "column", "message"),
     [
-        ("advantages", torch.ones(2), r"advantages has an entry a token: .*\(5,\) is needed, not the shape \(2,\)"),
-        ("advantages", torch.ones(5, 1), r"\(5,\) is needed, not the shape \(5, 1\)"),
-        ("reward", torch.ones(5), r"reward has an entry a row: .*\(2,\) is needed, not the shape \(5,\)"),
-        ("reward", [0.0, 1.0], "not a list"),
-        ("advantage", torch.ones(5), "no column 'advantage'; it has .*advantages"),
+        ("advantages", torch.ones(2), r"advantages .*\(2,\).* a token.*\(5,\)"),
+        ("advantages", torch.ones(5, 1), r"\(5, 1\).*\(5,\)"),
+        ("reward", torch.ones(5), r"reward .*\(5,\).* a row.*\(2,\)"),
+        ("reward", [0.0, 1.0], "a list"),
+        ("advantage", torch.ones(5), "'advantage'.*advantages"),
     ],
 )
 def test_a_column_that_does_not_fit_is_refused(name: str, column: Any, message: str) -> None:
@@ -324,7 +332,8 @@ def test_a_column_that_does_not_fit_is_refused(name: str, column: Any, message: 
 
 
 def test_every_column_is_listed_once() -> None:
+    """The comment of each column gives its shape: (n,) for tokens, (r,) for rows."""
+    shapes = dict(re.findall(r"^    (\w+): Tensor.*# \(([nr]),\)", inspect.getsource(Batch), re.MULTILINE))
     tensors = {name for name, kind in Batch.__annotations__.items() if "Tensor" in str(kind)}
-    assert tensors == {*TOKEN_COLUMNS, *ROW_COLUMNS}
-    assert not set(TOKEN_COLUMNS) & set(ROW_COLUMNS)
-    assert isinstance(marked([1]).tokens, Tensor)
+    assert shapes == dict.fromkeys(TOKEN_COLUMNS, "n") | dict.fromkeys(ROW_COLUMNS, "r")
+    assert tensors == shapes.keys()

@@ -18,22 +18,29 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit import cli, load_settings, run
+from plaudit import load_settings, run
 from plaudit.algorithms import ALGORITHMS
+from plaudit.commands import cli
 from plaudit.data import formats
-from plaudit.data.demo import DemoFiles
-from plaudit.data.formats import DEMONSTRATION, PREFERENCE, QUESTION, sample
+from plaudit.data.formats import sample
+from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION
 from plaudit.data.settings import DataSettings
 from plaudit.models.families import FAMILIES
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rules import RULES
-from plaudit.runtime.settings import DistributedSettings
-from plaudit.settings import Settings, to_plain
+from plaudit.settings.importers.distributed import ROWS
+from plaudit.settings.recipes import defaults
+from plaudit.settings.tree import Settings, to_plain
+from plaudit.support.fields import check, complaints
+from plaudit.tasks.demo import DemoFiles
 from plaudit.types import Completion, Finish, Prompt
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-MINE = ("extending.md", "data.md", "settings.md", "checkpoints.md", "switching.md")
+METHODS = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "methods").glob("*.md"))}
+MINE = ("quickstart.md", "extending.md", "data.md", "settings.md", "checkpoints.md", "switching.md")
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 QUOTED = re.compile(r"`(examples/extending/[\w.]+)`\n\n```\w+\n(.*?)```", re.DOTALL)
 CODE_LINES = 40
@@ -108,15 +115,18 @@ def test_own_algorithm_trains_by_its_own_credit() -> None:
 
 @pytest.mark.usefixtures("workplace", "clean_registries")
 def test_own_rewards_are_summed_by_weight() -> None:
-    done = run_recipe("examples/extending/rewards.yaml", "rewards.0.options.least=1", "rollout.max_failed=1")
-    scored = [s for s in done.samples if s["score"] is not None]
-    assert scored
-    for record in scored:
-        words = record["completion"].split()
-        assert record["parts"]["varied"] == pytest.approx(len(set(words)) / len(words))
-        assert record["parts"]["varied/words"] == len(words)
-        assert record["score"] == pytest.approx(record["parts"]["varied"] + 0.5 * record["parts"]["mentions_title"])
-    assert all(record["reason"].startswith("varied") for record in done.samples if record["score"] is None)
+    done = run_recipe("examples/extending/rewards.yaml")
+    counts = set()
+    for record in done.samples:
+        words, parts = record["completion"].split(), record["parts"]
+        counts.add(len(words) < 2)
+        assert ("varied" in parts) == (len(words) >= 2)
+        varied = len(set(words)) / len(words) if "varied" in parts else 0.0
+        assert parts.get("varied", 0.0) == pytest.approx(varied)
+        assert parts.get("varied/words", len(words)) == len(words)
+        assert record["score"] == pytest.approx(varied + 0.5 * parts["mentions_title"])
+    assert counts == {True, False}
+    assert {(m["reward/failed"], m["reward/not_applicable"]) for m in done.metrics} == {(0.0, 0.0)}
 
 
 @pytest.mark.usefixtures("workplace", "clean_registries")
@@ -187,8 +197,8 @@ def test_recipe_of_each_method_runs(name: str, demo: DemoFiles, judge: Path) -> 
     assert {"loss/policy", "loss/judge"} & set(done.metrics[-1]), "the step must have trained something"
 
 
-SERVES = {"D": DEMONSTRATION, "P": PREFERENCE, "Q": QUESTION}
-ROW = re.compile(r"^\| `([\w/]+)` \| ([DPQ ]+) \| `(\{.*\})` \|$", re.MULTILINE)
+SERVES = {"D": DEMONSTRATION, "P": PREFERENCE, "Q": QUESTION, "J": JUDGEMENT}
+ROW = re.compile(r"^\| `([\w/]+)` \| ([DPQJ ]+) \| `(\{.*\})` \|$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
@@ -223,11 +233,14 @@ def test_example_row_is_read_as_the_page_says(name: str, serves: str, row: str) 
 
 def test_page_lists_every_dialect_and_every_section() -> None:
     assert {name for name, _, _ in ROW.findall(DOCS["data.md"])} == set(formats.dialects())
-    cells = re.findall(r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0], re.MULTILINE)
+    cells = re.findall(
+        r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0].split("Three environment")[0], re.MULTILINE
+    )
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert named == {field.name for field in dataclasses.fields(Settings)}
-    keys = {f"{section}.{key}" for section, keys in to_plain(DistributedSettings()).items() for key in keys}
-    assert set(re.findall(r"^\| `(\w+\.\w+)` \|", DOCS["settings.md"], re.MULTILINE)) == keys
+    keys = {row.theirs for row in ROWS}
+    before = DOCS["settings.md"].split("## Every setting")[0]
+    assert set(re.findall(r"^\| `(\w+\.\w+)` \|", before, re.MULTILINE)) == keys
 
 
 def test_settings_files_of_the_table_exist() -> None:
@@ -237,7 +250,7 @@ def test_settings_files_of_the_table_exist() -> None:
 
 def test_yaml_of_the_data_page_is_settings() -> None:
     (text,) = [text for language, text in BLOCK.findall(DOCS["data.md"]) if language == "yaml"]
-    DataSettings(**yaml.safe_load(text)["data"]).check()
+    check(DataSettings(**yaml.safe_load(text)["data"]))
 
 
 @pytest.mark.parametrize("page", MINE)
@@ -249,6 +262,31 @@ def test_commands_and_files_that_pages_name_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert (ROOT / "docs" / link).exists(), link
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
+        target = (page.parent / link) if link else page
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"index"}))
+def test_page_of_a_method_has_its_defaults_and_a_recipe(method: str) -> None:
+    tree = to_plain(defaults(method))
+    rows = re.findall(r"^\| `(\w[\w.]*)`(?:, `[\w.]+`)* \| ([^|]+) \|", METHODS[method], re.MULTILINE)
+    for key, default in ((key, default) for key, default in rows if "." in key):
+        value: Any = tree
+        for name in key.split("."):
+            value = value[name]
+        assert yaml.safe_load(default) == value or float(default) == value, key
+    for path in re.findall(r"configs/[\w/]+\.yaml", METHODS[method]):
+        assert (ROOT / path).exists(), path
+    assert f"    plaudit {method} configs/" in METHODS[method]
+    assert f"({method}.md)" in METHODS["index"]
 
 
 def test_every_setting_of_the_switching_page_exists() -> None:
@@ -264,7 +302,7 @@ def test_every_setting_of_the_switching_page_exists() -> None:
     for key, value in given:
         makers = [m for m in ALGORITHMS.values() if key.partition(".")[2] in {f.name for f in dataclasses.fields(m)}]
         further = {"samples": 2} if key.endswith("group_baseline") else {"loss": "ipo"} if "length" in key else {}
-        makers[0](**{key.partition(".")[2]: yaml.safe_load(value)}, **further)
+        assert complaints(makers[0](**{key.partition(".")[2]: yaml.safe_load(value)}, **further)) == []
 
 
 def _dotted(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -304,10 +342,8 @@ def test_python_of_the_checkpoints_page_loads_a_policy(capsys: pytest.CaptureFix
 
 
 def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: DemoFiles, tmp_path: Path) -> None:
-    from plaudit.batch import Batch
     from plaudit.data.load import load_preferences
     from plaudit.evaluate.judge import Judge
-    from plaudit.types import Row
 
     rows = [json.loads(line) for line in demo.preferences.read_text().splitlines()]
     short = [{key: text[:60] for key, text in row.items()} for row in rows]  # the tiny model has room for 128 tokens
@@ -322,14 +358,14 @@ def test_reward_model_scores_alone_as_it_does_in_training(judge: Path, demo: Dem
     loaded = Judge.load(str(judge))
     data = load_preferences(DataSettings(train=str(pairs), max_pairs_per_prompt=9), loaded.tokenizer, 0)
     read = [row for item in data.items for row in item]
-    scores = loaded.scores(Batch.of(read, unit=2))
+    scores = loaded.of_sequences([row.tokens for row in read])
     right = sum(chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True))
     assert out[2] == f"{right} of {len(rows)} pairs ordered as labelled: {right / len(rows):.1%}"
 
     tokenizer = loaded.tokenizer
     for line, answer in zip(out, (" is superb .", " is dull . I left ."), strict=False):
         tokens = tokenizer("The film")["input_ids"] + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id]
-        alone = loaded.scores(Batch.of([Row(tokens=tuple(tokens), trainable=(False,) * len(tokens))]))
+        alone = loaded.of_sequences([tuple(tokens)])
         assert float(line.split()[0]) == pytest.approx(alone[0], abs=1e-4)
 
 
@@ -355,3 +391,23 @@ def test_what_the_makefile_imports_exists() -> None:
     assert lines
     for module, name in lines:
         assert hasattr(importlib.import_module(module), name), f"Makefile: {module} has no {name}"
+
+
+def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
+    """A package that has our name there is somebody else's."""
+    pages = [*ROOT.glob("*.md"), ROOT / "Makefile"]
+    for folder in ("docs", "src", "scripts", "examples", "benchmarks", "configs"):
+        pages += (page for page in (ROOT / folder).rglob("*") if page.suffix in (".md", ".py", ".sh", ".yaml", ".html"))
+    wrong = re.compile(r"(?:pip3?|uvx?|poetry|pipx|conda) (?:\w+ )*['\"]?plaudit\b")
+    assert wrong.search("pip install 'plaudit[ray]'")
+    assert wrong.search("uv pip install plaudit")
+    assert [str(page) for page in pages if wrong.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_settings_that_a_resumed_run_keeps_are_those_that_the_page_names() -> None:
+    from plaudit.runs.records import KEPT
+
+    (row,) = [
+        line for line in (ROOT / "docs/checkpoints.md").read_text().splitlines() if "must be those of before" in line
+    ]
+    assert re.findall("`([^`]+)`", row.split("|")[1]) == list(KEPT)

@@ -15,11 +15,13 @@ from torch.utils import _foreach_utils
 from plaudit import Run, load_settings, run
 from plaudit.crew.local import LocalCrew
 from plaudit.models.load import fresh_model, load_model
-from plaudit.pipeline import merged
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.sampler import invert
+from plaudit.runs.pipeline import merged
 from plaudit.types import Sampling
+
+pytestmark = pytest.mark.slow
 
 Recipe = Callable[..., dict[str, Any]]
 LORA = {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_in_loss": 0.1}}
@@ -62,10 +64,10 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[LocalCrew]:
         crews.append(crew)
 
     monkeypatch.setattr(LocalCrew, "__init__", begun)
-    monkeypatch.setattr("plaudit.trainer.device_of", lambda name: "meta")
-    monkeypatch.setattr("plaudit.processes.device_of", lambda name: "meta")
-    monkeypatch.setattr("plaudit.trainer.load_model", made(load_model))
-    monkeypatch.setattr("plaudit.trainer.fresh_model", made(fresh_model))
+    monkeypatch.setattr("plaudit.crew.trainer.device_of", lambda name: "meta")
+    monkeypatch.setattr("plaudit.crew.processes.device_of", lambda name: "meta")
+    monkeypatch.setattr("plaudit.crew.trainer.load_model", made(load_model))
+    monkeypatch.setattr("plaudit.crew.trainer.fresh_model", made(fresh_model))
     monkeypatch.setattr("plaudit.evaluate.judge.load_model", made(load_model))
     monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*listed(), "meta"])
     return crews

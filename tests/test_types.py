@@ -5,47 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from plaudit.types import Completion, Finish, Response, Row, Sampling, Score, Stats, merge_stats, plain
-
-
-def test_figures_add_up_but_extremes_stay_extremes() -> None:
-    parts: list[Stats] = [
-        {"loss": 0.25, "ratio/max": 1.5, "ratio/min": 0.5},
-        {"loss": 0.5, "ratio/max": 1.2, "ratio/min": 0.1},
-    ]
-    assert merge_stats(parts) == {"loss": 0.75, "ratio/max": 1.5, "ratio/min": 0.1}
-
-
-def test_a_figure_that_only_some_parts_have_is_kept() -> None:
-    assert merge_stats([{"a": 1.0}, {"b": -2.0, "b/max": -3.0}, {"a": 2.0}]) == {"a": 3.0, "b": -2.0, "b/max": -3.0}
-    assert merge_stats([]) == {}
-
-
-def test_merging_leaves_its_parts_alone() -> None:
-    part: Stats = {"loss": 1.0}
-    merge_stats([part, part])
-    assert part == {"loss": 1.0}
-
-
-def test_figures_of_any_kind_of_number_are_floats() -> None:
-    given = {"int": 3, "numpy": np.float32(0.5), "torch": torch.tensor(1.5, requires_grad=True), "bool": True}
-    told = plain(given, "the figures")
-    assert told == {"int": 3.0, "numpy": 0.5, "torch": 1.5, "bool": 1.0}
-    assert {type(value) for value in told.values()} == {float}
-
-
-@pytest.mark.parametrize("value", ["0.5", None, torch.ones(2), [1.0]])
-def test_a_figure_that_is_no_number_is_named(value: Any) -> None:
-    with pytest.raises(TypeError, match="the figures of mine: 'gap' is no number but"):
-        plain({"loss": 1.0, "gap": value}, "the figures of mine")
-    with pytest.raises(TypeError, match="the figures of mine must be a dict"):
-        plain([("gap", 1.0)], "the figures of mine")  # type: ignore[arg-type]
+from plaudit.types import Completion, Finish, Response, Row, Sampling, Score
 
 
 def test_greedy_is_temperature_zero() -> None:

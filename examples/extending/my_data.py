@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plaudit import register_dialect
 from plaudit.data.fields import Fields
-from plaudit.data.formats import Dialect, Sample
+from plaudit.data.records import Dialect, Sample
 
 TABLE = Path(__file__).with_name("reviews.csv")
 

@@ -8,7 +8,7 @@ from plaudit.types import Prompt
 
 @register_reward("varied")
 def varied(completion: str, *, least: int = 4) -> dict[str, float] | None:
-    """Share of different words; None, which is no reward at all, for answers too short to tell."""
+    """Share of different words; None, which leaves the others to decide, for answers too short to tell."""
     words = completion.split()
     if len(words) < least:
         return None

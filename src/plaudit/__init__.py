@@ -16,14 +16,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from plaudit.algorithms import ALGORITHMS, Algorithm, Objective, PolicyGradient, register_algorithm
-    from plaudit.assemble import run
     from plaudit.data.formats import register_dialect
     from plaudit.models.families import register_family
-    from plaudit.pipeline import load_pipeline, run_pipeline
-    from plaudit.recipes import load_settings
-    from plaudit.records import Run
     from plaudit.rewards.rules import register_reward
-    from plaudit.settings import Settings, SettingsError
+    from plaudit.runs.assemble import run
+    from plaudit.runs.pipeline import load_pipeline, run_pipeline
+    from plaudit.runs.records import Run
+    from plaudit.settings.recipes import load_settings
+    from plaudit.settings.tree import Settings, SettingsError
 
 _PLACES = {
     "ALGORITHMS": "algorithms",
@@ -31,16 +31,16 @@ _PLACES = {
     "Objective": "algorithms",
     "PolicyGradient": "algorithms",
     "register_algorithm": "algorithms",
-    "run": "assemble",
+    "run": "runs.assemble",
     "register_dialect": "data.formats",
     "register_family": "models.families",
-    "load_pipeline": "pipeline",
-    "run_pipeline": "pipeline",
-    "load_settings": "recipes",
+    "load_pipeline": "runs.pipeline",
+    "run_pipeline": "runs.pipeline",
+    "load_settings": "settings.recipes",
     "register_reward": "rewards.rules",
-    "Run": "records",
-    "Settings": "settings",
-    "SettingsError": "settings",
+    "Run": "runs.records",
+    "Settings": "settings.tree",
+    "SettingsError": "settings.tree",
 }
 
 __all__ = [

@@ -1,24 +1,34 @@
-"""The values that flow left of the learner: plain Python, no torch, so that rollout and reward workers stay light.
+"""The values that flow from prompts to the learner: plain Python without torch, so that workers stay light.
 
-    Prompt -> (engine) Completion -> Response -> (reward) Group -> (algorithm) Row -> Batch
+    Prompt -> engine -> Completion -> reward -> Response, Group -> algorithm -> Row -> Batch
 
-Tensors begin in `batch.py`. Anything that only one stage needs lives with that stage, not here.
+Tensors begin in `batch.py`. A type that only one stage needs is defined in that stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 Stats = dict[str, float]
-"""Named figures of a step. Everything adds up across micro-batches and ranks (a mean is a sum of pre-divided
-terms), except names that end in `max` or `min`, which take the extreme. `merge_stats` is that rule."""
+"""Named figures of a step. They add up across micro-batches and ranks (a mean is a sum of pre-divided terms). Names
+that end in `max` or `min` take the extreme instead. `algorithms/figures.py` merges them."""
+
+
+class Ended(RuntimeError):
+    """A run ended before its last step, for a reason that the user can act on. Its notes say what is saved."""
+
+    status: ClassVar[int] = 1
+    """Exit status of the command."""
+
+    def __str__(self) -> str:
+        return " ".join((super().__str__(), *vars(self).get("__notes__", ())))
 
 
 class Role(StrEnum):
-    """What a model is there for. `judge` is the learned reward model, `critic` the value model."""
+    """A model's role in a run. `judge` is the learned reward model, `critic` the value model."""
 
     POLICY = "policy"
     REFERENCE = "reference"
@@ -32,7 +42,7 @@ class Finish(StrEnum):
     EOS = "eos"
     """The model emitted an end token, which is the completion's last token."""
     STOP = "stop"
-    """A stop string appeared; the text is cut in front of it, the tokens are kept as sampled."""
+    """A stop string appeared; the text is cut before it, the tokens are kept as sampled."""
     LENGTH = "length"
     """`max_tokens` or the model's context was reached: the answer is unfinished."""
 
@@ -42,15 +52,15 @@ class Prompt:
     """One prompt, tokenised and ready to be answered.
 
     `id` is stable across runs ("file.jsonl:17"); `text` is what `tokens` say; `answer` is whatever a rule reward
-    compares with; `messages` holds the chat that was rendered, if there was one, whole even where the beginning of a
-    long prompt was cut off; `extra` holds the remaining columns of the data row.
+    compares with; `messages` holds the chat that was rendered, if there was one, without the turns that did not fit;
+    `extra` holds the remaining columns of the data row.
     """
 
     id: str
     text: str
     tokens: tuple[int, ...]
     answer: str | None = None
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
     source: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,8 +79,10 @@ class Sampling:
     min_tokens: int = 0
     max_tokens: int = 64
     stop: tuple[str, ...] = ()
+    special_tokens: bool = False
+    """True if the completion's text shows special tokens, but never the end token."""
     seed: int = 0
-    """Seed of this completion alone: what is sampled does not depend on what else the engine is doing."""
+    """Seed of this completion: the sample does not depend on the engine's other work."""
 
     @property
     def greedy(self) -> bool:
@@ -88,6 +100,12 @@ class Completion:
     finish: Finish
 
 
+NOT_APPLICABLE = "not applicable"
+"""Reason of a Score whose reward does not apply to the answer, which is no failure."""
+LARGEST_SCORE = 1e18
+"""Scores and parts above this size are refused: float32 cannot hold their squares."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """A reward, or the reason why there is none. `value=None` masks the response; it is never read as 0."""
@@ -95,6 +113,17 @@ class Score:
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None
+    transient: bool = False
+    """True if it failed for a reason that may pass, such as a server that does not answer; a second request may
+    succeed."""
+
+    @property
+    def applicable(self) -> bool:
+        return self.reason != NOT_APPLICABLE
+
+    @property
+    def failed(self) -> bool:
+        return self.value is None and self.applicable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +139,13 @@ class Response:
     trainable: tuple[bool, ...]
     score: Score
     reward: float | None
-    """`score.value` after scale, shift, clip and the penalty for unfinished answers; None where it failed."""
+    """`score.value` after scale, shift, clip and the penalty for unfinished answers. None without a score, and for an
+    unfinished answer whose return no score ends."""
+    continues: bool = False
+    """True for an unfinished answer for which the critic's value after its last token stands for the rest, instead of a
+    reward."""
     greedy: bool = False
-    """Not sampled: a baseline, as ReMax's, which figures of samples leave out."""
+    """True for a baseline that was not sampled, as in ReMax; figures of samples leave it out."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -121,6 +154,11 @@ class Response:
     @property
     def finished(self) -> bool:
         return self.completion.finish is not Finish.LENGTH
+
+    @property
+    def trained(self) -> bool:
+        """False for a masked answer, whose reward, if any, only counts in its group's baseline."""
+        return any(self.trainable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,58 +175,26 @@ class Group:
 class Row:
     """One sequence for the learner: prompt and answer together.
 
-    Every per-token field has one entry a token and obeys the column rule: entry t speaks of emitting token t given
+    Every per-token field has one entry a token and obeys the column rule: entry t is about emitting token t given
     the tokens before it. The first token is never trained (nothing precedes it).
     """
 
     tokens: tuple[int, ...]
     trainable: tuple[bool, ...]
     group: int = 0
-    """Rows of one prompt share it."""
+    """Number of the group; rows of one prompt share it."""
     logprobs: tuple[float, ...] | None = None
-    """Behaviour log-probs: the sampler's; 0 on tokens that were not sampled."""
+    """Behaviour log-probs, by the sampler; 0 on tokens that were not sampled."""
     versions: tuple[int, ...] | None = None
     """Policy version that sampled each token; -1 on tokens that were not sampled."""
     reference: tuple[float, ...] | None = None
-    """Reference log-probs, where they were computed once before training."""
+    """Reference log-probs, if they were computed once before training."""
     reward: float = 0.0
     baseline: float = 0.0
     weight: float = 1.0
     """Relative weight of the row (1 / pairs of its prompt for a reward model)."""
     margin: float = 0.0
     """By how much this chosen row should beat the rejected one next to it."""
-    truncated: bool = False
-    """The answer was cut off by length: its value bootstraps, it carries no end token."""
-
-
-def merge_stats(parts: Iterable[Stats]) -> Stats:
-    """Merge the figures of micro-batches or ranks: sums, but the extreme for names ending in `max` or `min`."""
-    merged: Stats = {}
-    for part in parts:
-        for name, value in part.items():
-            if name not in merged:
-                merged[name] = value
-            elif name.endswith("max"):
-                merged[name] = max(merged[name], value)
-            elif name.endswith("min"):
-                merged[name] = min(merged[name], value)
-            else:
-                merged[name] += value
-    return merged
-
-
-def plain(figures: Mapping[str, Any], whose: str) -> Stats:
-    """The figures as floats, of whatever kind of number each one is. Raises TypeError for one that is none,
-    with its name and `whose` it is."""
-    if not isinstance(figures, Mapping):
-        raise TypeError(f"{whose} must be a dict of named numbers, not {figures!r:.80}")
-    return {name: _plain(value, name, whose) for name, value in figures.items()}
-
-
-def _plain(value: Any, name: str, whose: str) -> float:
-    try:
-        if isinstance(value, str | bytes):
-            raise TypeError("a text is no number")
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, of several numbers
-        raise TypeError(f"{whose}: {name!r} is no number but {value!r:.80}") from error
+    continues: bool = False
+    """True if the answer was cut off by length and has no reward: the critic's value after its last token stands for
+    it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean, stdev
 
@@ -18,7 +18,9 @@ from plaudit.algorithms.reinforce import Reinforce
 from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.rloo import RLOO
 from plaudit.batch import Batch
-from plaudit.types import Row
+from plaudit.rewards.settings import ShapingSettings
+from plaudit.rewards.shaping import shaped
+from plaudit.types import Completion, Finish, Group, Prompt, Row, Score
 
 SEEDS = range(6)
 Naive = list[list[float]]
@@ -46,7 +48,7 @@ def ragged(seed: int) -> Batch:
                 group=group,
                 reward=float(torch.randn(1, generator=generator)),
                 baseline=float(torch.randn(1, generator=generator)),
-                truncated=bool(torch.rand(1, generator=generator) < 0.5),
+                continues=bool(torch.rand(1, generator=generator) < 0.5),
             )
         )
     batch = Batch.of(rows)
@@ -90,13 +92,13 @@ def naive_rewards(batch: Batch, scalar: list[float], beta: float) -> Naive:
 
 def naive_gae(batch: Batch, beta: float, gamma: float, trace: float) -> tuple[Naive, Naive]:
     assert batch.reward is not None and batch.values is not None
-    assert batch.bootstrap is not None and batch.truncated is not None
+    assert batch.bootstrap is not None and batch.continues is not None
     advantages, returns = [], []
     for row, (tokens, rewards) in enumerate(
         zip(spans(batch), naive_rewards(batch, batch.reward.tolist(), beta), strict=True)
     ):
         values = [float(batch.values[t]) for t in tokens]
-        after = float(batch.bootstrap[row]) if batch.truncated[row] else 0.0
+        after = float(batch.bootstrap[row]) if batch.continues[row] else 0.0
         deltas = []
         for place, reward in enumerate(rewards):
             following = values[place + 1] if place + 1 < len(values) else after
@@ -144,14 +146,15 @@ def test_ppo(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_ppo_with_normalised_values(seed: int) -> None:
+def test_ppo_with_normalised_values(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Running mean 2 and deviation 3 (second moment 13): the critic's v stands for 3 v + 2.
     batch = ragged(seed)
     assert batch.values is not None and batch.bootstrap is not None
     memory: Memory = {"values/first": 1.0, "values/second": 6.5, "values/debias": 0.5}
     real = batch.with_columns(values=3 * batch.values + 2, bootstrap=3 * batch.bootstrap + 2)
     advantages, returns = naive_gae(real, 0.05, 1.0, 0.95)
-    method = PPO(normalise_values=True, normalisation_decay=0.9, whiten_advantages=False)
+    monkeypatch.setattr("plaudit.algorithms.ppo.NORMALISATION_DECAY", 0.9)
+    method = PPO(normalise_values=True, whiten_advantages=False)
     after = credited(method, batch, memory)
     assert_column(batch, after.advantages, advantages)
     every = [target for row in returns for target in row]
@@ -199,7 +202,10 @@ def test_remax(seed: int) -> None:
         float(batch.reward[row]) - 0.3 * sum(k1(batch, t) for t in tokens) - float(batch.baseline[row])
         for row, tokens in enumerate(spans(batch))
     ]
-    assert_column(batch, credited(ReMax(kl_coefficient=0.3), batch).advantages, naive_spread(batch, scalar))
+    paper = ReMax(kl_coefficient=0.3, centre_advantages=False)
+    assert_column(batch, credited(paper, batch).advantages, naive_spread(batch, scalar))
+    centred = [advantage - mean(scalar) for advantage in scalar]
+    assert_column(batch, credited(ReMax(kl_coefficient=0.3), batch).advantages, naive_spread(batch, centred))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -219,21 +225,97 @@ def test_reinforce(seed: int, group_baseline: bool) -> None:
     assert_column(batch, credited(method, batch).advantages, naive_whitened(returns))
 
 
-def test_a_value_bootstraps_only_where_the_answer_was_cut_off() -> None:
+def test_a_value_bootstraps_only_where_no_reward_ends_the_answer() -> None:
     batch = ragged(0)
-    assert batch.bootstrap is not None and batch.truncated is not None
+    assert batch.bootstrap is not None and batch.continues is not None
     method = PPO(whiten_advantages=False)
     before = credited(method, batch).advantages
     after = credited(method, batch.with_columns(bootstrap=batch.bootstrap + 1.0)).advantages
     assert before is not None and after is not None
     # gamma 1: the last trained token's advantage rises by 1, the one d tokens before by 0.95^d.
     rise = [[0.95**d for d in reversed(range(len(tokens)))] for tokens in spans(batch)]
-    expected = [mine if cut else [0.0] * len(mine) for mine, cut in zip(rise, batch.truncated.tolist(), strict=True)]
-    assert any(batch.truncated) and not all(batch.truncated)
-    method = replace(method, bootstrap_unfinished=False)
-    ended = credited(method, batch.with_columns(truncated=torch.zeros_like(batch.truncated))).advantages
-    assert torch.equal(credited(method, batch).advantages, ended)
+    expected = [mine if cut else [0.0] * len(mine) for mine, cut in zip(rise, batch.continues.tolist(), strict=True)]
+    assert any(batch.continues) and not all(batch.continues)
     assert_column(batch, after - before, expected)
+
+
+UNFINISHED = {
+    "score": ShapingSettings(unfinished="score"),
+    "penalty": ShapingSettings(unfinished="penalty"),
+    "bootstrap": ShapingSettings(unfinished="bootstrap"),
+    "mask": ShapingSettings(unfinished="mask"),
+}
+
+
+def answered(settings: ShapingSettings, finishes: Sequence[Finish], *, size: int) -> Batch:
+    """What PPO learns from answers of `size` tokens that are scored 1 each; without a KL."""
+    group = Group(index=0, prompt=Prompt(id="p", text="", tokens=(9,)), responses=())
+    responses = [
+        shaped(
+            Completion(tokens=(5,) * size, logprobs=(0.0,) * size, versions=(0,) * size, text="", finish=finish),
+            Score(value=1.0),
+            settings,
+        )
+        for finish in finishes
+    ]
+    rows = PPO().rows(replace(group, responses=tuple(responses)))
+    batch = Batch.of(rows)
+    return batch.with_columns(reference=torch.zeros(len(batch.tokens)))
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "advantages", "returns"),
+    [
+        ("score", (0.5, 0.6), (0.7, 1.0)),  # deltas 0.4 - 0.2 and 1 - 0.4
+        ("penalty", (-0.5, -1.4), (-0.3, -1.0)),  # -1 - 0.4
+        ("bootstrap", (0.3, 0.2), (0.5, 0.6)),  # 0.6 - 0.4
+    ],
+)
+def test_gae_of_an_unfinished_answer_by_hand(
+    unfinished: str, advantages: tuple[float, float], returns: tuple[float, float]
+) -> None:
+    """Values 0.2 and 0.4, 0.6 after the cut, lambda 1/2: A_1 = (0.4 - 0.2) + A_2 / 2."""
+    batch = answered(UNFINISHED[unfinished], [Finish.LENGTH], size=2)
+    batch = batch.with_columns(values=torch.tensor([7.0, 0.2, 0.4]), bootstrap=torch.tensor([0.6]))
+    batch = credited(PPO(trace=0.5, whiten_advantages=False), batch)
+    assert batch.advantages is not None and batch.returns is not None
+    assert batch.advantages[1:].tolist() == pytest.approx(advantages)
+    assert batch.returns[1:].tolist() == pytest.approx(returns)
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "value", "ending"),
+    [("score", 1.0, 0.0), ("penalty", -0.08, 1.08), ("bootstrap", 1.0, 0.0), ("mask", 1.0, 0.0)],
+)
+def test_the_critics_fixed_point_where_every_score_is_1(unfinished: str, value: float, ending: float) -> None:
+    """54 of 100 answers are cut, and what follows a cut is worth as much as the start. Then v = 1 by scores,
+    0.46 - 0.54 with a penalty of -1, v = 0.46 + 0.54 v by the value, and 1 over the
+    finished ones. A score and the value after it gave v = 1 + 0.54 v = 2.17, and more for being cut than for ending."""
+    finishes = [Finish.LENGTH] * 54 + [Finish.EOS] * 46
+    batch = answered(UNFINISHED[unfinished], finishes, size=1)
+    v = 0.0
+    for _ in range(60):
+        batch = batch.with_columns(values=torch.full((2 * len(batch),), v), bootstrap=torch.full((len(batch),), v))
+        batch = credited(PPO(whiten_advantages=False), batch)
+        assert batch.returns is not None
+        v = float(batch.returns[batch.trainable].mean())
+    assert v == pytest.approx(value, abs=1e-3)
+    assert batch.advantages is not None
+    finished = batch.advantages[batch.trainable][-46:]
+    assert finished.tolist() == pytest.approx([ending] * 46, abs=1e-3)
+
+
+def test_remax_answers_below_the_greedy_one_are_not_all_pushed_down() -> None:
+    # Samples of 0.2, 0.6 and 0.1 against greedy 1: -0.8, -0.4, -0.9, and -0.1, 0.3, -0.2 about their mean of -0.7.
+    row = Row(tokens=(1, 2), trainable=(False, True), logprobs=(0.0, 0.0), reference=(0.0, 0.0), versions=(-1, 0))
+    rows = [replace(row, reward=reward, baseline=1.0, group=group) for group, reward in enumerate((0.2, 0.6, 0.1))]
+    for centre, expected, average in ((True, (-0.1, 0.3, -0.2), 0.0), (False, (-0.8, -0.4, -0.9), -0.7)):
+        batch, figures = ReMax(centre_advantages=centre).credit(Batch.of(rows), {})
+        assert batch.advantages is not None
+        assert batch.advantages[1::2].tolist() == pytest.approx(expected)
+        assert figures["advantage/mean"] == pytest.approx(average, abs=1e-6)
+    lone, _ = ReMax().credit(Batch.of(rows[:1]), {})
+    assert lone.advantages is not None and lone.advantages[1].item() == pytest.approx(-0.8)
 
 
 METHODS: list[Callable[[], Algorithm]] = [

@@ -12,6 +12,7 @@ from plaudit.algorithms import ALGORITHMS
 from plaudit.algorithms.base import Algorithm, Objective
 from plaudit.algorithms.best_of_k import BestOfK
 from plaudit.algorithms.dpo import DPO
+from plaudit.algorithms.figures import merge_stats
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.online_dpo import OnlineDPO
 from plaudit.algorithms.ppo import PPO
@@ -24,7 +25,7 @@ from plaudit.batch import Batch
 from plaudit.learn.readout import READOUTS
 from plaudit.models.config import DecoderConfig
 from plaudit.models.decoder import Decoder
-from plaudit.types import Role, Row, Stats, merge_stats
+from plaudit.types import Role, Row, Stats
 
 CONFIG = DecoderConfig(
     family="llama",
@@ -74,7 +75,7 @@ CASES: dict[str, Callable[[], Objective]] = {
 }
 CUTS: dict[str, Callable[[Batch], list[Batch]]] = {
     "micro-batches of 20 tokens": lambda batch: batch.micro(20),
-    "micro-batches of whole prompts": lambda batch: batch.micro(40, together=True),
+    "micro-batches of whole prompts": lambda batch: batch.micro(24, together=True),
     "one unit each": lambda batch: batch.micro(1),
     "two ranks": lambda batch: batch.shards(2),
     "three ranks, micro-batches of 12": lambda batch: [part for shard in batch.shards(3) for part in shard.micro(12)],
@@ -102,7 +103,7 @@ def step_of(method: Objective) -> Batch:
                 baseline=float(torch.randn(1, generator=generator)),
                 weight=0.5 if number < 4 else 1.0,
                 margin=0.3 * (number % 3),
-                truncated=number % 4 == 1,
+                continues=number % 4 == 1,
             )
         )
     batch = Batch.of(rows, unit=method.unit)

@@ -131,6 +131,8 @@ def test_dpo(method: DPO, name: str) -> None:
     [
         (GRPO(aggregation="sequence"), "grpo", "token"),
         (GRPO(aggregation="sequence", kl_in_loss=0.04), "grpo", "token"),
+        (GRPO(clip_high=0.28, kl_in_loss=2.0), "bnpo", "token"),
+        (GRPO(aggregation="sequence", kl_in_loss=0.04, kl_estimator="k3"), "grpo", "token"),
         (GRPO(clip_high=0.28), "bnpo", "token"),
         (GRPO(aggregation="constant", constant=9.0, scale_rewards=False), "dr_grpo", "token"),
         (GRPO(ratio="geometric", aggregation="sequence", clip_low=0.03, clip_high=0.04), "grpo", "sequence"),
@@ -147,7 +149,7 @@ def test_grpo(method: GRPO, name: str, level: str) -> None:
         off_policy_mask_threshold=None,
         importance_sampling_level=level,
         beta=method.kl_in_loss,
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None),
+        args=SimpleNamespace(use_bias_correction_kl=method.kl_estimator == "weighted_k3", delta=None),
         loss_type=name,
         epsilon_low=method.clip_low,
         epsilon_high=method.clip_high,

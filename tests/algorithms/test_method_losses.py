@@ -79,6 +79,10 @@ def test_policy_loss_reads_its_clip_settings_and_figures() -> None:
     assert figures["clip_fraction"] == pytest.approx(2 / 3)
 
 
+K3 = (math.exp(-1), math.exp(-2) + 1, math.e - 2)
+"""Of the log-ratios 1, 2 and -1."""
+
+
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
@@ -86,18 +90,38 @@ def test_policy_loss_reads_its_clip_settings_and_figures() -> None:
         (GRPO(correction="none", dual_clip=3.0), -1.2 + 0.8 + 3.0),
         (GRPO(correction="none", entropy_bonus=0.1), 4.6 - 0.1 * (0.3 + 0.6 + 0.9)),
         (GRPO(correction="none", kl_in_loss=0.5, kl_estimator="k2"), 4.6 + 0.5 * (0.5 + 2.0 + 0.5)),
-        (GRPO(correction="none", kl_in_loss=0.5), 4.6 + 0.5 * (math.exp(-1) + math.exp(-2) + 1 + math.e - 2)),
+        (GRPO(correction="none", kl_in_loss=0.5, kl_estimator="k3"), 4.6 + 0.5 * sum(K3)),
+        (GRPO(correction="none", kl_in_loss=0.5), 4.6 + 0.5 * (1.5 * K3[0] + 0.5 * K3[1] + 5 * K3[2])),
+        (GRPO(kl_in_loss=0.5), -1.2 * 2 + 0.8 * 0.5 + 5 + 0.5 * (2 * 1.5 * K3[0] + 0.5 * 0.5 * K3[1] + 5 * K3[2])),
         (GRPO(), -1.2 * 2 + 0.8 * 0.5 + 5.0),
         (GRPO(correction_cap=4.0), -1.2 * 3 + 0.8 * 0.5 + 5.0),
         (GRPO(kl_in_loss=0.5, kl_estimator="k2"), -1.2 * 2 + 0.8 * 0.5 + 5.0 + 0.5 * 3.0),
-        (GRPO(correction="mask", correction_cap=1.4), 5.0),
-        (GRPO(correction="mask", correction_cap=1.6), 4.6),
+        (GRPO(correction="mask", correction_cap=2.5), 0.8 + 5.0),
+        (GRPO(correction="mask", correction_cap=1.4, correction_level="sequence"), 5.0),
+        (GRPO(correction="mask", correction_cap=1.6, correction_level="sequence"), 4.6),
+        (GRPO(correction_cap=1.3, correction_level="sequence"), (-1.2 + 0.8) * 1.3 + 5.0),
+        (GRPO(correction_level="geometric"), (-1.2 + 0.8) * 1.5**0.5 + 5.0),
     ],
-    ids=["plain", "dual", "entropy", "k2", "k3", "truncate", "cap", "truncate-k2", "mask", "mask-within"],
+    ids=[
+        *(
+            "plain",
+            "dual",
+            "entropy",
+            "k2",
+            "k3",
+            "weighted-k3",
+            "truncate-weighted-k3",
+            "truncate",
+            "cap",
+            "truncate-k2",
+        ),
+        *("mask", "mask-rows", "mask-rows-within", "truncate-rows", "truncate-means"),
+    ],
 )
 def test_every_term_of_the_policy_loss(method: GRPO, expected: float) -> None:
     """rho 1.5, 0.5, 5 with A 1, -1, -1: -1.2, 0.8, 5. Log policy - log reference is 1, 2, -1. The learner found the
-    tokens 3, 1/2 and once as likely as the sampler: 1.5 and 1 for whole rows, which corrects the clipped loss alone."""
+    tokens 3, 1/2 and once as likely as the sampler: 1.5 and 1 for whole rows. That corrects the clipped loss and, of
+    the KL terms, weighted_k3."""
     current = torch.tensor([1.5, 0.5, 5.0]).log()
     batch = Batch.of(ROWS).with_columns(
         behaviour=column(-math.log(3), math.log(2), 0.0),
@@ -108,9 +132,11 @@ def test_every_term_of_the_policy_loss(method: GRPO, expected: float) -> None:
     output = Output(logprobs=column(*current.tolist()), entropy=column(0.3, 0.6, 0.9))
     loss, figures = method.policy_loss(output, method.weigh(batch))
     assert float(loss) == pytest.approx(expected / 3)
-    weights = {"none": (), "truncate": (min(3.0, method.correction_cap), 0.5, 1.0)}.get(method.correction)
-    if weights is None:
-        weights = (0.0, 0.0, 1.0) if method.correction_cap < 1.5 else (1.0, 1.0, 1.0)
+    whole = {"sequence": 1.5, "geometric": 1.5**0.5}.get(method.correction_level or "")
+    weights = (whole, whole, 1.0) if whole else (3.0, 0.5, 1.0)
+    if method.correction == "mask":
+        weights = tuple(float(max(w, 1 / w) <= method.correction_cap) for w in weights)
+    weights = () if method.correction == "none" else tuple(min(w, method.correction_cap) for w in weights)
     found = {name: figures[name] for name in ("correction/mean", "correction/min") if name in figures}
     by_hand = {"correction/mean": sum(weights) / 3, "correction/min": min(weights)} if weights else {}
     assert found == pytest.approx(by_hand)

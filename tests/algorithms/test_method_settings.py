@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +23,8 @@ from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.rloo import RLOO
 from plaudit.algorithms.sft import SFT
-from plaudit.recipes import completed
+from plaudit.settings.recipes import completed
+from plaudit.support.fields import complaints
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -33,77 +35,73 @@ def test_defaults_are_the_published_ones() -> None:
     assert (GRPO().samples, GRPO().kl_in_loss, GRPO().scale_rewards, GRPO().updates()) == (8, 0.0, True, (1, 1))
     assert (RLOO().samples, RLOO().kl_coefficient, RLOO().ratio) == (4, 0.05, "token")
     assert (DPO().beta, OnlineDPO().beta, DPO().loss) == (0.1, 0.1, "sigmoid")
-    assert PPO().kl_estimator == "k3" and PPO().aggregation == "token"
+    assert PPO().kl_estimator == "weighted_k3" and PPO().aggregation == "token"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PPO(aggregation="mean"), "aggregation='mean' is not one of token, sequence, constant"),
-        (lambda: PPO(ratio="word"), "ratio='word' is not one of token, sequence, geometric"),
-        (lambda: PPO(kl_estimator="k4"), "kl_estimator='k4' is not one of k2, k3"),
-        (
-            lambda: GRPO(kl_in_loss=0.1, kl_estimator="k1"),
-            "k1 has no effect in a loss: its gradient is zero on average",
-        ),
-        (lambda: PPO(samples=0), "samples=0 must be at least 1"),
-        (lambda: PPO(clip_low=1.5), r"clip_low=1.5 must be between 0.0 and 1.0"),
-        (lambda: PPO(clip_high=-0.1), "clip_high=-0.1 must be at least 0"),
+        (lambda: PPO(aggregation="mean"), "aggregation=mean"),
+        (lambda: PPO(ratio="word"), "ratio=word"),
+        (lambda: PPO(kl_estimator="k4"), "kl_estimator=k4"),
+        (lambda: GRPO(kl_in_loss=0.1, kl_estimator="k1"), "kl_estimator=k1"),
+        (lambda: GRPO(correction_level="word"), "correction_level=word"),
+        (lambda: PPO(samples=0), "samples=0"),
+        (lambda: PPO(clip_low=1.5), "clip_low=1.5"),
+        (lambda: PPO(clip_high=-0.1), "clip_high=-0.1"),
         (lambda: PPO(clip_high=float("nan")), "clip_high=nan"),
-        (lambda: PPO(dual_clip=0.5), "dual_clip=0.5 must be at least 1"),
-        (lambda: PPO(constant=0.0), "constant=0.0 must be at least"),
-        (lambda: PPO(kl_in_loss=-1.0), "kl_in_loss=-1.0 must be at least 0"),
-        (lambda: PPO(epochs=0), "epochs=0 must be at least 1"),
-        (lambda: PPO(minibatches=0), "minibatches=0 must be at least 1"),
-        (lambda: PPO(early_stop_ratio=0.9), "early_stop_ratio=0.9 must be at least 1"),
+        (lambda: PPO(dual_clip=0.5), "dual_clip=0.5"),
+        (lambda: PPO(constant=0.0), "constant=0.0"),
+        (lambda: PPO(kl_in_loss=-1.0), "kl_in_loss=-1.0"),
+        (lambda: PPO(epochs=0), "epochs=0"),
+        (lambda: PPO(minibatches=0), "minibatches=0"),
+        (lambda: PPO(early_stop_ratio=0.9), "early_stop_ratio=0.9"),
         (lambda: PPO(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
         (lambda: PPO(kl_target=0.0), "kl_target=0.0"),
         (
             lambda: PPO(kl_target=6.0, kl_coefficient=0.0),
-            r"kl_coefficient \(with kl_target\)=0.0 must be at least 1e-08",
+            "kl_coefficient=0.0 .*kl_target",
         ),
         (lambda: PPO(kl_horizon=0.0), "kl_horizon=0.0"),
-        (lambda: PPO(discount=1.1), "discount=1.1 must be between"),
-        (lambda: PPO(trace=-0.1), "trace=-0.1 must be between"),
+        (lambda: PPO(discount=1.1), "discount=1.1"),
+        (lambda: PPO(trace=-0.1), "trace=-0.1"),
         (lambda: PPO(value_clip=-0.1), "value_clip=-0.1"),
-        (lambda: PPO(value_coefficient=-1.0), "value_coefficient=-1.0 must be at least 0"),
-        (lambda: PPO(kl_coefficient=math.inf), "kl_coefficient=inf must be at least 0.0, and finite"),
-        (lambda: GRPO(entropy_bonus=math.nan), "entropy_bonus=nan must be finite"),
-        (lambda: DPO(beta=math.inf), "beta=inf must be at least 1e-08, and finite"),
-        (lambda: PPO(normalisation_decay=1.1), "normalisation_decay=1.1"),
-        (lambda: GRPO(samples=1), "samples=1 must be at least 2"),
-        (lambda: RLOO(samples=1), "samples=1 must be at least 2"),
+        (lambda: PPO(value_coefficient=-1.0), "value_coefficient=-1.0"),
+        (lambda: PPO(kl_coefficient=math.inf), "kl_coefficient=inf"),
+        (lambda: GRPO(entropy_bonus=math.nan), "entropy_bonus=nan"),
+        (lambda: DPO(beta=math.inf), "beta=inf"),
+        (lambda: GRPO(samples=1), "samples=1"),
+        (lambda: RLOO(samples=1), "samples=1"),
         (lambda: RLOO(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
         (lambda: ReMax(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
         (lambda: Reinforce(kl_coefficient=-0.1), "kl_coefficient=-0.1"),
         (lambda: Reinforce(discount=2.0), "discount=2.0"),
-        (lambda: Reinforce(group_baseline=True), r"samples \(with group_baseline\)=1 must be at least 2"),
-        (lambda: OnlineDPO(samples=1), "samples=1 must be at least 2"),
+        (lambda: Reinforce(group_baseline=True), "samples=1 .*2.*group_baseline"),
+        (lambda: OnlineDPO(samples=1), "samples=1"),
         (lambda: OnlineDPO(beta=0.0), "beta=0.0"),
-        (lambda: BestOfK(samples=0), "samples=0 must be at least 1"),
+        (lambda: BestOfK(samples=0), "samples=0"),
         (lambda: RewardModel(centring=-0.1), "centring=-0.1"),
-        (lambda: DPO(loss="kto"), "loss='kto' is not one of sigmoid, ipo, hinge, robust"),
-        (lambda: DPO(label_smoothing=0.5), "label_smoothing=0.5 must be between"),
-        (lambda: DPO(loss="ipo", label_smoothing=0.1), "label_smoothing=0.1 has no meaning for loss=ipo"),
-        (lambda: DPO(loss="hinge", label_smoothing=0.1), "label_smoothing=0.1 has no meaning for loss=hinge"),
-        (lambda: DPO(loss="robust"), "loss=robust needs label_smoothing above 0"),
-        (lambda: DPO(length_average=True), "length_average=true has no meaning for loss=sigmoid"),
+        (lambda: DPO(loss="kto"), "loss=kto"),
+        (lambda: DPO(label_smoothing=0.5), "label_smoothing=0.5"),
+        (lambda: DPO(loss="ipo", label_smoothing=0.1), "label_smoothing=0.1 .*loss=ipo"),
+        (lambda: DPO(loss="hinge", label_smoothing=0.1), "label_smoothing=0.1 .*loss=hinge"),
+        (lambda: DPO(loss="robust"), "loss=robust .*label_smoothing"),
+        (lambda: DPO(length_average=True), "length_average=true .*loss=sigmoid"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+    (told,) = complaints(make())
+    assert re.match(rf"{message}\b", told)
 
 
 @pytest.mark.parametrize("method", [PPO, GRPO, RLOO, ReMax, Reinforce])
 def test_every_policy_gradient_has_the_checks_of_all(method: type[PolicyGradient]) -> None:
-    with pytest.raises(ValueError, match="ratio='word' is not one of"):
-        method(ratio="word")
+    assert [told.split()[0] for told in complaints(method(ratio="word"))] == ["ratio=word"]
 
 
 def test_bounds_that_may_be_infinite() -> None:
     method = PPO(clip_high=math.inf, correction_cap=math.inf, entropy_bonus=-0.1)
-    assert method.clip_high == method.correction_cap == math.inf
+    assert complaints(method) == []
 
 
 def test_early_stop_by_the_mean_ratio_in_both_directions() -> None:
@@ -131,7 +129,7 @@ def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
     assert register_algorithm("mine", Mine) is Mine
     assert register_algorithm("mine", Mine) is Mine  # a reloaded plug-in
-    with pytest.raises(ValueError, match="'mine' is taken by Mine: choose another"):
+    with pytest.raises(ValueError, match=r"'mine' .*Mine"):
         register_algorithm("mine", SFT)
 
 
@@ -149,7 +147,7 @@ def test_a_class_that_is_made_again_takes_its_place(monkeypatch: pytest.MonkeyPa
     older, newer = cell(), cell()
     assert newer is not older
     assert completed(Settings(method="mine")).algorithm == newer()
-    with pytest.raises(SettingsError, match=r"method=mine: the class Mine was made anew, .* make the settings again"):
+    with pytest.raises(SettingsError, match=r"method=mine.*Mine"):
         completed(Settings(method="mine", algorithm=older()))
 
 
@@ -162,7 +160,7 @@ def test_a_method_whose_fields_would_not_count_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
     assert Bare().samples == 1
-    with pytest.raises(ValueError, match=r"Bare has the field samples.*@dataclass\(frozen=True\)"):
+    with pytest.raises(ValueError, match=r"Bare .*samples.*@dataclass\(frozen=True\)"):
         register_algorithm("bare", Bare)
     assert register_algorithm("bare", dataclass(frozen=True)(Bare))().samples == 8  # type: ignore[attr-defined]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,8 @@ from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
 from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.rloo import RLOO
-from plaudit.types import Group, Role, Row, Sampling
+from plaudit.batch import Batch
+from plaudit.types import Group, Response, Role, Row, Sampling
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_tokens=2, max_tokens=9, stop=("x",), seed=3)
 EVERYTHING = [PPO(), GRPO(), RLOO(), Reinforce()]
@@ -68,15 +70,51 @@ def test_a_row_is_prompt_and_answer(make_group: Callable[..., Group]) -> None:
             logprobs=(0.0, 0.0, 0.0, -2.0, -0.5),
             versions=(-1, -1, -1, 6, 7),
             reward=2.0,
-            truncated=True,
         ),
     ]
 
 
 def test_a_response_without_a_reward_cannot_become_a_row(make_group: Callable[..., Group]) -> None:
     group = make_group([None])
-    with pytest.raises(AssertionError, match="without a reward"):
+    with pytest.raises(AssertionError, match="reward"):
         row_of(group, group.responses[0])
+
+
+def masked(response: Response) -> Response:
+    return replace(response, trainable=(False,) * len(response.trainable))
+
+
+def test_an_answer_that_continues_has_a_row_without_a_reward(make_group: Callable[..., Group]) -> None:
+    group = make_group([1.0, None, None])
+    first, second, failed = group.responses
+    group = replace(group, responses=(first, replace(second, continues=True), failed))
+    assert [(row.reward, row.continues) for row in PPO().rows(group)] == [(1.0, False), (0.0, True)]
+
+
+@pytest.mark.parametrize("method", [GRPO(), RLOO(), Reinforce(samples=2, group_baseline=True)], ids=str)
+def test_a_masked_answer_counts_in_its_groups_baseline_and_is_not_trained(
+    method: Algorithm, make_group: Callable[..., Group]
+) -> None:
+    group = make_group([0.0, 1.0, 5.0])
+    group = replace(group, responses=(*group.responses[:2], masked(group.responses[2])))
+    rows = [replace(row, logprobs=(0.0,) * 5, reference=(0.0,) * 5) for row in method.rows(group)]
+    batch, figures = method.credit(Batch.of(rows), {})
+    assert figures["length/trained"] == 2.0
+    batch = batch.trained()
+    assert batch.advantages is not None and len(batch) == 2
+    # Means 2; of the others 3 and 5/2; both below, where without the third one would be above.
+    low, high = batch.advantages[3].item(), batch.advantages[8].item()
+    expected = {"GRPO": (-2 / 7**0.5, -1 / 7**0.5), "RLOO": (-3.0, -1.5), "Reinforce": (-(0.75**0.5), 0.75**0.5)}
+    assert (low, high) == pytest.approx(expected[type(method).__name__], abs=1e-3)
+    nothing = replace(group, responses=tuple(map(masked, group.responses)))
+    assert method.rows(nothing) == []
+
+
+def test_a_masked_greedy_answer_is_remax_baseline_and_a_masked_sample_nothing(make_group: Callable[..., Group]) -> None:
+    group = make_group([1.0, 2.0, 0.25])
+    first, second, greedy = group.responses
+    rows = ReMax(samples=2).rows(replace(group, responses=(first, masked(second), masked(greedy))))
+    assert [(row.reward, row.baseline) for row in rows] == [(1.0, 0.25)]
 
 
 def test_remax_gives_the_samples_the_greedy_reward_as_baseline(make_group: Callable[..., Group]) -> None:
@@ -96,6 +134,37 @@ def test_dynamic_sampling_drops_groups_that_carry_no_signal(make_group: Callable
     assert dapo.rows(make_group([1.0, None, None])) == []
     assert places(dapo.rows(make_group([1.0, None, 0.0]))) == [0, 2]
     assert places(GRPO().rows(make_group([1.0, 1.0, 1.0]))) == [0, 1, 2]  # without it they stay, and count as equal
+
+
+def with_parts(group: Group, *parts: Mapping[str, float]) -> Group:
+    given = zip(group.responses, parts, strict=True)
+    return replace(group, responses=tuple(replace(r, score=replace(r.score, parts=mine)) for r, mine in given))
+
+
+def test_dynamic_sampling_asks_for_differences_of_a_named_part(make_group: Callable[..., Group]) -> None:
+    """All three are right; the third one is too long, which made the group look mixed."""
+    group = with_parts(make_group([1.0, 1.0, 0.5]), *({"gsm8k": 1.0, "overlong": x} for x in (0.0, 0.0, -0.5)))
+    assert places(GRPO(dynamic_sampling=True).rows(group)) == [0, 1, 2]
+    dapo = GRPO(dynamic_sampling=True, dynamic_sampling_part="gsm8k")
+    assert dapo.rows(group) == []
+    mixed = with_parts(group, {"gsm8k": 1.0}, {"gsm8k": 0.0}, {"gsm8k": 1.0})
+    assert places(dapo.rows(mixed)) == [0, 1, 2]
+    failed = make_group([1.0, None, 1.0])  # whose parts are not looked at
+    assert dapo.rows(with_parts(failed, {"gsm8k": 1.0}, {"gsm8k": 0.0}, {"gsm8k": 1.0})) == []
+
+
+def test_where_the_named_part_does_not_apply_the_whole_reward_must_differ(make_group: Callable[..., Group]) -> None:
+    dapo = GRPO(dynamic_sampling=True, dynamic_sampling_part="gsm8k")
+    other = {"polite": 1.0}
+    assert places(dapo.rows(with_parts(make_group([1.0, 0.0]), other, other))) == [0, 1]
+    assert dapo.rows(with_parts(make_group([1.0, 1.0]), other, other)) == []
+
+
+def test_a_part_that_its_reward_does_not_have_is_named(make_group: Callable[..., Group]) -> None:
+    dapo = GRPO(dynamic_sampling=True, dynamic_sampling_part="mine/acuracy")
+    group = with_parts(make_group([1.0, 0.0], index=3), *({"mine": x, "mine/accuracy": x} for x in (1.0, 0.0)))
+    with pytest.raises(ValueError, match=r"dynamic_sampling_part=mine/acuracy .*p3.* mine, mine/accuracy"):
+        dapo.rows(group)
 
 
 def test_online_dpo_puts_the_best_before_the_worst(make_group: Callable[..., Group]) -> None:
@@ -138,7 +207,11 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
     assert trained.pop("reward") == {Role.JUDGE}
     assert trained.pop("ppo") == {Role.POLICY, critic}
     assert all(roles == {Role.POLICY} for roles in trained.values())
-    assert {name for name, method in made.items() if method.unit == 2} == {"reward", "dpo", "online-dpo"}
+    assert {name for name, method in made.items() if method.unit == 2} == {
+        "reward",
+        "dpo",
+        "online-dpo",
+    }
     assert {name for name, method in made.items() if method.uses_ratio} == {
         name for name, method in made.items() if isinstance(method, PolicyGradient)
     }

@@ -7,6 +7,7 @@ a sum over them (or over all pairs), so a wrong sign, shift or mask anywhere bet
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -158,7 +159,7 @@ def test_ppo_of_answers_cut_after_one_token_bootstraps_from_the_true_value() -> 
     total = torch.zeros((), dtype=torch.float64)
     for token in range(3):
         cut = token != END
-        row = Row(tokens=(9, token), trainable=(False, True), truncated=cut)
+        row = Row(tokens=(9, token), trainable=(False, True), continues=cut)
         start = torch.zeros(1, dtype=torch.float64)
         batch = Batch.of([row]).with_columns(
             behaviour=torch.cat((start, POLICY[0, token].log()[None])),
@@ -192,6 +193,9 @@ def test_remax() -> None:
     greedy = REWARD[0].expand(7)  # the most likely first token is the end
     method = ReMax(kl_coefficient=BETA, aggregation="constant")
     close(expected_gradient(method, 1, baseline=greedy), -objective_gradient(BETA))
+    paper = replace(method, centre_advantages=False)
+    close(expected_gradient(paper, 2, baseline=greedy), -objective_gradient(BETA))
+    close(expected_gradient(method, 2, baseline=greedy), -objective_gradient(BETA) / 2)  # (n - 1) / n
 
 
 @pytest.mark.parametrize("group_baseline", [False, True])
@@ -231,17 +235,65 @@ def test_old_samples_are_corrected_by_the_ratio_of_sequences() -> None:
     close(expected_gradient(method, 2, sampler=OTHER), -objective_gradient(0.0))
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("estimator", ["weighted_k3", "k2", "k3"])
 def test_kl_in_the_loss_pulls_towards_the_reference(estimator: str) -> None:
-    """In every state visited: the KL's own gradient by k2, that of KL(reference || policy) by k3."""
+    """In every state visited: the KL's own gradient, but by k3 that of KL(reference || policy)."""
     plain, _ = whole_gradient(GRPO(aggregation="constant"))
     held, _ = whole_gradient(GRPO(aggregation="constant", kl_in_loss=BETA, kl_estimator=estimator))
     logits = POLICY.log().clone().requires_grad_()
     logp, reference = torch.log_softmax(logits, -1), OTHER.log()
     reverse, forward = (logp.exp() * (logp - reference)).sum(-1), (OTHER * (reference - logp)).sum(-1)
     visits = torch.tensor([1.0, 0.25, 0.25], dtype=torch.float64)
-    total = BETA * (visits * (reverse if estimator == "k2" else forward)).sum()
+    total = BETA * (visits * (forward if estimator == "k3" else reverse)).sum()
     close(held - plain, torch.autograd.grad(total, logits)[0])
+
+
+SEVEN = torch.tensor([0.32, 0.21, 0.16, 0.12, 0.09, 0.06, 0.04], dtype=torch.float64)
+TARGET = torch.tensor([0.03, 0.05, 0.09, 0.13, 0.18, 0.22, 0.30], dtype=torch.float64)
+SAMPLER = torch.tensor([0.10, 0.10, 0.20, 0.20, 0.10, 0.10, 0.20], dtype=torch.float64)
+BETWEEN = torch.tensor([0.20, 0.15, 0.20, 0.15, 0.10, 0.10, 0.10], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize(
+    ("sampler", "proximal", "exact"),
+    [
+        (SEVEN, None, {"weighted_k3", "k2"}),
+        (SAMPLER, None, {"weighted_k3"}),
+        (SAMPLER, SEVEN, {"weighted_k3"}),
+        (SAMPLER, BETWEEN, {"weighted_k3"}),
+    ],
+    ids=["on-policy", "older samples", "recomputed", "recomputed, later update"],
+)
+def test_the_gradient_of_each_kl_estimator_in_a_loss_against_the_exact_one(
+    sampler: Tensor, proximal: Tensor | None, exact: set[str], level: str
+) -> None:
+    """Seven answers of one token, each with the probability that it was sampled with, for a policy whose logits are
+    log SEVEN: the gradient of KL(policy || TARGET) is p (log p - log q - KL)."""
+    d = SEVEN.log() - TARGET.log()
+    kl = (SEVEN * d).sum()
+    gradient = SEVEN * (d - kl)
+    start = torch.zeros(7, 1, dtype=torch.float64)
+
+    def column(p: Tensor) -> Tensor:
+        return torch.cat((start, p.log()[:, None]), 1).reshape(-1)
+
+    batch = Batch.of([Row(tokens=(9, token), trainable=(False, True)) for token in range(7)])
+    batch = batch.with_columns(behaviour=column(sampler), reference=column(TARGET), advantages=0 * column(sampler))
+    batch = batch.with_columns(proximal=None if proximal is None else column(proximal))
+    found: dict[str, tuple[float, float]] = {}
+    for estimator in ("weighted_k3", "k2", "k3"):
+        method = GRPO(kl_in_loss=1.0, kl_estimator=estimator, ratio=level, correction_cap=1e6)
+        weighed = method.weigh(batch)
+        weighed = weighed.with_columns(weight=torch.stack((0 * sampler, sampler), 1).reshape(-1))
+        logits = SEVEN.log().clone().requires_grad_()
+        current = torch.cat((start, torch.log_softmax(logits, 0)[:, None]), 1).reshape(-1)
+        loss, _ = method.policy_loss(Output(logprobs=current, entropy=0 * current), weighed)
+        off = float((torch.autograd.grad(loss, logits)[0] - gradient).abs().max())
+        found[estimator] = off, abs(float(loss.detach() - kl))
+    assert {estimator for estimator, (off, _) in found.items() if off < 1e-9} == exact
+    assert found["weighted_k3"][1] < 1e-9, "its value is the KL as well"
+    assert all(off > 0.05 for estimator, (off, _) in found.items() if estimator not in exact)
 
 
 def test_sft_is_at_rest_on_its_own_distribution_and_moves_towards_another() -> None:
@@ -281,6 +333,25 @@ def test_each_token_of_another_policys_samples_is_weighed_by_its_own_ratio() -> 
     expected = token_corrected()
     close(gradient("truncate"), expected)
     assert float((gradient("none") - expected).abs().max()) > 0.01
+
+
+def test_older_samples_are_corrected_by_weights_of_whole_answers_where_the_ratio_is_theirs() -> None:
+    """With the learner's own log-probs in the ratio E_mu[w A grad log pi] is E_pi's where w is of the answer, as
+    `ratio` is. Weights by token miss how likely the other tokens were."""
+
+    def gradient(level: str | None) -> Tensor:
+        ours = {"ratio": "sequence", "aggregation": "sequence", "correction_level": level, "correction_cap": 1e6}
+        method = RLOO(samples=2, kl_coefficient=0.0, **ours)  # type: ignore[arg-type]
+        logits = POLICY.log().clone().requires_grad_()
+        total = torch.zeros((), dtype=torch.float64)
+        for answers in product(range(len(ANSWERS)), repeat=2):
+            batch = batch_of(answers, sampler=OTHER).with_columns(proximal=per_token(POLICY.log(), answers))
+            batch, _ = method.credit(batch, {})
+            total = total + chance(OTHER)[list(answers)].prod() * loss_of(method, batch, answers, logits)
+        return torch.autograd.grad(total, logits)[0]
+
+    close(gradient(None), -objective_gradient(0.0))
+    assert float((gradient("token") + objective_gradient(0.0)).abs().max()) > 0.01
 
 
 def token_corrected() -> Tensor:

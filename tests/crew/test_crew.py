@@ -16,7 +16,7 @@ from plaudit.loop.checkpoint import Store
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.local import LocalGang
 from plaudit.runtime.worker import Failures, WorkerLost
-from plaudit.settings import Settings
+from plaudit.settings.tree import Settings
 
 
 class Rank:

@@ -1,6 +1,5 @@
 """A tokenizer of single bytes plus one merge, small enough to work its tokens out by hand."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -36,34 +35,3 @@ def make_tokenizer():
 def tokenizer():
     """Like GPT-2's: an end token, and no BOS in front of texts."""
     return train_tokenizer(eos_token="<eos>")
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Write rows (or text, or bytes) to a file of that name and give its path as a source."""
-
-    def write(name, content):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        elif isinstance(content, str):
-            path.write_text(content, encoding="utf-8")
-        else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-@pytest.fixture
-def shared_file():
-    """A real data file beside the checkout; the test is skipped where it is absent."""
-
-    def find(name):
-        path = SHARED / name
-        if not path.is_file():
-            pytest.skip(f"the real data file {path} is not on this machine")
-        return path
-
-    return find

@@ -1,24 +1,23 @@
 """Every dialect, found by its columns and asked for by name; and no JSON value raises anything but `DataError`."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import demonstration, preference, question
 
 from plaudit.data.fields import DataError, Fields
 from plaudit.data.formats import (
-    Dialect,
-    Pair,
-    Sample,
     check_columns,
-    demonstration,
     dialects,
-    preference,
-    question,
+    judgement_of,
     register_dialect,
+    sample,
 )
+from plaudit.data.records import JUDGEMENT, Dialect, Pair, Sample, Verdict
 
 USER = {"role": "user", "content": "q"}
 SYSTEM = {"role": "system", "content": "s"}
@@ -35,6 +34,9 @@ DEMONSTRATIONS = [
     ("instruction/response", {"instruction": "q", "input": "", "output": "a"}, "q", ()),
     ("messages", {"messages": [SYSTEM, USER, ASSISTANT]}, "", (SYSTEM, USER)),
     ("messages", {"messages": [USER, ASSISTANT, USER]}, "", (USER,)),
+    ("messages", {"conversation": [USER, ASSISTANT], "system": "s"}, "", (SYSTEM, USER)),
+    ("messages", {"messages": [USER, ASSISTANT, USER, {**ASSISTANT, "weight": 0}]}, "", (USER,)),
+    ("messages", {"messages": [USER, {**ASSISTANT, "weight": 1, "train": True}]}, "", (USER,)),
     ("messages", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "", (USER,)),
     ("text", {"text": "a"}, "", ()),
     ("prompt/chosen/rejected", {"prompt": "q", "chosen": "a", "rejected": "b"}, "q", ()),
@@ -77,13 +79,41 @@ PREFERENCES = [
     ),
     ("chosen/rejected", {"chosen": HUMAN + " yes", "rejected": HUMAN + " you"}, HUMAN, (), " yes", " you"),
     (
-        # the shared beginning reaches into a second turn, whose question differs: the first answer is the prompt's end
         "chosen/rejected",
-        {"chosen": HUMAN + " a\n\nHuman: c\n\nAssistant: d", "rejected": HUMAN + " a\n\nHuman: x\n\nAssistant: d"},
-        HUMAN,
+        {"chosen": "The sky is blue", "rejected": "The sky is black"},
+        "The sky is",
         (),
-        " a\n\nHuman: c\n\nAssistant: d",
-        " a\n\nHuman: x\n\nAssistant: d",
+        " blue",
+        " black",
+    ),
+    (
+        "chosen/rejected",
+        {"chosen": "The sky is blue", "rejected": "The sky is"},
+        "The sky",
+        (),
+        " is blue",
+        " is",
+    ),
+    ("prompt/chosen/rejected", {"question": "q", "chosen": "a", "rejected": "b"}, "q", (), "a", "b"),
+    (
+        "prompt/chosen/rejected",
+        {
+            "conversations": [{"from": "human", "value": "q"}],
+            "chosen": {"from": "gpt", "value": "a"},
+            "rejected": {"from": "gpt", "value": "b"},
+        },
+        "",
+        (USER,),
+        "a",
+        "b",
+    ),
+    (
+        "instruction/output_1/output_2/preference",
+        {"instruction": "q", "input": "c", "output_1": "b", "output_2": "a", "preference": 2},
+        "q\n\nc",
+        (),
+        "a",
+        "b",
     ),
     (
         "chosen/rejected",
@@ -112,26 +142,64 @@ def test_whole_chats_tell_the_prompt_again(prompt):
     assert preference(row, where="f:1").messages == tuple(told)
     went_on = [ASSISTANT, {"role": "user", "content": "r"}]
     answers = {"prompt": prompt, "chosen": [*went_on, ASSISTANT], "rejected": [*went_on, other]}
-    with pytest.raises(DataError, match="f:1: chosen and rejected are chats of several turns that do not tell"):
+    with pytest.raises(DataError, match=r"f:1: .*several turns"):
         preference(answers, where="f:1")
 
 
-@pytest.mark.parametrize("key", ["tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"])
-def test_what_a_turn_holds_beside_its_content_is_refused(key):
-    """A template would show it; without a word it would be neither read nor trained."""
-    answer = {**ASSISTANT, key: [{"function": {"name": "f"}}] if "call" in key else "let me see"}
-    with pytest.raises(DataError, match=rf"f:1: messages\[1\] has {key}, which is not read"):
-        demonstration({"messages": [USER, answer]}, where="f:1")
-    assert demonstration({"messages": [USER, {**ASSISTANT, key: None}]}, where="f:1").completion == "a"
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_a_turns_thoughts_are_read_under_each_of_their_names(key):
+    read = demonstration({"messages": [USER, {**ASSISTANT, key: "let me see"}]}, where="f:1")
+    assert (read.completion, read.turn) == ("a", {"reasoning_content": "let me see"})
+    assert demonstration({"messages": [USER, {**ASSISTANT, key: None}]}, where="f:1").turn == {}
 
 
-def test_tools_of_a_chat_are_refused():
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    for read in (demonstration, question):
-        with pytest.raises(DataError, match="f:1: the chat has tools, which are not read"):
-            read({"messages": [USER, ASSISTANT], "tools": tools}, where="f:1")
-        assert read({"messages": [USER, ASSISTANT], "tools": []}, where="f:1").messages == (USER,)
-    assert question({"prompt": "q", "tools": tools}, where="f:1").extra == {"tools": tools}
+def test_calls_and_tools_are_read_for_the_template_from_json_too():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": None}}]
+    call = {"name": "add", "arguments": '{"x": 1}', "id": None}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "content": "2", "tool_call_id": "7"}
+    for written in (tools, json.dumps(tools), np.array(tools)):
+        read = demonstration({"messages": [USER, answer, result, USER, ASSISTANT], "tools": written}, where="f:1")
+        assert read.arguments == {"tools": [{"type": "function", "function": {"name": "add"}}]}
+        said = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+        assert read.messages[1] == {"role": "assistant", "content": "", "tool_calls": [said]}
+        assert read.messages[2] == result
+    called = demonstration({"messages": [USER, answer]}, where="f:1")
+    assert (called.completion, [*called.turn]) == ("", ["tool_calls"])
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "function_call, which is not read"),
+        ({"messages": [USER, {**ASSISTANT, "tool_calls": [{"arguments": "x"}]}]}, "tool_calls must be a list of"),
+        ({"messages": [USER, {**ASSISTANT, "weight": 0.5}]}, "weight is the number 0.5; it must be 0, 1"),
+        ({"messages": [USER, {**ASSISTANT, "train": "no"}]}, "train is the text 'no'; it must be 0, 1"),
+        ({"messages": [USER, ASSISTANT], "tools": "a hammer"}, "'tools' is the text 'a hammer'"),
+        ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "'chat_template_kwargs' is a list of 1"),
+        ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": [1]}}, "an object without"),
+    ],
+)
+def test_what_a_template_could_not_be_given_is_refused(row, said):
+    with pytest.raises(DataError, match=said):
+        demonstration(row, where="f:1")
+
+
+def test_a_row_may_give_the_template_arguments_which_questions_keep_for_judges():
+    row = {"messages": [USER, ASSISTANT], "chat_template_kwargs": '{"enable_thinking": false, "date": null}'}
+    assert demonstration(row, where="f:1").arguments == {"enable_thinking": False}
+    asked = question(row, where="f:1")
+    assert (asked.arguments, [*asked.extra]) == ({"enable_thinking": False}, ["chat_template_kwargs"])
+
+
+@pytest.mark.parametrize("untrained", [{"weight": 0}, {"train": False}])
+def test_turns_that_are_not_to_be_trained_are_passed_over(untrained):
+    last = {"role": "assistant", "content": "z", **untrained}
+    read = demonstration({"messages": [USER, {**ASSISTANT, "weight": 1}, USER, last]}, where="f:1")
+    assert (read.completion, read.messages) == ("a", (USER,))
+    with pytest.raises(DataError, match=r"f:1: .*weight 0"):
+        demonstration({"messages": [USER, last]}, where="f:1")
+    assert question({"messages": [USER, last]}, where="f:1").answer == "z"
 
 
 @pytest.mark.parametrize(
@@ -143,18 +211,10 @@ def test_tools_and_calls_that_say_nothing_are_none(nothing):
     assert demonstration(row, where="f:1").completion == "a"
 
 
-def test_tools_and_calls_in_arrays_are_refused():
-    several = np.array([{"name": "f"}, {"name": "g"}])
-    with pytest.raises(DataError, match="f:1: the chat has tools"):
-        demonstration({"messages": [USER, ASSISTANT], "tools": several}, where="f:1")
-    with pytest.raises(DataError, match=r"f:1: messages\[1\] has tool_calls"):
-        demonstration({"messages": [USER, {**ASSISTANT, "tool_calls": several}]}, where="f:1")
-
-
 def test_answers_alone_leave_no_prompt_to_guess():
     """A prompt in a column that is not known would be left out, and the pair trained without one."""
     row = {"input": "q", "chosen": [ASSISTANT], "rejected": [{"role": "assistant", "content": "b"}]}
-    with pytest.raises(DataError, match="f:1: chosen and rejected are chats that share no turn"):
+    with pytest.raises(DataError, match=r"f:1: .*share no turn"):
         preference(row, where="f:1")
     assert preference(row, where="f:1", columns={"prompt": "input"}).prompt == "q"
 
@@ -166,6 +226,153 @@ def test_answer_lists_pair_up_in_order(dialect):
         Pair(chosen="a", rejected="b", margin=0.5),
         Pair(chosen="a", rejected="c", margin=2.0),
     )
+
+
+KTO = {"prompt": "q", "completion": "a", "label": True}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        KTO,
+        {**KTO, "label": 0},
+        {"instruction": "q", "output": "a", "kto_tag": False},
+        {"messages": [USER, ASSISTANT], "label": False},
+    ],
+)
+def test_answers_with_a_label_are_demonstrations_only_where_that_is_said(row):
+    """An answer that was judged to be bad would be imitated."""
+    for read in (demonstration, preference):
+        with pytest.raises(DataError, match=r"f:1: .*label"):
+            read(row, where="f:1")
+    asked = question(row, where="f:1")
+    assert (asked.prompt or asked.messages[0]["content"], asked.answer) == ("q", None)
+    assert all(asked.extra[name] == row[name] for name in ("label", "kto_tag", "completion") if name in row)
+    told = {"prompt": "prompt/completion", "instruction": "instruction/response", "messages": "messages"}
+    assert demonstration(row, where="f:1", dialect=told[next(iter(row))]).completion == "a"
+
+
+@pytest.mark.parametrize(
+    ("row", "good"),
+    [
+        (KTO, True),
+        ({**KTO, "label": 0}, False),
+        ({**KTO, "label": "True"}, True),
+        ({**KTO, "label": "0"}, False),
+        ({"instruction": "q", "output": "a", "kto_tag": False}, False),
+        ({"messages": [USER, ASSISTANT], "label": False}, False),
+        ({"prompt": [USER], "completion": [ASSISTANT], "label": True}, True),
+    ],
+)
+def test_answers_with_a_label_are_judgements(row, good):
+    read, _ = sample(row, kind=JUDGEMENT, where="f:1")
+    made = judgement_of(read)
+    assert (made.prompt or made.messages[0]["content"], made.where) == ("q", "f:1")
+    assert made.verdicts == (Verdict(answer="a", good=good),)
+    assert read.extra == {}, "nothing of it is left unread"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**KTO, "label": "good"},
+        {**KTO, "label": -1},
+        {**KTO, "completion": " "},
+        {**KTO, "completion": [USER]},
+        {"messages": [USER], "label": True},
+        {"messages": [USER, {"role": "assistant", "content": ""}], "label": True},
+    ],
+)
+def test_a_verdict_that_cannot_be_read_is_refused_and_the_row_a_question_all_the_same(row):
+    read, _ = sample(row, kind=JUDGEMENT, where="f:1")
+    with pytest.raises(DataError, match=r"f:1: .*kto_tag"):
+        judgement_of(read)
+    assert question(row, where="f:1").answer is None
+
+
+def test_pairs_are_judgements_of_a_good_and_a_bad_answer_each():
+    row = {"prompt": "q", "pos_answers": ["a", "c"], "neg_answers": ["b", "d"]}
+    made = judgement_of(sample(row, kind=JUDGEMENT, where="f:1")[0])
+    assert [(one.answer, one.good) for one in made.verdicts] == [("a", True), ("b", False), ("c", True), ("d", False)]
+    for row in ({"prompt": "q", "completion": "a"}, {"text": "a"}, {"prompt": "q"}):
+        with pytest.raises(DataError, match=r"judgements.* prompt/chosen"):
+            sample(row, kind=JUDGEMENT, where="f:1")
+    with pytest.raises(DataError, match="steps of answers"):
+        sample({"prompt": "q", "completions": ["a"], "labels": [True]}, kind=JUDGEMENT, where="f:1")
+
+
+def test_a_label_that_is_a_class_is_a_further_column():
+    assert demonstration({"text": "a", "label": 1}, where="f:1").completion == "a"
+    assert demonstration({"question": "q", "answer": "a", "label": "easy"}, where="f:1").completion == "a"
+
+
+def test_rows_of_steps_are_prompts_and_nothing_else():
+    row = {"prompt": "q", "completions": ["a", "b"], "labels": [True, False]}
+    assert question(row, where="f:1").extra == {"completions": ["a", "b"], "labels": [True, False]}
+    for read in (demonstration, preference):
+        with pytest.raises(DataError, match=r"f:1: .*steps of answers"):
+            read(row, where="f:1")
+
+
+@pytest.mark.parametrize("name", ["image", "images", "video", "audio"])
+@pytest.mark.parametrize("row", [{"prompt": "q", "completion": "a"}, {"messages": [USER, ASSISTANT]}])
+def test_rows_with_images_are_refused(name, row):
+    for read in (demonstration, question):
+        with pytest.raises(DataError, match=f"f:1: .*{name}"):
+            read({**row, name: {"bytes": b"1", "path": None}}, where="f:1")
+        for nothing in (None, [], {"bytes": None, "path": None}):
+            assert read({**row, name: nothing}, where="f:1")
+
+
+def test_transcripts_that_part_before_the_last_answer_are_refused():
+    """As chats are: one of the two would be taken for an answer that goes on with a question of its own."""
+    chosen, rejected = (HUMAN + f" a\n\nHuman: {turn}\n\nAssistant: d" for turn in "cx")
+    with pytest.raises(DataError, match=r"f:1: 'chosen' .*several turns"):
+        preference({"chosen": chosen, "rejected": rejected}, where="f:1")
+    with pytest.raises(DataError, match=r"f:1: 'rejected' .*several turns"):
+        preference({"chosen": HUMAN + " a", "rejected": chosen}, where="f:1")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"chosen": "Sure.", "rejected": "Sorry."}, "share no beginning of whole words"),
+        ({"chosen": "so it is", "rejected": "so it is"}, None),
+        ({"chosen": "so", "rejected": "so so"}, "share no beginning of whole words"),
+        ({"input": "q", "chosen": "I am", "rejected": "I can"}, "are read without 'input', which may be what they ans"),
+    ],
+)
+def test_a_common_beginning_that_is_no_prompt(row, message):
+    if message is None:
+        assert preference(row, where="f:1").prompt == "so it"
+        return
+    with pytest.raises(DataError, match=message):
+        preference(row, where="f:1")
+
+
+def test_a_tie_of_two_outputs_is_refused():
+    row = {"instruction": "q", "output_1": "a", "output_2": "b", "preference": 1.5}
+    with pytest.raises(DataError, match=r"'preference' .* 1\.5.* 1 or 2"):
+        preference(row, where="f:1")
+
+
+@pytest.mark.parametrize("weight", [0.5, "0", [], -1])
+def test_a_weight_between_is_refused(weight):
+    with pytest.raises(DataError, match=r"f:1: messages\[1\]\.weight is .* 0, 1, false or true"):
+        demonstration({"messages": [USER, {**ASSISTANT, "weight": weight}]}, where="f:1")
+
+
+def test_a_turn_that_is_not_trained_is_no_answer_to_imitate():
+    row = {"messages": [USER, {**ASSISTANT, "train": False}]}
+    with pytest.raises(DataError, match=r"f:1: .*weight 0"):
+        demonstration(row, where="f:1")
+    asked = question(row, where="f:1")
+    assert (asked.messages, asked.answer) == ((USER,), "a")
+
+
+def test_numbers_may_be_texts_as_in_csv():
+    row = {"prompt": "q", "chosen": "a", "rejected": "b", "margin": "-0.5"}
+    assert preference(row, where="f:1").pairs[0].margin == -0.5
 
 
 def test_one_margin_is_that_of_all_pairs():
@@ -180,7 +387,7 @@ def test_transcripts_that_differ_from_the_first_answer_on():
 
 
 def test_answer_lists_of_different_length_are_refused():
-    with pytest.raises(DataError, match=r"f:3: pos_answers has 2 and neg_answers 1"):
+    with pytest.raises(DataError, match=r"f:3: pos_answers .*2 .*neg_answers 1"):
         preference({"prompt": "q", "pos_answers": ["a", "b"], "neg_answers": ["c"]}, where="f:3")
 
 
@@ -234,51 +441,52 @@ def test_a_column_may_lie_within_another():
 def test_a_list_of_answers_is_not_taken_for_a_chat():
     """As verl has them for some tasks: it was told that a text in it must be a turn."""
     row = {"prompt": [USER], "reward_model": {"ground_truth": ["4", "four"]}}
-    with pytest.raises(DataError, match="f:1: 'answer' is a list of 2; it must be text"):
+    with pytest.raises(DataError, match=r"f:1: 'answer' .*list of 2"):
         question(row, where="f:1", columns={"answer": "reward_model.ground_truth"})
 
 
 def test_a_row_without_a_renamed_column_says_so():
-    with pytest.raises(DataError, match=r"f:1: .* has not what data.columns={completion: reply} names\.$"):
+    with pytest.raises(DataError, match=r"f:1: .* data.columns={completion: reply}"):
         demonstration({"prompt": "q", "completion": "a"}, where="f:1", columns={"completion": "reply"})
 
 
 def test_columns_rename_and_unknown_ones_are_refused():
     read = demonstration({"ask": "q", "reply": "a"}, where="f:1", columns={"prompt": "ask", "completion": "reply"})
     assert (read.prompt, read.completion) == ("q", "a")
-    with pytest.raises(DataError, match=r"data\.columns\.promt is no column of ours\. Did you mean 'prompt'"):
+    with pytest.raises(DataError, match=r"data\.columns\.promt .*prompt"):
         check_columns({"promt": "ask"})
 
 
 @pytest.mark.parametrize(
     ("read", "row", "message"),
     [
-        (demonstration, {"prompt": "q"}, "f:7: the columns prompt are no known dialect of demonstrations"),
+        (demonstration, {"prompt": "q"}, "f:7: .*prompt .*demonstrations"),
         (demonstration, {"prompt": "q", "completion": ""}, "'completion' is empty"),
-        (demonstration, {"prompt": 3, "completion": "a"}, "'prompt' is the number 3; it must be text"),
-        (demonstration, {"prompt": "q", "completion": "\ud800"}, "half a surrogate pair at character 0"),
-        (demonstration, {"messages": [USER]}, "no answer to imitate"),
-        (demonstration, {"messages": [{"role": "owner", "content": "x"}]}, "role the text 'owner'; allowed are system"),
-        (demonstration, {"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "has function_call"),
-        (preference, {"prompt": "q", "completion": "a"}, "no known dialect of preferences"),
+        (demonstration, {"prompt": 3, "completion": "a"}, "'prompt' is the number 3"),
+        (demonstration, {"prompt": "q", "completion": "\ud800"}, "character 0"),
+        (demonstration, {"messages": [USER]}, "completion"),
+        (demonstration, {"messages": [{"role": "owner", "content": "x"}]}, "'owner'.* system"),
+        (demonstration, {"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "function_call"),
+        (preference, {"prompt": "q", "completion": "a"}, "preferences"),
         (preference, {"chosen": "a", "rejected": "b"}, "share no beginning"),
         (
             preference,
             {"prompt": "q", "pos_answers": "a", "neg_answers": ["b"]},
-            "'pos_answers' is the text 'a'; it mus",
+            "'pos_answers' is the text 'a'",
         ),
         (preference, {"prompt": "q", "pos_answers": [], "neg_answers": []}, "'pos_answers' is an empty list"),
         (
             preference,
             {"prompt": "q", "pos_answers": ["a", "b"], "neg_answers": ["c", "d"], "margin": [1]},
-            "'margin' has 1 entries for 2 pairs; give one for each",
+            "'margin' has 1 .* 2 pairs",
         ),
         (demonstration, {"messages": [USER, {**ASSISTANT, "content": " "}]}, "the last assistant turn is empty"),
-        (demonstration, {"messages": [{**USER, "content": None}]}, "content' is null; it must be text"),
+        (demonstration, {"messages": [{**USER, "content": None}]}, "content' is null"),
         (preference, {"prompt": "q", "chosen": "a", "rejected": "b", "margin": float("nan")}, "finite number"),
         (question, {"prompt": None}, r"the columns \(none\)"),
         (question, {"prompt": [USER, ASSISTANT]}, "ends with an assistant turn"),
         (question, [1], "the row is a list"),
+        (question, None, "the row is null"),
     ],
 )
 def test_errors_say_where_and_what(read, row, message):
@@ -288,9 +496,9 @@ def test_errors_say_where_and_what(read, row, message):
 
 
 def test_a_dialect_by_name_says_which_column_is_missing():
-    with pytest.raises(DataError, match=r"column 'completion' is missing; the row has prompt \(null: completion\)"):
+    with pytest.raises(DataError, match=r"'completion' .* prompt \(null: completion\)"):
         demonstration({"prompt": "q", "completion": None}, where="f:1", dialect="prompt/completion")
-    with pytest.raises(DataError, match=r"Did you mean 'prompt/completion'"):
+    with pytest.raises(DataError, match="mean prompt/completion"):
         demonstration({}, where="f:1", dialect="prompt/completions")
 
 

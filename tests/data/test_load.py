@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from plaudit.data.fields import DataError
-from plaudit.data.load import load_demonstrations, load_preferences, load_prompts
-from plaudit.data.settings import DataSettings, sources
+from plaudit.data.files import file_kind
+from plaudit.data.load import load_demonstrations, load_judgements, load_preferences, load_prompts
+from plaudit.data.settings import DataSettings, absent, sources
 
 SHORT = DataSettings(max_prompt_tokens=4, max_tokens=8)
 
@@ -49,27 +50,71 @@ def test_the_report_counts_what_became_of_every_row(write, tokenizer):
 
 
 def test_columns_that_nothing_reads_are_told_of(write, tokenizer):
-    """KTO's label would otherwise be left out without a word; prompts keep all of theirs for rewards."""
+    """A score would otherwise be left out without a word; prompts keep all of theirs for rewards."""
     further = dict.fromkeys(("id", "a", "b", "c", "d"), 1) | {"none": None, "\ud800": 1, "tools": [], "context": ""}
-    rows = [{"prompt": "q", "completion": "a", "label": False}, {"prompt": "r", "completion": "a", **further}]
+    rows = [{"prompt": "q", "completion": "a", "score": False}, {"prompt": "r", "completion": "a", **further}]
     settings = DataSettings(train=write("a.jsonl", "\n".join(map(json.dumps, rows))))
     report = load_demonstrations(settings, tokenizer, 0).report
-    assert report.sources[0].unread == dict.fromkeys(("label", "id", "a", "b", "c", "d", r"\ud800"), 1)
-    assert "columns not read: label, id, a, b, c and 2 more" in report.table()
+    assert report.sources[0].unread == dict.fromkeys(("score", "id", "a", "b", "c", "d", r"\ud800"), 1)
+    assert "columns not read: score, id, a, b, c and 2 more" in report.table()
     assert load_prompts(settings, tokenizer, 0).report.sources[0].unread == {}
 
 
 def test_a_column_whose_entries_are_read_is_not_called_unread(write, tokenizer):
-    settings = DataSettings(train=write("a.jsonl", [{"prompt": "q", "data": {"reply": "a"}, "label": 1}]))
+    settings = DataSettings(train=write("a.jsonl", [{"prompt": "q", "data": {"reply": "a"}, "score": 1}]))
     settings.columns = {"completion": "data.reply"}
-    assert load_demonstrations(settings, tokenizer, 0).report.sources[0].unread == {"label": 1}
+    assert load_demonstrations(settings, tokenizer, 0).report.sources[0].unread == {"score": 1}
+
+
+def test_what_is_odd_and_used_all_the_same_is_said(write, tokenizer):
+    turn = {"role": "assistant", "content": "a"}
+    asked = {"role": "user", "content": "q"}
+    lines = ['{"prompt": "q", "prompt": "ask?", "completion": "Four."}', '{"prompt": "q ", "completion": "a"}']
+    lines += [
+        '{"prompt": "q", "completion": " a"}',
+        json.dumps({"messages": [asked, {**turn, "weight": 0}, asked, turn]}),
+    ]
+    source = write("a.jsonl", "\n".join(lines))
+    settings = DataSettings(train=source, chat_template="default")
+    assert load_demonstrations(settings, tokenizer, 0).report.sources[0].noted == {
+        "objects with a key twice, of which the last value is read": 1,
+        "answers that follow their prompt without a blank or a template": 1,
+        "chats with turns that are not trained, as their weight says": 1,
+    }
+    table = load_demonstrations(settings, tokenizer, 0).report.table()
+    assert f"key twice, of which the last value is read: 1, the first: 'prompt' at {source}:1" in table
+    assert f"without a blank or a template: 1, the first: 'ask?Four.' at {source}:1" in table
+    for wrapped in ({"prompt_template": "{prompt}"}, {"as_chat": True}):
+        assert len(load_demonstrations(replace(settings, **wrapped), tokenizer, 0).report.sources[0].noted) == 2
+    pairs = [{"prompt": "q ", "chosen": "a", "rejected": "b", "margin": -1}, {"chosen": "So a", "rejected": "So b"}]
+    noted = load_preferences(replace(settings, train=write("b.jsonl", pairs)), tokenizer, 0).report.sources[0].noted
+    assert noted == {
+        "rows with a negative margin, by which the rejected answer may win": 1,
+        "prompts taken to be the common beginning of chosen and rejected": 1,
+    }
+
+
+def test_a_file_that_is_trained_on_and_validated_with_is_named(write, tokenizer, tmp_path):
+    train, copy = write("a.jsonl", rows_of(3)), write("b.jsonl", rows_of(3))
+    other = write("c.jsonl", rows_of(3, 5))
+    (tmp_path / "link.jsonl").symlink_to(train)
+    for validation in (train, copy, str(tmp_path / "link.jsonl")):
+        report = load_demonstrations(replace(SHORT, train=train, validation=validation), tokenizer, 0).report
+        assert f"files that are trained on too: 1, the first: {validation} is {train}" in report.table()
+    report = load_demonstrations(replace(SHORT, train=train, validation=other), tokenizer, 0).report
+    assert "trained on too" not in report.table()
+    function = write("rows.py", f"def rows():\n    return {rows_of(2)!r}\n") + ":rows"
+    settings = replace(SHORT, train=function, validation=function)
+    assert "trained on too" not in load_demonstrations(settings, tokenizer, 0).report.table(), "another split"
+    settings.validation_split = "train"
+    assert "sources that are trained on too: 1" in load_demonstrations(settings, tokenizer, 0).report.table()
 
 
 def test_the_budget_of_bad_rows_is_kept(write, tokenizer):
     source = write("a.jsonl", "x\n" + json.dumps(rows_of(1)[0]) + "\ny\n")
-    with pytest.raises(DataError, match=r"a\.jsonl:1: it is not valid JSON.*Set data\.bad_rows=N"):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: .*data\.bad_rows=N"):
         load_demonstrations(replace(SHORT, train=source), tokenizer, 0)
-    with pytest.raises(DataError, match=r"a\.jsonl:3: .*bad row number 2; data\.bad_rows=1"):
+    with pytest.raises(DataError, match=r"a\.jsonl:3: .*2.*data\.bad_rows=1"):
         load_demonstrations(replace(SHORT, train=source, bad_rows=1), tokenizer, 0)
     assert len(load_demonstrations(replace(SHORT, train=source, bad_rows=2), tokenizer, 0).items) == 1
 
@@ -80,18 +125,19 @@ def test_a_bad_row_whose_column_is_no_text_can_be_reported(write, tokenizer):
     assert r"a.jsonl:2: the columns \ud800 are no known dialect" in report.table().encode().decode()
 
 
-@pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_prompts])
+@pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_judgements, load_prompts])
 def test_a_chat_that_the_template_refuses_is_a_bad_row(write, tokenizer, load):
     user = {"role": "user", "content": "q"}
     rows = [{"prompt": [*turns, user], "chosen": "a", "rejected": "b"} for turns in ([], [user], [])]
-    once = "{% if messages[1:] %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0].content }}"
+    second = "{% if loop.index > 1 and m.role == 'user' %}{{ raise_exception('one turn') }}{% endif %}"
+    once = "{% for m in messages %}{{ m.content }}" + second + "{% endfor %}"
     source = write("a.jsonl", ["3", *rows])
     chats = replace(SHORT, train=source, chat_template=once, bad_rows=2)
     data = load(chats, tokenizer, 0)
     (report,) = data.report.sources
     assert (len(data.items), report.read, report.kept, report.bad_rows) == (2, 4, 2, 2)
     assert "a.jsonl:3: the chat template refuses the turns user, user: one turn" in report.bad_examples[1]
-    with pytest.raises(DataError, match=r"a\.jsonl:3: the chat .*bad row number 2; data\.bad_rows=1 allows no more"):
+    with pytest.raises(DataError, match=r"a\.jsonl:3: .*chat .*2.*data\.bad_rows=1"):
         load(replace(chats, bad_rows=1), tokenizer, 0)
 
 
@@ -112,14 +158,14 @@ def test_validation_is_set_aside_by_seed_or_read_from_its_own_source(write, toke
     percent = replace(SHORT, train=train, validation_percent=10)
     first, again, third = (load_demonstrations(percent, tokenizer, seed) for seed in (1, 1, 2))
     assert (len(first.items), len(first.validation), first.counts) == (18, 2, (18,))
-    assert first.validation == again.validation != third.validation
+    assert [*first.validation] == [*again.validation] != [*third.validation]
     assert {row.tokens for (row,) in first.items}.isdisjoint(row.tokens for (row,) in first.validation)
     apart = load_demonstrations(replace(SHORT, train=train, validation=other), tokenizer, 0)
     assert (len(apart.items), len(apart.validation)) == (20, 3)
     assert [source.role for source in apart.report.sources] == ["train", "validation"]
 
 
-@pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_prompts])
+@pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_judgements, load_prompts])
 def test_no_prompt_is_trained_on_and_set_aside(write, tokenizer, load):
     rows = [{"prompt": f"q{i // 4}", "chosen": f"{i}", "rejected": "x"} for i in range(40)]
     data = load(replace(SHORT, train=write("a.jsonl", rows), validation_percent=20), tokenizer, 0)
@@ -181,7 +227,7 @@ def test_limits_and_mixtures(write, tokenizer):
 
 def test_a_source_that_would_never_be_drawn_from_is_refused(write, tokenizer):
     mixture = replace(SHORT, train=[write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))], weights=[1000, 1])
-    with pytest.raises(DataError, match=r"b\.jsonl: data\.weights=\[1000, 1\] leave it none of the 18 rows"):
+    with pytest.raises(DataError, match=r"b\.jsonl: data\.weights=\[1000, 1\] .*18 rows"):
         load_demonstrations(mixture, tokenizer, 0)
 
 
@@ -194,7 +240,7 @@ def test_prompts_carry_their_place_and_answer(write, tokenizer):
 def test_a_renamed_column_that_no_row_has_is_refused(write, tokenizer):
     """The answer that a rule compares with may be absent: a slip in its name would be seen in no row."""
     one, other = write("a.jsonl", [{"prompt": "q"}]), write("b.jsonl", [{"prompt": "q", "truth": "4"}])
-    with pytest.raises(DataError, match=r"{answer: truht} names a column that no row has"):
+    with pytest.raises(DataError, match=r"{answer: truht}"):
         load_prompts(DataSettings(train=[one, other], columns={"answer": "truht"}), tokenizer, seed=0)
     loaded = load_prompts(DataSettings(train=[one, other], columns={"answer": "truth"}), tokenizer, seed=0)
     assert [prompt.answer for prompt in loaded.items] == [None, "4"]
@@ -206,22 +252,28 @@ def test_sources_of_several_kinds_share_renamed_columns(write, tokenizer):
     rows = {
         load_demonstrations: {"ask": "q", "reply": "a"},
         load_preferences: {"ask": "q", "good": "a", "bad": "b", "by": 1},
+        load_judgements: {"ask": "q", "good": "a", "bad": "b", "by": 1},
         load_prompts: {"ask": "q"},
     }
     for load, row in rows.items():
         settings = DataSettings(train=write("a.jsonl", [row]), columns=columns)
         assert len(load(settings, tokenizer, 0).items) == 1
-        slips = {load_demonstrations: "context", load_preferences: "margin", load_prompts: "answer"}
+        slips = {
+            load_demonstrations: "context",
+            load_preferences: "margin",
+            load_judgements: "context",
+            load_prompts: "answer",
+        }
         settings.columns = columns | {slips[load]: "slip"}
-        with pytest.raises(DataError, match=rf"{slips[load]}: slip}} names a column that no row has"):
+        with pytest.raises(DataError, match=rf"{slips[load]}: slip}}"):
             load(settings, tokenizer, 0)
 
 
 def test_nothing_left_says_why(write, tokenizer):
     source = write("a.jsonl", [{"prompt": "123456", "completion": "1"}])
-    with pytest.raises(DataError, match=r"no demonstrations are left of 1 rows: 1 dropped \(prompt too long\)"):
+    with pytest.raises(DataError, match=r"1 dropped \(prompt too long\)"):
         load_demonstrations(replace(SHORT, train=source, overlong="drop"), tokenizer, 0)
-    with pytest.raises(DataError, match=r"no demonstrations are left of 2 rows: 2 set aside for validation\."):
+    with pytest.raises(DataError, match="2 set aside for validation"):
         load_demonstrations(replace(SHORT, train=write("b.jsonl", rows_of(2)), validation_percent=90), tokenizer, 0)
 
 
@@ -230,17 +282,17 @@ def test_nothing_left_says_why(write, tokenizer):
     [
         ({"train": []}, "data.train is empty"),
         ({"train": ["a", "a"]}, "names 'a' twice"),
-        ({"train": {"a": 1}}, "must be one name or a list of names"),
+        ({"train": {"a": 1}}, "data source"),
         ({"validation": "b", "validation_percent": 5}, "two ways"),
-        ({"validation_percent": 100}, r"not in \[0, 100\)"),
+        ({"validation_percent": 100}, "validation_percent=100 must be"),
         ({"weights": [1, 2]}, "2 entries for 1 train sources"),
-        ({"weights": [0.0]}, "must be positive"),
-        ({"overlong": "cut"}, "not one of truncate, drop, error"),
-        ({"max_prompt_tokens": 0}, "below 1"),
-        ({"max_prompt_tokens": 8}, "leaves no room for an answer"),
+        ({"weights": [0.0]}, "weights=.* must be"),
+        ({"overlong": "cut"}, "overlong=cut must be one of"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be"),
+        ({"max_prompt_tokens": 8}, "max_prompt_tokens=8"),
         ({"prompt_template": "Q:"}, r"no \{prompt\}"),
-        ({"dialect": "prompt/complete"}, "Did you mean 'prompt/completion'"),
-        ({"columns": {"promp": "x"}}, "Did you mean 'prompt'"),
+        ({"dialect": "prompt/complete"}, "did you mean prompt/completion"),
+        ({"columns": {"promp": "x"}}, "did you mean prompt"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_read(tokenizer, change, message):
@@ -297,3 +349,15 @@ def test_all_turns_of_a_chat_are_one_item_and_stay_on_one_side(write, tokenizer)
     (report,) = data.report.sources
     assert (report.read, report.kept, report.rows) == (10, 10, 20)
     assert "a.jsonl: assistant turns: 20" in data.report.table()
+
+
+@pytest.mark.parametrize(
+    "ending", ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "json.gz", "csv.xz", "gz", "txt"]
+)
+def test_names_that_are_files_are_those_that_are_read(ending):
+    assert absent(f"gone.{ending}") == ([f"gone.{ending}"] if file_kind(f"gone.{ending}") else [])
+
+
+def test_a_source_that_is_null_is_called_so():
+    with pytest.raises(ValueError, match="data source is null"):
+        sources([None])

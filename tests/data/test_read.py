@@ -44,7 +44,7 @@ def test_parquet_and_folders(write, tmp_path, monkeypatch):
 
     datasets.DatasetDict({"test": table}).save_to_disk(str(tmp_path / "saved"))
     assert [row for _, row in read_rows(str(tmp_path / "saved"), split="test")] == ROWS
-    with pytest.raises(DataError, match="no split 'train'; it has test"):
+    with pytest.raises(DataError, match=r"split 'train'; .* test"):
         list(read_rows(str(tmp_path / "saved")))
 
     write("plain/train.jsonl", [ROWS[0]])
@@ -77,17 +77,119 @@ def test_names_of_files_tell_their_split_and_none_is_left_out(write, tmp_path):
     assert [row["prompt"] for _, row in read_rows(folder)] == ["train/a.jsonl", "train_2.jsonl"]
     assert [row["prompt"] for _, row in read_rows(folder, split="validation")] == ["Dev.jsonl"]
     write("split/more.jsonl", [{"prompt": "5"}])
-    with pytest.raises(
-        DataError, match=r"split: the name of more\.jsonl tells no split, and others tell test, train, v"
-    ):
+    with pytest.raises(DataError, match=r"split: .*more\.jsonl .*test, train, v"):
         list(read_rows(folder))
     write("one/a.jsonl", [{"prompt": "1"}])
-    write("one/b.csv", "prompt\n2\n")
-    with pytest.raises(DataError, match=r"one: b\.csv is not read beside a\.jsonl; move it elsewhere, or list"):
+    write("one/b.zip", "prompt\n2\n")
+    with pytest.raises(DataError, match=r"one: b\.zip .*a\.jsonl"):
         list(read_rows(str(tmp_path / "one")))
     write("other/test.jsonl", [{"prompt": "1"}])
-    with pytest.raises(DataError, match=r"other: there is no split 'train'; it has test"):
+    with pytest.raises(DataError, match=r"other: .*split 'train'; .* test"):
         list(read_rows(str(tmp_path / "other")))
+
+
+CARD = """---
+license: mit
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - split: test
+    path: [main/test-00000-of-00001.parquet]
+- config_name: other
+  data_files: other/*.csv
+---
+# A data set
+"""
+
+
+def test_a_cloned_repository_is_read_as_its_readme_says(write, tmp_path, monkeypatch):
+    """By the files, not by `datasets`, which would copy them."""
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setattr("datasets.load_dataset", None)
+    folder = tmp_path / "gsm"
+    write("gsm/README.md", CARD)
+    write("gsm/.gitattributes", "*.parquet filter=lfs")
+    write("gsm/other/a.csv", "prompt\n4\n")
+    (folder / "main").mkdir()
+    for name, text in {"train-00000-of-00002": "1", "train-00001-of-00002": "2", "test-00000-of-00001": "3"}.items():
+        parquet.write_table(pyarrow.table({"prompt": [text]}), folder / "main" / f"{name}.parquet")
+
+    def texts(source, split="train"):
+        return [row["prompt"] for _, row in read_rows(source, split=split)]
+
+    assert (texts(f"{folder}:main"), texts(f"{folder}:main", "test"), texts(f"{folder}:other")) == (
+        ["1", "2"],
+        ["3"],
+        ["4"],
+    )
+    with pytest.raises(DataError, match=r"gsm: .*configurations.* main, other"):
+        texts(str(folder))
+    with pytest.raises(DataError, match=r"gsm:mine: .*'mine'.* main, other"):
+        texts(f"{folder}:mine")
+    with pytest.raises(DataError, match=r"gsm:main: .*'validation'.* test, train"):
+        texts(f"{folder}:main", "validation")
+    (folder / "main" / "train-00000-of-00002.parquet").unlink()
+    with pytest.raises(DataError, match=r"2 files main/train-00000-of-00002.* 00000"):
+        texts(f"{folder}:main")
+    write("gsm/README.md", CARD.replace("other/*.csv", "../*.csv"))
+    with pytest.raises(DataError, match=r"'\.\./\*\.csv'"):
+        texts(f"{folder}:other")
+    write("gsm/README.md", "---\nconfigs: [\n---\n")
+    with pytest.raises(DataError, match=r"README\.md .*YAML"):
+        texts(str(folder))
+
+
+def test_shards_tell_splits_of_any_name(write, tmp_path):
+    for split in ("train_sft", "train_gen", "test"):
+        write(f"chat/data/{split}-00000-of-00001.jsonl", [{"prompt": split}])
+    folder = str(tmp_path / "chat")
+    assert [row["prompt"] for _, row in read_rows(folder, split="train_gen")] == ["train_gen"]
+    with pytest.raises(DataError, match=r"split 'train'; .* test, train_gen, train_sft"):
+        list(read_rows(folder))
+
+
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
+def test_packed_files(tmp_path, packing):
+    import importlib
+
+    module = importlib.import_module({"gz": "gzip", "xz": "lzma"}.get(packing, packing))
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    listed = json.dumps(ROWS).encode()
+    for name, content in {"a.jsonl": lines, "a.json": listed, "list.jsonl": listed}.items():
+        path = tmp_path / f"{name}.{packing}"
+        path.write_bytes(module.compress(content))
+        assert [row for _, row in read_rows(str(path))] == ROWS
+    packed = module.compress(lines * 1000)
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=r"list\.jsonl\.[a-z0-9]+: .*Comp"):
+        list(read_rows(str(path)))
+
+
+def test_csv(write):
+    content = 'prompt,answer,margin\r\n"a, ""b""\nc",1,\r\nd,2\r\n\r\n\xe9,\ufffd,0.5\r\n'
+    source = write("a.csv", b"\xef\xbb\xbf" + content.encode().replace(b"\xef\xbf\xbd", b"\xff"))
+    first, second, third = scan_rows(source)
+    assert first == (f"{source}:2", {"prompt": 'a, "b"\nc', "answer": "1", "margin": None})
+    assert str(second[1]) == f"{source}:4: the row has 2 cells, and the header names 3 columns."
+    assert third == (f"{source}:6", {"prompt": "\xe9", "answer": "\udcff", "margin": "0.5"})
+    assert next(read_rows(write("a.tsv", "prompt\tanswer\nq\ta\n")))[1] == {"prompt": "q", "answer": "a"}
+    long = "x" * 200_000
+    assert next(read_rows(write("long.csv", f"prompt\n{long}\n")))[1] == {"prompt": long}
+
+
+def test_a_line_beyond_any_row_is_refused_and_the_next_one_read(write, monkeypatch):
+    monkeypatch.setattr("plaudit.data.files.LONGEST_LINE", 1 << 20)
+    source = write("a.jsonl", '{"prompt": "1"}\n{"prompt": "' + "x" * (5 << 19) + '"}\n{"prompt": "3"}\n')
+    rows = [row for _, row in scan_rows(source)]
+    assert (rows[0], str(rows[1]), rows[2]) == (
+        {"prompt": "1"},
+        f"{source}:2: the line has more than 1 MiB.",
+        {"prompt": "3"},
+    )
 
 
 def test_functions_in_a_file(write):
@@ -95,9 +197,9 @@ def test_functions_in_a_file(write):
     first, second = scan_rows(f"{source}:rows")
     assert first == (f"{source}:rows#1", {"prompt": "q"})
     assert str(second[1]).startswith(f"{source}:rows#2: the row is the number 3")
-    with pytest.raises(DataError, match="no function 'row'; it has rows, number"):
+    with pytest.raises(DataError, match=r"function 'row'; .* rows, number"):
         list(read_rows(f"{source}:row"))
-    with pytest.raises(DataError, match="gives the number 1; it must give rows"):
+    with pytest.raises(DataError, match="the number 1"):
         list(read_rows(f"{source}:number"))
 
 
@@ -105,7 +207,7 @@ def test_a_file_of_functions_is_run_as_plugins_are(write):
     lines = ["from __future__ import annotations", "from dataclasses import dataclass", "@dataclass", "class Ask:"]
     lines += ["    prompt: str", "def rows():", "    yield vars(Ask('q'))"]
     assert [row for _, row in read_rows(write("typed.py", "\n".join(lines)) + ":rows")] == [{"prompt": "q"}]
-    with pytest.raises(ImportError, match=r"Python cannot read .*broken\.py, line 1: .*Mend that line"):
+    with pytest.raises(ImportError, match=r"broken\.py, line 1: "):
         list(read_rows(write("broken.py", "def rows(:\n") + ":rows"))
 
 
@@ -114,22 +216,20 @@ def test_a_name_that_is_nowhere(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match=r"nobody/nothing: there is no file or folder of this name here, and `datasets`"
-    ):
+    with pytest.raises(DataError, match=r"nobody/nothing: .*`datasets`"):
         list(read_rows("nobody/nothing"))
-    with pytest.raises(DataError, match=r"gone\.jsonl: there is no such file or folder"):
+    with pytest.raises(DataError, match=r"gone\.jsonl: .*file.py:function"):
         list(read_rows("gone.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"prompt": ', r"a\.jsonl:2: it is not valid JSON: Expecting value at column 11"),
-        (b'{"prompt": NaN}', r"a\.jsonl:2: it is not valid JSON: NaN is no JSON value"),
-        (b"[1, 2]", r"a\.jsonl:2: the row is a list of 2; it must be an object"),
-        (b'{"prompt": "\xe9"}', r"a\.jsonl:2: byte 13 is 0xe9, which is no UTF-8"),
-        (b"[" * 100_000, r"a\.jsonl:2: it is JSON nested too deeply"),
+        (b'{"prompt": ', r"a\.jsonl:2: .*JSON: .*column 11"),
+        (b'{"prompt": NaN}', r"a\.jsonl:2: .*JSON: NaN"),
+        (b"[1, 2]", r"a\.jsonl:2: .*list of 2"),
+        (b'{"prompt": "\xe9"}', r"a\.jsonl:2: byte 13 is 0xe9.*UTF-8"),
+        (b"[" * 100_000, r"a\.jsonl:2: .*nested"),
     ],
 )
 def test_a_bad_line_is_named_and_the_next_one_is_read(write, line, message):
@@ -150,26 +250,32 @@ def test_a_bad_row_of_a_parquet_file_is_named_and_the_next_one_is_read(tmp_path)
     parquet.write_table(pyarrow.table({"prompt": texts, "day": days}), source)
     rows = [row for _, row in scan_rows(source)]
     assert rows[0]["prompt"] == "1"
-    assert str(rows[1]).startswith(f"{source}#2: a value cannot be read: 'utf-8' codec can't decode byte 0xe9")
-    assert str(rows[2]).startswith(f"{source}#3: a value cannot be read: ")
+    assert [str(row).startswith(f"{source}#{number}: ") for number, row in enumerate(rows[1:], 2)] == [True, True]
+    assert "byte 0xe9" in str(rows[1])
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b"", "there are no rows in it"),
-        ("a.json", b"", "not valid JSON"),
-        ("a.json", b"[]", "there are no rows in it"),
+        ("a.jsonl", b"", "no rows"),
+        ("a.json", b"", "JSON"),
+        ("a.json", b"[]", "no rows"),
         ("a.json", b'[\n {"a": 1},\n {"b": }\n]', "Expecting value at line 3, column 8"),
-        ("a.json", b"3", "the file holds the number 3"),
+        ("a.json", b"3", "the number 3"),
         (
             "a.json",
             b'{"train": [{"a": 1}], "test": [{"a": 2}]}',
-            "several lists of rows in it: train, test. Give each",
+            "several lists .*train, test",
         ),
-        ("a.jsonl", "{}".encode("utf-16"), "it is UTF-16"),
-        ("a.parquet", b"{}", "no readable Parquet file"),
-        ("a.txt", b"hello", r"files that end in '\.txt' are not read"),
+        ("a.jsonl", "{}".encode("utf-16"), "UTF-16"),
+        ("a.parquet", b"{}", "Parquet"),
+        ("a.txt", b"hello", r"'\.txt'"),
+        ("a.parquet.gz", b"1", r"'\.parquet\.gz'"),
+        ("a.jsonl.gz", b"{}", "Not a gzipped file"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
+        ("a.csv", b"a,b,a\n1,2,3", "column 'a' twice"),
+        ("a.csv", b"", "no rows"),
+        ("a.csv", "a,b".encode("utf-16"), "UTF-16"),
     ],
 )
 def test_a_source_that_cannot_be_read(write, name, content, message):
@@ -180,7 +286,7 @@ def test_a_source_that_cannot_be_read(write, name, content, message):
 
 @settings(max_examples=150, deadline=None)
 @given(content=st.binary(max_size=60) | st.text('{}[]":,1aN\\u\n ', max_size=40).map(str.encode))
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.csv", "a.jsonl.gz"])
 def test_any_bytes_read_or_are_a_data_error(tmp_path_factory, name, content):
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(content)

@@ -3,13 +3,14 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import demonstration_rows, judgement_rows, preference_rows, prompts
 
 from plaudit.data.fields import DataError
-from plaudit.data.formats import Demonstration, Pair, Preference, Question
-from plaudit.data.report import Budget, Tally
+from plaudit.data.reader import AT_ONCE, encode_prompt, encode_texts
+from plaudit.data.records import Demonstration, Judgement, Pair, Preference, Question, Verdict
+from plaudit.data.report import Budget, DataReport, Tally
 from plaudit.data.settings import DataSettings
-from plaudit.data.tokenize import AT_ONCE, demonstration_rows, encode_prompt, encode_texts, preference_rows, prompts
-from plaudit.models.prefixes import shared
+from plaudit.learn.prefixes import shared
 
 USER = {"role": "user", "content": "q"}
 
@@ -36,7 +37,6 @@ def test_the_prompt_is_masked_and_the_answer_and_its_end_are_trained(tokenizer):
     (row,) = demonstration_rows([shown("xy", "aby")], tokenizer, DataSettings())
     assert row.tokens == (x, y, ab, y, end)
     assert row.trainable == (False, False, True, True, True)
-    assert not row.truncated
 
 
 def test_no_token_spans_the_seam_of_prompt_and_answer(tokenizer):
@@ -91,9 +91,32 @@ def test_an_answer_that_was_cut_has_no_end_token(tokenizer):
         [shown("wxyz", "12"), shown("wxyz", "123"), shown("w", "12")], tokenizer, limits, tally=tally
     )
     assert [tokenizer.decode(row.tokens) for row in rows] == ["yz12<eos>", "yz123", "w12<eos>"]
-    assert [row.truncated for row in rows] == [False, True, False]
     assert (tally.truncated_prompts, tally.truncated_completions, tally.items) == (2, 1, 3)
     assert tally.trained_tokens == 3 + 3 + 3
+
+
+def test_a_text_that_is_much_too_long_is_cut_before_it_is_tokenised(tokenizer, monkeypatch):
+    """30 MB took minutes. The longest token has five characters: 5 n + 1 of them are more than n tokens."""
+    seen = []
+    encode = type(tokenizer).__call__
+
+    def watched(self, texts, **further):
+        seen.extend(map(len, texts))
+        return encode(self, texts, **further)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", watched)
+    limits, long = DataSettings(max_prompt_tokens=2, max_tokens=5), "12345678" * 1_000_000
+    tally = Tally(source="f")
+    (row,) = demonstration_rows([shown(long, long)], tokenizer, limits, tally=tally)
+    assert (tokenizer.decode(row.tokens), tally.truncated_completions, tally.truncated_prompts) == ("78123", 1, 1)
+    (prompt,) = prompts([asked(long)], tokenizer, limits)
+    assert prompt.text == "78"
+    rows = preference_rows([compared(long, (long, "b"))], tokenizer, limits)
+    assert [tokenizer.decode(row.tokens) for row in rows] == ["78123", "78b<eos>"]
+    assert max(seen) == 26
+    limits.overlong = "drop"
+    assert demonstration_rows([shown(long, "a"), shown("a", long)], tokenizer, limits, tally=tally) == []
+    assert tally.dropped == {"prompt too long": 1, "answer too long": 1}
 
 
 def test_an_end_token_that_is_written_out_is_not_doubled_and_not_trained_inside(tokenizer):
@@ -106,8 +129,8 @@ def test_an_end_token_that_is_written_out_is_not_doubled_and_not_trained_inside(
 @pytest.mark.parametrize(
     ("record", "dropped", "message"),
     [
-        (shown("wxyz", "1"), "prompt too long", "f:1: the prompt has 4 tokens, data.max_prompt_tokens=2"),
-        (shown("w", "12345"), "answer too long", "f:1: the answer has 6 tokens, and data.max_tokens=5 leaves 4"),
+        (shown("wxyz", "1"), "prompt too long", "f:1: .*4 tokens.*data.max_prompt_tokens=2"),
+        (shown("w", "12345"), "answer too long", "f:1: .*6 tokens.*data.max_tokens=5 leaves 4"),
     ],
 )
 def test_overlong_rows_are_dropped_and_counted_or_refused(tokenizer, record, dropped, message):
@@ -134,7 +157,7 @@ def test_pairs_of_long_prompts_are_shortened_or_dropped_and_counted(tokenizer):
     limits, tally = DataSettings(max_prompt_tokens=2, max_tokens=5), Tally(source="f")
     rows = preference_rows(records, tokenizer, limits, tally=tally)
     assert [tokenizer.decode(row.tokens) for row in rows] == ["yz1<eos>", "yz2<eos>", "w3<eos>", "w4<eos>"]
-    assert (tally.truncated_prompts, tally.items, tally.prompt_lengths) == (1, 2, [2, 1])
+    assert (tally.truncated_prompts, tally.items, tally.prompt_lengths) == (1, 2, {2: 1, 1: 1})
     limits.overlong, tally = "drop", Tally(source="f")
     rows = preference_rows(records, tokenizer, limits, tally=tally)
     assert [(tokenizer.decode(row.tokens), row.group) for row in rows] == [("w3<eos>", 0), ("w4<eos>", 0)]
@@ -209,7 +232,7 @@ def test_every_turn_of_a_chat_is_trained_where_asked_for(tokenizer):
 
 
 def test_every_turn_is_what_the_whole_chat_says_up_to_there(tokenizer):
-    """So it has the log-probs that it has in one pass over the chat, and is computed in one (models/prefixes.py)."""
+    """So it has the log-probs that it has in one pass over the chat, and is computed in one (learn/prefixes.py)."""
     given = DataSettings(chat_template="default", every_turn=True)
     chat = (turn("system", "s"), USER, turn("assistant", "a"), USER, turn("assistant", "b"), USER)
     record = Demonstration(prompt="", completion="c", messages=chat, where="f:1")
@@ -220,7 +243,7 @@ def test_every_turn_is_what_the_whole_chat_says_up_to_there(tokenizer):
 
 
 def test_turns_that_do_not_fit_are_counted_and_a_chat_without_any_is_dropped(tokenizer):
-    limits = {"chat_template": "{{ messages[-1]['content'] }}", "every_turn": True, "overlong": "drop"}
+    limits = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}", "every_turn": True}
     chat = (turn("user", "xy"), turn("assistant", "1"), turn("user", "long"))
     records = [
         Demonstration(prompt="", completion="2", messages=chat, where="f:1"),
@@ -243,7 +266,7 @@ def test_a_chat_with_a_turn_that_the_template_refuses_is_one_bad_row(tokenizer):
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
-    with pytest.raises(DataError, match="has no eos_token"):
+    with pytest.raises(DataError, match="eos_token"):
         demonstration_rows([shown("x", "y")], make_tokenizer(bos_token="<bos>"), DataSettings())
 
 
@@ -263,8 +286,8 @@ def test_rows_fit_and_end_exactly_where_the_answer_did(tokenizer, prompt, comple
     assert all(row.trainable[start:])
     whole = ids(tokenizer, completion)
     answer = row.tokens[start:]
-    assert (answer[-1] == tokenizer.eos_token_id) == (not row.truncated)
-    assert answer == (whole[: len(answer)] if row.truncated else (*whole, tokenizer.eos_token_id))
+    fitting = limits.max_tokens - start
+    assert answer == ((*whole, tokenizer.eos_token_id) if len(whole) < fitting else whole[:fitting])
 
 
 def test_a_shortened_prompt_tells_what_is_left_of_it_without_bos(make_tokenizer):
@@ -274,7 +297,62 @@ def test_a_shortened_prompt_tells_what_is_left_of_it_without_bos(make_tokenizer)
         tally = Tally(source="f")
         found = prompts([asked("vwxyz")], tokenizer, DataSettings(max_prompt_tokens=limit, max_tokens=9), tally=tally)
         assert [(one.text, tokenizer.decode(one.tokens)) for one in found] == [(text, read)]
-        assert (tally.items, tally.truncated_prompts, tally.prompt_lengths) == (1, 1, [limit])
+        assert (tally.items, tally.truncated_prompts, tally.prompt_lengths) == (1, 1, {limit: 1})
     tally = Tally(source="f")
     prompts([asked("vwxyz")], tokenizer, DataSettings(max_prompt_tokens=6, max_tokens=9), tally=tally)
-    assert (tally.truncated_prompts, tally.prompt_lengths) == (0, [6])
+    assert (tally.truncated_prompts, tally.prompt_lengths) == (0, {6: 1})
+
+
+def called(prompt, **answers):
+    """A judgement: an answer and whether it is good, each."""
+    verdicts = tuple(Verdict(answer=answer, good=good) for answer, good in answers.items())
+    return Judgement(prompt=prompt, messages=(), verdicts=verdicts, where="f:1")
+
+
+def test_each_judged_answer_stands_before_its_prompt_with_an_answer_to_another_one(tokenizer):
+    records = [called("p", x=True, y=False), called("p", z=False), called("q", w=True)]
+    tally = Tally(source="f")
+    rows = judgement_rows(records, tokenizer, DataSettings(), tally=tally, first_group=5)
+    texts = [tokenizer.decode(row.tokens) for row in rows]
+    assert texts == ["px<eos>", "pw<eos>", "py<eos>", "pw<eos>", "pz<eos>", "pw<eos>", "qw<eos>", "qx<eos>"]
+    assert all(row.trainable == (False, True, True) for row in rows)
+    assert [row.reward for row in rows[::2]] == [1.0, -1.0, -1.0, 1.0]
+    assert {row.reward for row in rows[1::2]} == {0.0}
+    assert [row.group for row in rows] == [5, 5, 5, 5, 6, 6, 7, 7]
+    assert (tally.rows, tally.items, tally.trained_tokens) == (4, 3, 8), "mismatched rows are not trained"
+    assert tally.verdicts == {"good": 2, "bad": 2}
+    assert (
+        "f: answers good: 2"
+        in DataReport(kind="judgements", sources=(tally.freeze(),), train_items=3, validation_items=0).table()
+    )
+
+
+def test_without_another_prompt_nothing_of_the_second_row_is_trainable(tokenizer):
+    judged, alone = judgement_rows([called("p", x=True)], tokenizer, DataSettings())
+    assert (judged.trainable, alone.trainable) == ((False, True, True), (False,))
+    assert alone.tokens == judged.tokens[:1]
+
+
+def test_answers_that_say_nothing_are_left_out_and_the_borrowed_one_is_cut_to_its_room(tokenizer):
+    limits = DataSettings(max_prompt_tokens=3, max_tokens=5, max_pairs_per_prompt=1)
+    both = (Verdict(answer="x", good=True), Verdict(answer="x", good=False))
+    again = (Verdict(answer="y", good=True), Verdict(answer="y", good=True), *map(bad, "zuv"))
+    tally = Tally(source="")
+    records = [
+        Judgement(prompt="p", messages=(), verdicts=verdicts, where="f:1") for verdicts in (both, (*both, *again))
+    ]
+    rows = judgement_rows([*records, called("123", long=True)], tokenizer, limits, tally=tally)
+    texts = [tokenizer.decode(row.tokens) for row in rows]
+    assert texts == ["py<eos>", "plo", "pz<eos>", "plo", "123lo", "123y<eos>"]
+    assert tally.dropped == {"called good and bad": 1}
+    assert tally.verdicts == {
+        "good": 2,
+        "bad": 1,
+        "left out, called good and bad": 1,
+        "left out, beyond two for each of max_pairs_per_prompt=1": 2,
+    }
+    assert tally.truncated_completions == 1
+
+
+def bad(answer):
+    return Verdict(answer=answer, good=False)

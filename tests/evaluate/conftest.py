@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from plaudit.data.demo import DemoFiles, DemoSize, make_demo
 from plaudit.evaluate.policy import Policy
 from plaudit.models.load import fresh_model, load_tokenizer, save_model
+from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
 
 SMALL = DemoSize(sft=300, sft_validation=12, pairs=60, pairs_validation=16, prompts=10, prompts_test=10, vocabulary=400)
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 160, "initializer_range": 0.3}

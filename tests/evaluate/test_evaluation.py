@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from plaudit.batch import Batch
-from plaudit.data.demo import gold
 from plaudit.data.settings import DataSettings
 from plaudit.evaluate.before_after import NO_BREAK, BeforeAfter, before_after
 from plaudit.evaluate.bench import Bench
@@ -23,11 +22,12 @@ from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings, S
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, Tracker
 from plaudit.monitor.sinks import read_jsonl
+from plaudit.tasks.demo import gold
 
 if TYPE_CHECKING:
     from conftest import Task
 
-GOLD = "plaudit.data.demo:gold_reward"
+GOLD = "plaudit.tasks.demo:gold_reward"
 
 
 def shown(table: Any) -> str:
@@ -179,7 +179,7 @@ def test_bars_end_at_their_ends_and_score_tokens_cuts_the_passes(task: Task) -> 
 
 
 def test_a_language_model_is_no_judge(task: Task) -> None:
-    with pytest.raises(ValueError, match=r"first is no judge: .* has no scalar head"):
+    with pytest.raises(ValueError, match=r"first .*judge.*scalar head"):
         evaluate(EvaluationSettings(judge=task.first, preferences=str(task.files.preferences)))
 
 
@@ -199,9 +199,9 @@ def test_contradictions_come_before_models(task: Task) -> None:
 
 def test_what_would_be_lost_is_refused_before_models(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write the figures to .*file.within: Not a directory"):
+    with pytest.raises(ValueError, match=r"file.within: Not a directory"):
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, out=str(tmp_path / "file/within")))
-    with pytest.raises(ValueError, match=r"gold: .* the nearest name is 'gold_reward'"):
+    with pytest.raises(ValueError, match=r"gold: .*gold_reward"):
         evaluate(EvaluationSettings(model="nobody/nothing", prompts=GOLD, gold=f"{GOLD}s"))
 
 
@@ -330,7 +330,7 @@ def test_a_judge_without_pairs_scores_alone(task: Task) -> None:
 
 def test_a_folder_that_cannot_be_is_refused_before_models(task: Task, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write the figures to .*file.within: Not a directory"):
+    with pytest.raises(ValueError, match=r"file.within: Not a directory"):
         before_after("nobody/a", "nobody/b", settings=comparison_settings(task), out=tmp_path / "file" / "within")
 
 

@@ -145,9 +145,9 @@ def test_other_vocabularies_are_refused(task: Task) -> None:
             return {"a": 0}
 
     policy = task.policy()
-    with pytest.raises(ValueError, match="different vocabularies"):
+    with pytest.raises(ValueError, match="vocabularies"):
         kl_figures(policy, Policy(policy.model, Other()), [[answer("x")]], temperature=1.0)
-    with pytest.raises(ValueError, match="different vocabularies"):
+    with pytest.raises(ValueError, match="vocabularies"):
         implied_margins(policy, Policy(policy.model, Other()), [row([5, 6], 1), row([5, 7], 1)])
 
 
@@ -167,7 +167,7 @@ def test_pairs_of_one_prompt_count_as_one() -> None:
 def test_a_judge_orders_pairs_by_its_score(task: Task) -> None:
     judge = Judge.load(task.judge)
     rows = [row([5, 6, 7], 1), row([5, 8], 1), row([9, 10], 1), row([9, 11, 12, 13], 1)]
-    alone = [judge.scores(Batch.of([one]))[0] for one in rows]
+    alone = [judge.of_sequences([one.tokens])[0] for one in rows]
     expected = [alone[0] - alone[1], alone[2] - alone[3]]
     assert judge_margins(judge, rows) == pytest.approx(expected, abs=1e-5)
     swapped = [rows[1], rows[0], rows[3], rows[2]]
@@ -189,7 +189,7 @@ def test_a_judge_reads_other_vocabularies_as_text_and_ends_what_was_cut(task: Ta
 
     scores = finished(judge.reward(Foreign()).score(prompt, [text.completion]))
     tokens = (*own("The acting")["input_ids"], *own(" was superb .")["input_ids"], own.eos_token_id)
-    assert [score.value for score in scores] == pytest.approx(judge.scores(Batch.of([row(list(tokens), 1)])))
+    assert [score.value for score in scores] == pytest.approx(judge.of_sequences([tokens]))
 
 
 def test_implied_margins_compare_log_ratios(task: Task) -> None:
@@ -224,8 +224,19 @@ def test_rewards_average_over_prompts_and_count_failures() -> None:
     found = reward_figures(answers)
     assert found["reward/gold"].value == pytest.approx(0.75)  # type: ignore[union-attr]  # (1/2 + 1) / 2
     assert found["reward/gold/failed"] == 3.0
-    with pytest.raises(ValueError, match="scored no answer; the first: broken"):
+    assert "reward/gold/not_applicable" not in found
+    with pytest.raises(ValueError, match="broken"):
         reward_figures([[answer("a")]])
+
+
+def test_answers_that_a_reward_is_not_meant_for_are_counted_apart() -> None:
+    def gold(completion: str) -> float | None:
+        return None if completion == "b" else 1 / len(completion)
+
+    answers = [[answer("a"), answer("b"), answer("b"), answer("")]]
+    found = reward_figures(scored(answers, {"gold": FunctionReward(gold)}))
+    assert found["reward/gold"].value == 1.0  # type: ignore[union-attr]
+    assert (found["reward/gold/failed"], found["reward/gold/not_applicable"]) == (1.0, 2.0)
 
 
 def test_scores_reach_the_answers_they_belong_to() -> None:
@@ -272,7 +283,7 @@ def test_texts_beyond_the_context_are_refused(task: Task) -> None:
     long = row([5] * 161, 1)
     calls: list[Callable[[], object]] = [
         lambda: perplexity(policy, [long]),
-        lambda: judge.scores(Batch.of([long])),
+        lambda: judge.of_sequences([long.tokens]),
         lambda: policy.answers(prompts(policy, "We saw"), SamplingSettings(max_tokens=160), seed=0),
     ]
     for call in calls:

@@ -85,7 +85,7 @@ def test_nothing_to_estimate_is_refused() -> None:
         mean_interval([])
     with pytest.raises(ValueError, match="more than 0"):
         ratio_interval([1.0], [0.0])
-    with pytest.raises(ValueError, match="no share"):
+    with pytest.raises(ValueError, match="out of 0"):
         wilson(0, 0)
     with pytest.raises(ValueError, match="resample"):
         bootstrap([], seed=0)

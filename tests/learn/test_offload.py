@@ -35,7 +35,7 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def offloads(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for a device with memory of its own: what waits is copied there as well."""
-    for module in ("plaudit.trainer", "plaudit.evaluate.judge"):
+    for module in ("plaudit.crew.trainer", "plaudit.evaluate.judge"):
         monkeypatch.setattr(f"{module}.apart", lambda device: True)
 
 
@@ -125,12 +125,12 @@ def test_a_run_is_the_same(
             yield
         events.append("goes ")
 
-    def prepared(learner: Learner, *given: Any) -> Any:
+    def prepare(learner: Learner, *given: Any) -> Any:
         events.append("learns ")
         return learn(learner, *given)
 
     monkeypatch.setattr(Waiting, "present", watched)
-    monkeypatch.setattr(Learner, "prepare", prepared)
+    monkeypatch.setattr(Learner, "prepare", prepare)
     runs = []
     for offload in (False, True):
         events.clear()

@@ -75,7 +75,7 @@ def test_what_is_frozen_has_no_state_and_stays() -> None:
     model.embedding.requires_grad_(False)
     optimizer = Optimizer(model, OptimizerSettings())
     assert not any("embedding.weight" in key and "position" not in key for key in optimizer.state())
-    with pytest.raises(ValueError, match="parameters this model lacks"):
+    with pytest.raises(ValueError, match=r"step/embedding\.weight"):
         optimizer.restore({"step/embedding.weight": torch.zeros(())})
 
 
@@ -86,7 +86,7 @@ def test_a_state_of_another_precision_is_refused() -> None:
         for dtype in (torch.float32, torch.bfloat16)
     )
     for one, other in ((full, half), (half, full)):
-        with pytest.raises(ValueError, match=r"another learn\.precision"):
+        with pytest.raises(ValueError, match=r"learn\.precision"):
             one.restore(other.state())
 
 

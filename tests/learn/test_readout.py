@@ -8,10 +8,9 @@ import torch
 from tiny import GPT2
 
 from plaudit.batch import Batch
-from plaudit.kernels.library import available
+from plaudit.compute.invariant import few
 from plaudit.learn import readout
 from plaudit.learn.readout import READOUTS
-from plaudit.maths.invariant import few
 from plaudit.models.base import LanguageModel
 from plaudit.models.load import fresh_model
 from plaudit.types import Role, Row
@@ -109,7 +108,7 @@ def test_what_rows_share_changes_no_answer_and_no_gradient(role: Role, dtype: to
 
 
 @pytest.mark.parametrize("role", [Role.REFERENCE, Role.CRITIC, Role.JUDGE])
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("kernels")
 @torch.no_grad()
 def test_without_gradients_what_rows_share_changes_no_bit(role: Role) -> None:
     model = tiny(Role.POLICY if role is Role.REFERENCE else role)
@@ -136,10 +135,9 @@ def test_the_last_layer_goes_on_with_what_is_read_alone() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3), (2, 0)])
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("kernels")
 @torch.no_grad()
 def test_whose_row_a_shared_prompt_is_read_from_changes_no_bit(order: tuple[int, ...]) -> None:
-    """Torch's attention cuts queries into blocks whose size goes by the row's length."""
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(50, (130,), generator=generator).tolist()
     lengths = (20, 90, 700, 3)
@@ -156,10 +154,10 @@ def test_whose_row_a_shared_prompt_is_read_from_changes_no_bit(order: tuple[int,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("kernels")
 @torch.no_grad()
 def test_a_long_row_is_answered_as_if_alone(dtype: torch.dtype) -> None:
-    """Torch's attention takes other blocks from 192 and 768 keys on, ours other products from 256."""
+    """Ours takes other products from 256 keys on."""
     generator = torch.Generator().manual_seed(0)
     model = fresh_model(GPT2 | {"n_positions": 1100}, head="lm", seed=0, vocab_size=50).to(dtype)
     for mine, others in ((176, 193), (190, 200), (250, 260), (297, 328), (663, 723), (760, 775)):
@@ -174,9 +172,3 @@ def test_a_long_row_is_answered_as_if_alone(dtype: torch.dtype) -> None:
         assert alone is not None
         assert together is not None
         assert torch.equal(alone, together[:mine]), (mine, others)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_prefixes_are_shared_but_by_torch_without_gradients(either_way: None, grad: bool) -> None:
-    with torch.set_grad_enabled(grad):
-        assert readout.shares(tiny(Role.POLICY), "cpu") == (grad or available(torch.float32))

@@ -13,15 +13,19 @@ import torch
 from ranks_at_work import Job, at_work, do
 from safetensors.torch import load_file
 from tiny import GPT2
+from torch import Tensor
 
 from plaudit import load_settings
 from plaudit.batch import Batch
-from plaudit.learn.ranks import Alone, free_address, join
+from plaudit.crew.trainer import Longest, Plan, Trainer
+from plaudit.learn.ranks import Alone, join
 from plaudit.learn.readout import policy_output
 from plaudit.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
 from plaudit.models.load import fresh_model
-from plaudit.settings import SettingsError
-from plaudit.trainer import Longest, Plan, Trainer
+from plaudit.runtime.network import free_address
+from plaudit.settings.tree import SettingsError
+
+pytestmark = pytest.mark.slow
 
 Recipe = Callable[..., dict[str, Any]]
 LLAMA = {
@@ -39,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dpo": {},
     "reward": {},
     "grpo": {"reference": {"ema": 0.1}, "algorithm": {"kl_in_loss": 0.1}},
-    "ppo": {"critic": {"optimizer": {"eps": 1e-3, "learning_rate": 0.003}}, "algorithm": {"minibatches": 2}},
+    "ppo": {"critic": {"learning_rate": 0.003}, "algorithm": {"minibatches": 2}},
     "lora": {"model": {"lora": {"rank": 3, "alpha": 6.0}}, "algorithm": {"kl_in_loss": 0.1}},
     "half": {"learn": {"precision": "bfloat16"}},
 }
@@ -86,7 +90,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         found = job(case, f"gradient {how}", strategy, steps=(0, 1))
         found["recipe"]["optimizer"] = GRADIENT
         if case == "ppo":
-            found["recipe"]["critic"] = {"optimizer": GRADIENT}
+            found["recipe"]["critic"] = {"learning_rate": GRADIENT["learning_rate"]}
         return found
 
     for case in CASES:
@@ -104,19 +108,24 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
 
 
 def furthest(one: Path, other: Path) -> float:
-    """The largest difference of any weight of any model."""
+    """The largest difference of any weight of any model; large weights in bfloat16 count in shares of their size."""
     files = sorted(one.glob("*.safetensors"))
     assert files and [f.name for f in files] == [f.name for f in sorted(other.glob("*.safetensors"))]
     found = 0.0
     for file in files:
         mine, theirs = load_file(file), load_file(other / file.name)
         assert {n: (x.shape, x.dtype) for n, x in mine.items()} == {n: (x.shape, x.dtype) for n, x in theirs.items()}
-        found = max(found, *(float((mine[name].float() - theirs[name].float()).abs().max()) for name in mine))
+        found = max(found, *(difference(mine[name], theirs[name]) for name in mine))
     return found
 
 
+def difference(one: Tensor, other: Tensor) -> float:
+    size = 4 * other.float().abs().clamp(min=0.25) if one.dtype is torch.bfloat16 else 1.0
+    return float(((one.float() - other.float()).abs() / size).max())
+
+
 def tolerance(case: str) -> float:
-    return 2e-3 if case == "half" else 1e-6  # bfloat16 knows weights of 0.1 to 0.0005
+    return 2e-3 if case == "half" else 1e-6  # the next bfloat16 is 1/128 of a number away, at most
 
 
 def figures(folder: Path) -> dict[str, Any]:
@@ -199,7 +208,7 @@ def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, 
 
 
 def test_a_rank_without_a_gpu_joins_no_group_of_nccl() -> None:
-    with pytest.raises(ValueError, match=r"runtime\.backend=nccl: this rank computes on cpu"):
+    with pytest.raises(ValueError, match=r"runtime\.backend=nccl.* cpu"):
         join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, backend="nccl")
 
 
@@ -218,7 +227,7 @@ def test_a_group_of_nccl_is_made_to_raise_its_time_outs(
 
     monkeypatch.setattr(torch.distributed, "init_process_group", made)
     with pytest.raises(InterruptedError) as found:
-        join("127.0.0.1:9", 0, 2, device=torch.device(device), timeout=1.0)
+        join(free_address(), 0, 2, device=torch.device(device), timeout=1.0)
     assert found.value.args == (waits,)
 
 
@@ -268,7 +277,7 @@ def test_before_torch_2_13_native_models_are_sharded_and_others_refused(monkeypa
         native(torch.arange(4), native.packed([4])).sum().backward()
         assert all(p.grad is not None for name, p in native.named_parameters() if name != "head.weight")
         assert place.whole() is not None
-        with pytest.raises(ValueError, match=r"torch 2\.13 or newer, or set runtime\.strategy=replicate"):
+        with pytest.raises(ValueError, match=r"torch 2\.13 .*runtime\.strategy=replicate"):
             Sharded(other, ranks, device=torch.device("cpu"))
     finally:
         torch.distributed.destroy_process_group()

@@ -15,8 +15,8 @@ from plaudit import load_settings, run
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Delivery, Moment, Progress
-from plaudit.models.load import local_folder
-from plaudit.stopping import Stopped
+from plaudit.loop.stopping import Stopped
+from plaudit.models.folders import local_folder
 
 
 def after(best: Best, values: list[float | None], *, begin: int = 1) -> list[Any]:
@@ -99,6 +99,14 @@ def test_an_evaluation_whose_rewards_all_failed_counts_for_nothing() -> None:
     told = [asyncio.run(best(moment(step, stats))) for step, stats in enumerate(seen, start=1)]
     assert told == [{}, *[{"best/step": 2.0}] * 4]
     assert (best.step, best.stood, best.exhausted) == (2, 0, False)
+
+
+def test_a_first_evaluation_whose_answers_are_all_masked_counts_for_nothing() -> None:
+    best = Best("reward/mean", 2)
+    stats = {"validation/reward/failed": 0.0, "validation/reward/judge": 0.3, "validation/unfinished": 1.0}
+    assert asyncio.run(best(moment(1, stats))) == {}
+    with pytest.raises(ValueError, match="has no such figure"):
+        asyncio.run(Best("reward/good", 2)(moment(1, stats | {"validation/reward/mean": 0.3})))
 
 
 # --- whole runs

@@ -83,7 +83,7 @@ def test_what_ends_a_run_during_its_evaluation_is_raised_as_it_is() -> None:
     prompts: Any = [None] * 3
     failing: Any = Failing()
     with pytest.raises(TooManyFailures, match="2 workers were lost"):
-        asyncio.run(validation_rewards(failing, prompts))
+        asyncio.run(validation_rewards(failing, prompts, failing))
 
 
 class Written(list[dict[str, Any]]):
@@ -142,10 +142,12 @@ def test_equal_answers_keep_the_advantages_of_their_own_rewards() -> None:
     """Both showed the last one's, and so did a failed or greedy answer of the same tokens."""
     drawn, _ = group(0).responses
     answers = (replace(drawn, greedy=True), drawn, replace(drawn, reward=None), replace(drawn, reward=-1.5))
+    answers += (replace(drawn, trainable=(False, False)), replace(drawn, reward=None, continues=True))
     row = Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)
-    batch = replace(Batch.of([row, row]), advantages=torch.tensor([9, 9, 0.5, 0.5, 9, 9, -0.5, -0.5]))
+    columns = torch.tensor([9, 9, 0.5, 0.5, 9, 9, -0.5, -0.5, 9, 9, 2.0, 2.0])
+    batch = replace(Batch.of([row, row, row]), advantages=columns)
     records = sample_records(replace(group(0), responses=answers), row_advantages(batch))
-    assert [record["advantage"] for record in records] == [None, 0.5, None, -0.5]
+    assert [record["advantage"] for record in records] == [None, 0.5, None, -0.5, None, 2.0]
 
 
 def test_a_record_by_hand() -> None:

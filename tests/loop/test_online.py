@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from plaudit.algorithms import GRPO
 from plaudit.data.cursor import Cursor
-from plaudit.loop.online import OnlineSource, RewardFailureError
+from plaudit.loop.online import OnlineSource
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 
 PROMPTS = [Prompt(id=str(n), text="", tokens=(n,)) for n in range(10)]
@@ -160,18 +160,30 @@ def test_a_rollout_that_fails_ends_the_step_with_its_error() -> None:
     assert answers.running == set()
 
 
-def test_as_many_rewards_may_fail_as_is_said_and_no_more() -> None:
-    async def step(rewards: tuple[float | None, ...], allowed: float) -> float:
-        source = source_of(Answers(rewards=lambda index: rewards), max_failed=allowed)
-        try:
-            return (await source.next()).stats["reward/failed"]
-        finally:
-            await source.close()
+def test_which_groups_are_replaced_does_not_depend_on_rewards_that_failed_for_a_while() -> None:
+    """Groups 1 and 4 say nothing, which is seen of 4 only once its rewards have come; 0 and 2 failed as well."""
+    values = {1: (1.0, 1.0), 4: (1.0, 1.0)}
 
-    assert asyncio.run(step((0.0, 1.0), 0.0)) == 0.0
-    assert asyncio.run(step((0.0, 1.0, None, None), 0.5)) == 0.5
-    with pytest.raises(RewardFailureError, match=r"50% of the rewards .* 49% are allowed .* Reasons: \['late'\]"):
-        asyncio.run(step((0.0, 1.0, None, None), 0.49))
+    async def step(away: tuple[int, ...]) -> tuple[list[int], list[int], int, list[int]]:
+        asked: list[int] = []
+
+        async def mended(groups: Sequence[Group]) -> Sequence[Group]:
+            asked.append(len(groups))
+            whole = Answers(rewards=lambda index: values.get(index, (0.0, 1.0)))
+            return [await whole.rollout(group.index, group.prompt) for group in groups]
+
+        answers = Answers(rewards=lambda index: (None, None) if index in away else values.get(index, (0.0, 1.0)))
+        source = source_of(answers, max_redraw=3.0, mended=mended)
+        delivery = await source.next()
+        await source.close()
+        dropped = [group.index for group in delivery.dropped]
+        return indices(delivery), dropped, source.state()["consumed"], asked
+
+    undisturbed = asyncio.run(step(()))
+    assert undisturbed[:3] == ([0, 2, 3], [1], 4)
+    values[3] = (1.0, 1.0)
+    for away in ((), (0, 1, 2), (0,), (1, 4), (3, 4, 5)):
+        assert asyncio.run(step(away))[:3] == ([0, 2, 5], [1, 3, 4], 6), away
 
 
 def test_a_feeder_that_fails_is_an_error_and_no_endless_wait() -> None:

@@ -14,7 +14,7 @@ from plaudit.algorithms import SFT
 from plaudit.data.cursor import Cursor
 from plaudit.learn.learner import Learner
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
-from plaudit.loop.cast import Actor, Cast
+from plaudit.loop.cast import Cast, Learners
 from plaudit.loop.offline import OfflineSource
 from plaudit.loop.progress import Delivery, Moment, Progress
 from plaudit.loop.train import train
@@ -77,7 +77,7 @@ def trained(events: list[str], **more: Any) -> list[dict[str, torch.Tensor]]:
     asyncio.run(
         train(
             Told(events, rows()),
-            Cast(SFT(), {Role.POLICY: Actor(LocalGang(learner))}),
+            Cast(SFT(), {Role.POLICY: Learners(LocalGang(learner))}),
             publish,
             [hook],
             until=lambda progress: progress.step >= STEPS,

@@ -17,7 +17,8 @@ PROMPT = Prompt(id="file:3", text="What?", tokens=(5, 6), answer="42", extra={"l
 
 
 def group(index: int, prompt: Prompt = PROMPT) -> Group:
-    """Two answers: one over two versions, with a token that a tool gave, and one that could not be scored."""
+    """Three answers: one over two versions, with a token that a tool gave, one that could not be scored, and one whose
+    value stands for the rest."""
     first = Completion(
         tokens=(7, 8, 9, 1),
         logprobs=(-0.1, 0.0, -1.4012984643e-45, -3.4028234663852886e38),
@@ -31,6 +32,7 @@ def group(index: int, prompt: Prompt = PROMPT) -> Group:
     responses = (
         Response(completion=first, trainable=(True, True, False, True), score=score, reward=0.3),
         Response(completion=second, trainable=(True,), score=failed, reward=None, greedy=True),
+        Response(completion=second, trainable=(True,), score=score, reward=None, continues=True),
     )
     return Group(index=index, prompt=prompt, responses=responses)
 
@@ -68,7 +70,7 @@ def test_a_record_holds_what_steps_drew_and_goes_on_behind_any_of_them(tmp_path:
         assert await Record(path).rollout(9, PROMPT) == group(9)
         with pytest.raises(RecordError, match="3 threads a rank, now there are 1: set threads=3"):
             RecordGroups(JsonLines(path), after=2, threads=1)
-        with pytest.raises(RecordError, match=r"goes on behind step 5, but .* has the first 2 steps"):
+        with pytest.raises(RecordError, match=r"continues after step 5, but .* has the first 2 steps"):
             RecordGroups(JsonLines(path), after=5, threads=3)
 
     asyncio.run(steps())

@@ -16,8 +16,10 @@ from plaudit.batch import Batch
 from plaudit.learn.scorer import Scorer
 from plaudit.loop.progress import Moment
 from plaudit.models.load import load_model
-from plaudit.pipeline import merged
+from plaudit.runs.pipeline import merged
 from plaudit.types import Role, Stats
+
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 REWARDS = Path(__file__).parents[1] / "tiny.py"
@@ -55,6 +57,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reinforce with a group's baseline": ("reinforce", {"algorithm": {"samples": 2, "group_baseline": True}}),
     "online-dpo": ("online-dpo", {"algorithm": {"samples": 3}}),
     "best-of-k": ("best-of-k", {"algorithm": {"samples": 3}}),
+    "sft on a stream": ("sft", {"data": {"stream": 5}}),
+    "ppo on a stream": ("ppo", {"data": {"stream": 4}}),
     "sft with validation": ("sft", {"data": {"validation_percent": 20}, "evaluate": {"steps": 1}}),
     "ppo by a judge with validation": (
         "ppo",
@@ -184,6 +188,12 @@ def test_reference_columns_of_a_resumed_run_are_those_of_the_first_weights(make_
 
     # The comparison above tells them apart: by the trained weights' columns the run ends elsewhere.
     stopped_copy(full, 2, tmp_path / "wrong/run")
+    record = (
+        tmp_path / "wrong/run/settings.yaml"
+    )  # a run of another reference is refused: this one shall have been of it
+    before = record.read_text()
+    record.write_text(before.replace("reference:\n  path: null", f"reference:\n  path: {trained}"))
+    assert record.read_text() != before
     wrong = run(
         load_settings(merged(resumed, {"output": str(tmp_path / "wrong"), "reference": {"path": str(trained)}}))
     )

@@ -14,7 +14,9 @@ import yaml
 from test_resume import assert_same_run, timeless
 
 from plaudit import Run, load_settings, run
-from plaudit.stopping import stop_signals
+from plaudit.loop.stopping import stop_signals
+
+pytestmark = pytest.mark.slow
 
 CALM = "def reward(tokens): return float(len(tokens))\n"
 ASKING = """
@@ -50,13 +52,13 @@ def test_sigterm_ends_the_command_with_143_and_the_resumed_run_as_if_undisturbed
     file = tmp_path / "ppo.yaml"
     file.write_text(yaml.safe_dump(recipe))
 
-    command = [sys.executable, "-m", "plaudit.cli", "ppo", str(file)]
+    command = [sys.executable, "-m", "plaudit.commands.cli", "ppo", str(file)]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert ended.returncode == 143, ended.stderr
-    assert "stopped by SIGTERM after step 2; resume=latest goes on from there" in ended.stderr
+    assert "stopped by SIGTERM after step 2; resume=latest continues from there" in ended.stderr
     stopped = Run(tmp_path / "stopped/run")
     last = (stopped.folder / "log.txt").read_text().splitlines()[-1]
-    assert last.endswith("the run ended: stopped by SIGTERM after step 2; resume=latest goes on from there")
+    assert last.endswith("the run ended: stopped by SIGTERM after step 2; resume=latest continues from there")
     # No validation and no samples that the undisturbed run has at its end only.
     assert timeless(stopped.folder / "metrics.jsonl") == timeless(full.folder / "metrics.jsonl")[:2]
     assert stopped.samples == []
@@ -84,13 +86,13 @@ def test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word(
     (tmp_path / "rows.py").write_text(READING.format(name=name))
     recipe = make_recipe("sft", tmp_path, data={"train": f"{tmp_path}/rows.py:rows", "validation": None})
     (tmp_path / "sft.yaml").write_text(yaml.safe_dump(recipe))
-    command = [sys.executable, "-m", "plaudit.cli", "sft", str(tmp_path / "sft.yaml")]
+    command = [sys.executable, "-m", "plaudit.commands.cli", "sft", str(tmp_path / "sft.yaml")]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, where tests run under nohup
     try:
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     finally:
         signal.signal(signal.SIGHUP, before)
-    told = f"stopped by {name} before its workers were ready; resume=latest goes on from there\n"
+    told = f"stopped by {name} before its workers were ready; resume=latest continues from there\n"
     assert (ended.returncode, ended.stderr) == (128 + getattr(signal, name), told)
     assert (tmp_path / "run/log.txt").read_text().endswith(f"the run ended: {told}")
 

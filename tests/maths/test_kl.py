@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit.maths.kl import ESTIMATORS, adapted_coefficient, k1, k2, k3
+from plaudit.maths.kl import ESTIMATORS, adapted_coefficient, k1, k2, k3, weighted_k3
 
 POLICY = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 REFERENCE = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
@@ -56,6 +56,14 @@ def test_in_a_loss_k1_pulls_nowhere_k2_as_the_kl_and_k3_as_the_kl_the_other_way_
     torch.testing.assert_close(expected_gradient("k1"), torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(expected_gradient("k2"), reverse)
     torch.testing.assert_close(expected_gradient("k3"), forward)
+
+
+def test_weighted_k3_by_hand() -> None:
+    # rho 2, d 1: 2 (e^-1 - 1 + 1) = 0.735759; its derivative in log pi is rho d = 2, as that of rho_detached k2.
+    logp = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+    value = weighted_k3(logp + 2.0, logp + 1.0 + torch.tensor(2.0).double().log())
+    assert value.item() == pytest.approx(0.735759, abs=1e-6)
+    assert torch.autograd.grad(value, logp)[0].item() == pytest.approx(2.0)
 
 
 def test_adaptive_coefficient_by_hand() -> None:

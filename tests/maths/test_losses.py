@@ -234,14 +234,20 @@ def test_off_policy_weights_by_hand() -> None:
     sampler = torch.tensor([0.0, -1.0, -2.0, 0.0, -3.0, -1.0])
     learner = sampler + torch.tensor([9.0, math.log(0.5), math.log(3.0), -9.0, math.log(1.5), math.log(1.2)])
 
-    def weights(how: str, cap: float) -> Tensor:
-        return off_policy_weight(learner, sampler, trainable, row, 2, how=how, cap=cap)
+    def weights(level: str, how: str, cap: float) -> Tensor:
+        return off_policy_weight(learner, sampler, trainable, row, 2, level=level, how=how, cap=cap)
 
-    close(weights("truncate", 2.0), [1.0, 0.5, 2.0, 1.0, 1.5, 1.2])
+    close(weights("token", "truncate", 2.0), [1.0, 0.5, 2.0, 1.0, 1.5, 1.2])
+    close(weights("token", "mask", 2.1), [1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    close(weights("token", "mask", 1.4), [1.0, 0.0, 0.0, 1.0, 0.0, 1.0])
     # Whole rows: 1/2 * 3 = 1.5 and 1.5 * 1.2 = 1.8.
-    close(weights("mask", 2.0), [1.0] * 6)
-    close(weights("mask", 1.7), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
-    close(weights("mask", 1.4), [1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    close(weights("sequence", "truncate", 1.7), [1.0, 1.5, 1.5, 1.0, 1.7, 1.7])
+    close(weights("sequence", "mask", 2.0), [1.0] * 6)
+    close(weights("sequence", "mask", 1.7), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
+    close(weights("sequence", "mask", 1.4), [1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    # Their geometric means: sqrt(1.5) = 1.2247 and sqrt(1.8) = 1.3416.
+    close(weights("geometric", "truncate", 1.3), [1.0, 1.2247449, 1.2247449, 1.0, 1.3, 1.3])
+    close(weights("geometric", "mask", 1.3), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
 
 
 def test_untruncated_weights_make_the_samplers_mean_the_learners() -> None:
@@ -249,5 +255,5 @@ def test_untruncated_weights_make_the_samplers_mean_the_learners() -> None:
     q, p, f = (torch.rand(5, dtype=torch.float64) for _ in range(3))
     q, p = q / q.sum(), p / p.sum()
     everything, row = torch.ones(5, dtype=torch.bool), torch.arange(5)
-    weight = off_policy_weight(p.log(), q.log(), everything, row, 5, how="truncate", cap=1e9)
+    weight = off_policy_weight(p.log(), q.log(), everything, row, 5, level="token", how="truncate", cap=1e9)
     close((q * weight * f).sum()[None], [float((p * f).sum())], 1e-9)

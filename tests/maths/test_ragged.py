@@ -28,8 +28,8 @@ def test_last_masked_entry_by_hand() -> None:
 
 
 def test_grid_by_hand() -> None:
-    grid, place = to_grid(X, MASK, ROW, 3, fill=-1.0)
-    assert grid.tolist() == [[2.0, 4.0], [-1.0, -1.0], [16.0, -1.0]]
+    grid, place = to_grid(X, MASK, ROW, 3)
+    assert grid.tolist() == [[2.0, 4.0], [0.0, 0.0], [16.0, 0.0]]
     assert place.tolist() == [-1, 0, 1, -1, 4, -1]
     assert from_grid(grid, place).tolist() == [0.0, 2.0, 4.0, 0.0, 16.0, 0.0]
 

@@ -107,7 +107,7 @@ def test_a_model_without_a_scalar_head_of_its_own_gives_no_scores(tiny: Tiny, tm
         save_model(fresh_model(tiny(model_type), head="scalar"), judge, max_shard_bytes=2e4)
         check_scores(str(judge))
         with pytest.raises(
-            ValueError, match=r"policy is no judge: .* no scalar head .* checkpoint of `plaudit reward`"
+            ValueError, match=r"policy is not a judge: .* no scalar head .* checkpoint of `plaudit reward`"
         ):
             check_scores(str(policy))
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from plaudit.compute.context import Packed
 from plaudit.models.base import LanguageModel
-from plaudit.models.context import Packed
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model, load_model, save_model
 from plaudit.models.lora import add_lora

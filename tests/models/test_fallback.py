@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from plaudit.batch import Batch
+from plaudit.compute import logprobs
 from plaudit.learn.readout import policy_output
-from plaudit.maths import logprobs
-from plaudit.models.cache import Prefill, ProductCache
 from plaudit.models.decoder import Decoder
 from plaudit.models.fallback import Fallback, _warn_slower
 from plaudit.models.families import read_config
 from plaudit.models.load import check_scores, fresh_model, load_model, positions, save_model
+from plaudit.rollout.decode.cache import Prefill, ProductCache
 from plaudit.types import Row
 
 Tiny = Callable[..., dict[str, Any]]
@@ -107,6 +107,64 @@ def test_a_policy_is_trained_as_transformers_says(keys: dict[str, Any], monkeypa
         torch.testing.assert_close(policy_output(model, batch, 0.7).logprobs, found.logprobs, rtol=0, atol=1e-5)
 
 
+CAPPED = {**GEMMA, "attn_logit_softcapping": 0.5, "initializer_range": 0.3}
+SUNK = {
+    "model_type": "gpt_oss",
+    **SIZES,
+    **IDS,
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "initializer_range": 0.3,
+}
+
+
+@pytest.mark.parametrize("keys", [CAPPED, {**CAPPED, "model_type": "vaultgemma"}, SUNK], ids=lambda k: k["model_type"])
+def test_attention_keeps_what_sdpa_leaves_out(keys: dict[str, Any], tmp_path: Path) -> None:
+    """A soft cap, or sinks: the logits are those of eager attention, of fresh and of loaded models."""
+    fresh = fresh_model(keys, seed=1)
+    save_model(fresh, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    rows = _rows()
+    with torch.no_grad():
+        expected = torch.cat([theirs(row[None]).logits[0] for row in rows])
+        for model in (fresh, load_model(str(tmp_path))):
+            found = model.head(model(torch.cat(rows), model.packed([9, 3, 14])))
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_judge_keeps_its_soft_cap(tmp_path: Path) -> None:
+    save_model(fresh_model(CAPPED, head="scalar", seed=1), tmp_path)
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    judge, rows = load_model(str(tmp_path), head="scalar"), _rows()
+    context = judge.packed([9, 3, 14])
+    with torch.no_grad():
+        scores = judge.head(judge(torch.cat(rows), context)[context.ends])
+        torch.testing.assert_close(scores, torch.cat([theirs(row[None]).logits for row in rows]), rtol=0, atol=1e-5)
+
+
+def test_a_model_that_asks_for_no_more_keeps_sdpa() -> None:
+    for keys in (GEMMA | {"attn_logit_softcapping": None}, PHI):
+        model = fresh_model(keys, seed=1)
+        assert isinstance(model, Fallback)
+        if type(model.inner)._supports_sdpa:
+            assert model.inner.config._attn_implementation == "sdpa"
+
+
+def test_what_attention_of_a_time_to_come_asks_for_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument that nobody here has heard of: SDPA takes it and does nothing with it."""
+    from transformers.models.phi.modeling_phi import PhiAttention
+
+    forward = PhiAttention.forward
+    monkeypatch.setattr(PhiAttention, "forward", lambda self, *a, **named: forward(self, *a, **named, tilt=0.5))
+    model = fresh_model(PHI, seed=1)
+    assert isinstance(model, Fallback)
+    assert model.inner.config._attn_implementation == "eager"
+    assert fresh_model(NEOX, seed=1).inner.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("keys", [NEOX, OPT, PHI], ids=lambda keys: keys["model_type"])
 def test_a_judge_scores_alike_in_transformers(keys: dict[str, Any], tmp_path: Path) -> None:
     save_model(fresh_model(keys, seed=1), tmp_path / "policy")
@@ -115,7 +173,7 @@ def test_a_judge_scores_alike_in_transformers(keys: dict[str, Any], tmp_path: Pa
     assert not torch.equal(next(judge.head.parameters()), next(other.head.parameters()))
     save_model(judge, tmp_path / "judge")
     check_scores(str(tmp_path / "judge"))
-    with pytest.raises(ValueError, match=r"is no judge: the model in .* has no scalar head"):
+    with pytest.raises(ValueError, match=r"is not a judge: the model in .* has no scalar head"):
         check_scores(str(tmp_path / "policy"))
     rows = _rows()
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
@@ -194,7 +252,7 @@ def test_what_is_no_causal_model_is_refused() -> None:
         fresh_model(bert)
     with pytest.raises(ValueError, match="Transformers does not know it either"):
         fresh_model({"model_type": "nothing_of_the_kind"})
-    with pytest.raises(ValueError, match=r"hiden_size.*Nearest known keys: hidden_size"):
+    with pytest.raises(ValueError, match=r"hiden_size.*did you mean hidden_size"):
         fresh_model({**NEOX, "hiden_size": 3})
 
 

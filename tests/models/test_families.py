@@ -108,7 +108,7 @@ def test_what_is_off_is_not_refused(tiny: Tiny) -> None:
 
 
 def test_a_slip_in_the_settings_names_the_nearest_key(tiny: Tiny) -> None:
-    with pytest.raises(UnknownKeyError, match=r"n_emdb=64.*Nearest known keys: n_embd"):
+    with pytest.raises(UnknownKeyError, match=r"n_emdb=64.*did you mean n_embd"):
         fresh_model(tiny("gpt2", n_emdb=64))
 
 

@@ -207,6 +207,34 @@ def test_peft_reads_our_adapters_and_we_read_its(family: str, head: Any, tiny: A
     assert torch.equal(logits(load_lora(plain, tmp_path / "theirs")), mine)
 
 
+@pytest.mark.parametrize("rank", [1, 2, 5])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_rank_stabilised_adapters_of_peft(family: str, rank: int, tiny: Any, tmp_path: Path) -> None:
+    """Scaled by alpha / sqrt(rank). What is written of them peft reads as the same model, and so do we."""
+    peft = pytest.importorskip("peft", reason="pip install peft compares our adapter files with peft's")
+    from transformers import AutoModelForCausalLM
+
+    save_model(fresh_model(tiny(family), seed=3), tmp_path / "base")
+    base = lambda: AutoModelForCausalLM.from_pretrained(tmp_path / "base")  # noqa: E731
+    settings = peft.LoraConfig(
+        r=rank, lora_alpha=3, use_rslora=True, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    theirs = peft.get_peft_model(base(), settings).eval()
+    stir(theirs)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model = load_lora(load_model(str(tmp_path / "base")), tmp_path / "theirs")
+    save_lora(model, tmp_path / "ours", base=str(tmp_path / "base"))
+    again = peft.PeftModel.from_pretrained(base(), tmp_path / "ours").eval()
+    assert torch.equal(logits(load_lora(load_model(str(tmp_path / "base")), tmp_path / "ours")), logits(model))
+    with torch.no_grad():
+        expected = theirs(TOKENS[None]).logits[0]
+        assert not torch.allclose(base()(TOKENS[None]).logits[0], expected, atol=1e-3)
+        assert torch.allclose(logits(model), expected, atol=1e-5)
+        assert torch.allclose(again(TOKENS[None]).logits[0], expected, atol=1e-5)
+    merge_lora(model)
+    assert torch.allclose(logits(model), expected, atol=1e-4)
+
+
 def test_an_adapter_config_that_is_none_is_named(tiny: Any, tmp_path: Path) -> None:
     model = add_lora(fresh_model(tiny("llama")), LoraSettings(rank=2))
     save_lora(model, tmp_path)

@@ -69,7 +69,7 @@ SICK = {
     ),
     "starving": (
         {"time/batch": lambda s: 0.06 * s, "time/step": lambda s: 2 + 0.06 * s, "lag/mean": lambda s: float(s > 1)},
-        r"stands still for 5\d% of its time and waits for samples",
+        r"idle for 5\d% of its time, waiting for samples",
     ),
     "not finite": ({"loss/policy": lambda s: math.nan if s > 30 else 0.1}, r"loss/policy is nan\. A loss or gradient"),
     "null": ({"loss/policy": lambda s: None}, r"loss/policy is None"),
@@ -200,7 +200,7 @@ def test_old_samples_may_differ_by_what_was_learned_since(gaps, ages, step):
 def test_fresh_samples_may_not_differ_before_the_first_update_in_a_run_with_lag_either():
     ((step, text),) = warnings({"kl/sampler": lambda s: 0.002, "lag/mean": lambda s: float(s > 1)}, steps=20)
     assert step == 1
-    assert "before the first update sampler and learner already differ by 0.002 nats" in text
+    assert "before the first update" in text and "0.002 nats" in text
 
 
 def test_a_learner_that_waits_without_lag_does_not_starve():

@@ -101,10 +101,10 @@ def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path):
 def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 .*JSON"):
         read_jsonl(path)
     path.write_text('{"step": 1}\n17\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a JSON object but int"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 .*int"):
         read_jsonl(path)
 
 
@@ -154,7 +154,7 @@ def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp
 def test_a_missing_tracker_says_how_to_install_it(tmp_path, monkeypatch, package, extra, make):
     monkeypatch.setitem(sys.modules, package, None)  # what an import of a missing package meets
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(ImportError, match=rf"pip install 'plaudit\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install -e '\.\[{extra}\]'"):
         make(tmp_path)
 
 
@@ -171,7 +171,7 @@ def _wandb(folder):
 
 
 def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="W&B is not installed: pip install 'plaudit[wandb]' runs this")
+    pytest.importorskip("wandb", reason="W&B is not installed: pip install -e '.[wandb]' runs this")
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = _wandb(tmp_path)
     sink.write(1, {"loss/policy": 0.5})

@@ -59,7 +59,7 @@ def test_the_whole_prompt_by_annotation() -> None:
 
     assert values(by_name, "abc") == values(by_string, "abc") == [5]
     assert values(beside_an_answer, "abc") == values(alone, "abc") == [3]
-    with pytest.raises(ValueError, match="asks for 'reply', which is neither"):  # it would have had the prompt's text
+    with pytest.raises(ValueError, match="asks for 'reply'"):  # it would have had the prompt's text
         FunctionReward(behind)
 
 
@@ -73,11 +73,11 @@ def test_everything_else_by_name_and_options() -> None:
 
 
 def test_wrong_signatures_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="nearest name is 'answer'"):
+    with pytest.raises(ValueError, match="did you mean answer"):
         FunctionReward(lambda prompt, completion, answr: 0.0)
     with pytest.raises(ValueError, match="does not take"):
         FunctionReward(lambda prompt, completion: 0.0, options={"weight": 2})
-    with pytest.raises(TypeError, match="must be a function"):
+    with pytest.raises(TypeError, match="callable"):
         FunctionReward(3)  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def test_wrong_signatures_are_refused_at_once() -> None:
 )
 def test_a_name_that_could_mean_either_text_is_refused(function: Callable[..., Any]) -> None:
     options = {"factor": 2} if "factor" in function.__code__.co_varnames else {}
-    with pytest.raises(ValueError, match=r"asks for '(response|c|truth|reply)', which is neither"):
+    with pytest.raises(ValueError, match=r"asks for '(response|c|truth|reply)'"):
         FunctionReward(function, options=options)
 
 
@@ -131,17 +131,18 @@ def test_what_a_function_may_return() -> None:
     assert (found["float"].value, found["bool"].value) == (0.25, 1.0)
     assert found["dict"] == Score(value=2.0, parts={"style": 0.5, "facts": 0.0})
     for name, reason in {
-        "none": "function returned None",
+        "none": "not applicable",
         "nan": "function returned nan",
         "inf": "function returned -inf",
         "text": "TypeError: the reward is a str, not a number: '0.5'",
         "no reward": "TypeError: function returned a dict without the key 'reward'; it has ['style']",
-        "unknown": "function returned None as its 'reward'",
+        "unknown": "not applicable",
         "score": "too hard",
         "bytes": "TypeError: the reward is a bytes, not a number: b'0.5'",
     }.items():
         assert found[name].value is None
         assert found[name].reason == reason
+        assert found[name].failed == (name not in ("none", "unknown"))
     assert found["unknown"].parts == found["score"].parts == {"style": 1.0}
 
 
@@ -158,6 +159,35 @@ def test_one_failure_leaves_the_others_alone() -> None:
         assert found[1].reason == "ZeroDivisionError: division by zero"
 
 
+class Unparsed(ValueError):
+    """As json.JSONDecodeError: no class of Python's own."""
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (ConnectionRefusedError("gone"), True),
+        (TimeoutError("late"), True),
+        (RuntimeError("the grader is down"), True),
+        (Unparsed("<html>busy</html>"), True),
+        (TypeError("no number"), False),
+        (KeyError("answer"), False),
+        (ValueError("odd"), False),
+        (RecursionError("deep"), False),
+        (SystemExit(1), False),
+    ],
+)
+def test_which_errors_of_a_function_may_pass(error: BaseException, transient: bool) -> None:
+    def fails(completion: str) -> float:
+        raise error
+
+    async def fails_later(completion: str) -> float:
+        raise error
+
+    found = [scores(fails, "x"), scores(fails_later, "x"), scores(fails, "x", thread=True)]
+    assert [score.transient for (score,) in found] == [transient] * 3
+
+
 def stubborn(completion: str) -> float:
     """Takes so many seconds, whatever is raised meanwhile."""
     until = time.monotonic() + float(completion)
@@ -172,7 +202,7 @@ def test_deadline_of_functions_that_run_inline() -> None:
     before = signal.getsignal(signal.SIGALRM)
     fast, slow, last = scores(stubborn, "0", "5", "0", deadline=0.1)
     assert (fast.value, last.value) == (1.0, 1.0)
-    assert (slow.value, slow.reason) == (None, "no answer within 0.1 s")
+    assert (slow.value, slow.reason, slow.transient) == (None, "no answer within 0.1 s", True)
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from plaudit.rewards import protocol
 from plaudit.rewards.protocol import ProtocolError
-from plaudit.types import Completion, Finish, Prompt, Score
+from plaudit.types import NOT_APPLICABLE, Completion, Finish, Prompt, Score
 
 
 def completion(text: str, *tokens: int, finish: Finish = Finish.EOS) -> Completion:
@@ -95,6 +95,12 @@ def test_reasons_of_a_server_are_cut_and_taken_where_they_fit(reasons: str, told
     assert [score.reason for score in scores] == [f"not scored by the server: {said}" for said in told]
 
 
+def test_a_server_says_that_it_is_not_meant_for_an_answer() -> None:
+    sent = [Score(value=1.0), Score(value=None, reason=NOT_APPLICABLE), Score(value=None, reason="too long")]
+    received = protocol.read_answer(protocol.answer(sent), 3)
+    assert [(score.failed, score.applicable) for score in received] == [(False, True), (False, False), (True, True)]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -119,7 +125,7 @@ def test_a_request_that_is_none_is_refused_with_the_reason(body: bytes, said: st
 
 def test_scores_arrive_with_every_bit() -> None:
     generator = random.Random(0)
-    values = [generator.gauss(0, 10 ** generator.randint(-20, 20)) for _ in range(500)]
+    values = [generator.gauss(0, 10 ** generator.randint(-20, 17)) for _ in range(500)]
     sent = [Score(value=value) for value in values] + [Score(value=None, reason="too long")]
     received = protocol.read_answer(protocol.answer(sent), len(sent))
     assert [score.value for score in received] == [*values, None]

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from plaudit.rewards import remote
 from plaudit.rewards.protocol import REASON_LENGTH
 from plaudit.rewards.remote import HttpReward, RewardServerError, _Server, check_servers
 from plaudit.rewards.settings import RewardSettings
+from plaudit.support.fields import complaints
 from plaudit.types import Completion, Finish, Prompt, Score
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -125,6 +127,10 @@ MODES: dict[str, tuple[Callable[[list[Any]], Any], str]] = {
 }
 
 
+LASTING = ("NaN", "text", "null", "401", "redirect", "huge", "zipped")
+"""Answers that a server would give again: no outage."""
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_failure_becomes_a_number(mode: str) -> None:
     behaviour, said = MODES[mode]
@@ -135,14 +141,13 @@ def test_no_failure_becomes_a_number(mode: str) -> None:
 
     scores = asyncio.run(run())
     assert [score.value for score in scores] == [None, None]
+    assert {score.transient for score in scores} == {mode not in LASTING}
     for score in scores:
         assert score.reason is not None
         assert re.search(said, score.reason), score.reason
 
 
-@pytest.mark.parametrize(
-    "mode", [mode for mode in MODES if mode not in ("NaN", "text", "null", "401", "redirect", "huge", "zipped")]
-)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in LASTING])
 def test_a_server_that_recovers_is_asked_again(mode: str) -> None:
     behaviour, _ = MODES[mode]
     calls = Counter[str]()
@@ -195,7 +200,7 @@ def test_groups_that_ask_together_share_requests() -> None:
             assert [[s.value for s in scores] for scores in found] == [
                 [3 * g + k + 0.5 for k in range(3)] for g in range(5)
             ]
-            assert not reward._senders
+            await eventually(lambda: not any("_send" in repr(task) for task in asyncio.all_tasks()), "no sender")
         return server
 
     server = asyncio.run(run())
@@ -373,7 +378,7 @@ def test_a_token_that_is_none_is_said_at_the_start(value: str, monkeypatch: pyte
 
 def test_servers_are_asked_whether_they_are_there() -> None:
     async def run() -> None:
-        with pytest.raises(RewardServerError, match=r"no server of reward 'http'.*ConnectError.*plaudit serve-reward"):
+        with pytest.raises(RewardServerError, match=r"'http'.*ConnectError.*plaudit serve-reward"):
             await check_servers(settings("http://127.0.0.1:1"))
         async with FakeServer(lambda items: http("401 No", b"")).running() as closed:
             with pytest.raises(RewardServerError, match="wants a token"):
@@ -383,10 +388,10 @@ def test_servers_are_asked_whether_they_are_there() -> None:
                 assert "wants a token" in problem
                 assert await check_servers(settings(other.url)) == []
             async with FakeServer(lambda items: http("500 Oops", b"")).running() as broken:
-                with pytest.raises(RewardServerError, match=r"no server of reward 'best'.*/health: status 500"):
+                with pytest.raises(RewardServerError, match=r"'best'.*/health: status 500"):
                     await check_servers(settings(broken.url, name="best"))
             async with FakeServer(slow).running() as late:
-                with pytest.raises(RewardServerError, match=r"/health gave no answer within 0\.2 s"):
+                with pytest.raises(RewardServerError, match=r"/health .*0\.2 s"):
                     await check_servers(settings(late.url, timeout=0.2))
 
     asyncio.run(run())
@@ -409,14 +414,14 @@ def test_a_cancelled_request_is_not_sent() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"urls": []}, "needs urls"),
+        ({"urls": []}, "urls=[] names no server"),
         ({"urls": ["localhost:8008"]}, "is not the address of a server"),
         ({"urls": ["http://"]}, "is not the address of a server"),
         ({"urls": ["http://h:99999"]}, "is not the address of a server"),
         ({"urls": ["http://h\r\nx: y"]}, "is not the address of a server"),
         ({"urls": ["http://me:secret@h"]}, "address of h holds a password"),
         ({"urls": ["http://h/?a=b"]}, "must end before"),
-        ({"timeout": 0.0}, "timeout=0.0 of reward 'http' must be above 0"),
+        ({"timeout": 0.0}, "timeout=0.0 must be above 0"),
         ({"retries": -1}, "retries=-1"),
         ({"batch": 0}, "batch=0"),
         ({"concurrency": 0}, "concurrency=0"),
@@ -424,8 +429,7 @@ def test_a_cancelled_request_is_not_sent() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        RewardSettings(**({"kind": "http", "urls": ["http://h:1"]} | more))
+    assert said in " ".join(complaints(RewardSettings(**({"kind": "http", "urls": ["http://h:1"]} | more))))
 
 
 def test_the_example_is_what_the_page_prints_and_speaks_the_protocol() -> None:
@@ -447,5 +451,4 @@ def test_the_example_is_what_the_page_prints_and_speaks_the_protocol() -> None:
 
 
 def test_servers_are_for_kind_http() -> None:
-    with pytest.raises(ValueError, match="read for kind 'http' only, not for 'judge'"):
-        RewardSettings(urls=["http://h:1"])
+    assert "read for kind 'http' only, not for 'judge'" in " ".join(complaints(RewardSettings(urls=["http://h:1"])))

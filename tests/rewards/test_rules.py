@@ -81,7 +81,7 @@ def test_exact_match_and_matches() -> None:
 
 def test_length() -> None:
     assert [length((0,) * n, target=10) for n in (0, 5, 10, 15, 20, 50)] == [0, 0.5, 1, 0.5, 0, -1]
-    with pytest.raises(ValueError, match="target=0 must be 1 or more"):
+    with pytest.raises(ValueError, match="target=0"):
         length((0,), target=0)
 
 
@@ -127,9 +127,9 @@ def test_settings_reach_the_function() -> None:
 
 
 def test_unknown_kinds_name_the_nearest() -> None:
-    with pytest.raises(ValueError, match="nearest name is 'gsm8k'"):
+    with pytest.raises(ValueError, match="did you mean gsm8k"):
         function_reward(RewardSettings(kind="gsm8"))
-    with pytest.raises(ValueError, match=r"no reward of kind 'zzz'\. Known are judge, function, http, gsm8k"):
+    with pytest.raises(ValueError, match=r"'zzz'; .*function, gsm8k"):
         function_reward(RewardSettings(kind="zzz"))
 
 

@@ -93,6 +93,7 @@ def test_addresses_and_known_names_are_served(host: str) -> None:
         (415, b"{}", {"content-type": "text/plain"}),
         (415, b"{}", {"content-type": ""}),
         (413, b"{}", {"content-length": "-1"}),
+        (413, b"{}", {"content-length": "9" * 5000}),
     ],
 )
 def test_what_is_no_request_is_refused(status: int, content: bytes, headers: dict[str, str]) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from plaudit import load_settings
 from plaudit.rewards.judge import Tokens
-from plaudit.rewards.settings import RewardSettings
-from plaudit.rewards.workers import JudgeWorkers
+from plaudit.rewards.workers import JudgeWorkers, Scores
 from plaudit.runtime.worker import NodeLost, NoWorkersError, WorkerLost
 
 
@@ -18,9 +17,9 @@ class SumWorker:
     def __init__(self, name: str, last: int = 0):
         self.name, self.last, self.calls = name, last, list[int]()
 
-    async def call(self, method: str, *arguments: Any) -> list[float]:
+    async def call(self, method: Any, *arguments: Any) -> list[float]:
         (sequences,) = arguments
-        assert method == "of_sequences"
+        assert method is Scores.of_sequences
         self.calls.append(len(sequences))
         await asyncio.sleep(0)
         if len(self.calls) == self.last:
@@ -111,7 +110,7 @@ def test_workers_that_end_because_all_is_closed_are_no_loss() -> None:
         asked = asyncio.create_task(judges(SEQUENCES))
         await asyncio.sleep(0)  # it asks
         judges.close()
-        with pytest.raises(RuntimeError, match="the judges were closed"):
+        with pytest.raises(RuntimeError, match="closed"):
             await asked
 
     asyncio.run(run())
@@ -155,7 +154,7 @@ def test_where_none_is_left_and_none_gets_ready_the_run_ends() -> None:
 
     async def run() -> None:
         judges = JudgeWorkers(start, 1, patience=0.05, failures=lost.append)
-        with pytest.raises(NoWorkersError, match=r"ready within 0\.05 s, twice runtime\.start_timeout .*raise it"):
+        with pytest.raises(NoWorkersError, match=r"0\.05 s.* runtime\.start_timeout"):
             await judges(SEQUENCES)
         judges.close()
 
@@ -175,8 +174,9 @@ def test_what_makes_starting_impossible_is_told_to_whoever_asks() -> None:
 
 def test_workers_need_a_runtime_with_processes(make_recipe: Callable[..., Any], tmp_path: Path) -> None:
     recipe = make_recipe("grpo", tmp_path) | {"rewards": [{"kind": "judge", "path": "judge", "workers": 2}]}
-    with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 need processes: set runtime=ray"):
+    with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 .*runtime=ray"):
         load_settings(recipe)
     assert load_settings(recipe, ["runtime=ray"]).rewards[0].workers == 2
-    with pytest.raises(ValueError, match="workers=2 is read for kind 'judge' only"):
-        RewardSettings(kind="length", workers=2)
+    recipe["rewards"] = [{"kind": "length", "workers": 2}]
+    with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 .*'judge'"):
+        load_settings(recipe)

@@ -10,17 +10,16 @@ import pytest
 import torch
 from tiny_models import Letters, prompts
 
+from plaudit.compute.digest import digest
 from plaudit.models.decoder import Decoder
-from plaudit.models.digest import digest
 from plaudit.models.lora import adapter_names, add_lora, lora_of, merged_copy
 from plaudit.models.settings import LoraSettings
-from plaudit.rollout.accepted import WeightsError
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.content import Adapters
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.types import Completion, Sampling
-from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.parcel import Parcel, WeightsError, pack
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
 LORA = LoraSettings(rank=2)
@@ -83,13 +82,13 @@ def test_adapters_of_another_model_are_refused_and_change_nothing(pairs: Any, le
         other.embedding.weight[3, 4] += 1e-6
     worker = worker_of(adapted(pairs("gpt2")[0]), letters, shared=True)
     before = answers(worker)
-    with pytest.raises(WeightsError, match="These adapters belong to a model with digest"):
+    with pytest.raises(WeightsError, match=r"digest .*model\.path"):
         asyncio.run(worker.load(0, parcel_of(other, 1)))
-    with pytest.raises(WeightsError, match="digest none"):
+    with pytest.raises(WeightsError, match="none"):
         asyncio.run(worker.load(0, pack(dict(other.hf_tensors()), 1)))
     assert answers(worker) == before
     plain = RolloutWorker(build_engine(pairs("gpt2")[0], letters, slots=4))
-    with pytest.raises(WeightsError, match=r"set model\.lora"):
+    with pytest.raises(WeightsError, match=r"model\.lora"):
         asyncio.run(plain.load(0, parcel_of(other, 1)))
 
 
@@ -103,7 +102,7 @@ def test_a_model_beneath_that_changed_in_memory_is_found_with_the_next_adapters(
     asyncio.run(worker.load(0, parcel_of(learner, 1)))
     with torch.no_grad():
         model.embedding.weight.view(torch.int32)[3, 4] ^= 1
-    with pytest.raises(WeightsError, match="this worker's memory changed"):
+    with pytest.raises(WeightsError, match="memory"):
         asyncio.run(worker.load(0, parcel_of(learner, 2)))
 
 

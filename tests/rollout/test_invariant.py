@@ -9,18 +9,18 @@ from functools import partial
 import pytest
 import torch
 from tiny_models import CONFIGS, ROTARY, VOCAB, Letters, prompts
-from torch.nn import functional as F
 
 from plaudit.batch import Batch
+from plaudit.compute.fused import PLAIN, activate, swiglu
+from plaudit.compute.invariant import filled, linear
+from plaudit.compute.products import matrices_present
 from plaudit.learn.scorer import Scorer
-from plaudit.maths.invariant import GRAIN, KEYS, REGISTERS, entrywise, filled, linear, shared_rows, whole_rows
-from plaudit.maths.products import matrices_present
 from plaudit.models.base import LanguageModel
-from plaudit.models.context import Packed
-from plaudit.models.fused import gelu_tanh, swiglu
 from plaudit.models.load import fresh_model
 from plaudit.rollout.native import NativeEngine
 from plaudit.types import Completion, Role, Row, Sampling
+
+pytestmark = pytest.mark.slow
 
 WIDTHS = ((48, 96), (256, 1024), (1376, 512))
 SEQUENCES = prompts(3, 17, 16, 40, 29, 61, 5, 33, 48, 2)
@@ -65,18 +65,16 @@ def test_nor_when_threads_share_them() -> None:
 
 
 @torch.no_grad()
-def test_rows_and_keys_are_filled_up_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """17 rows and keys there; any other device stands for a GPU."""
+def test_rows_are_filled_up_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """17 rows there; any other device stands for a GPU."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert filled(torch.zeros(17, 3)).shape == (24, 3)  # kernels of 4 rows, for each of 2 threads
-    assert Packed([17]).padded.shapes == [(1, 32)]
     elsewhere = torch.zeros(17, 3, device="meta")
     assert filled(elsewhere) is elsewhere
-    assert Packed([17], device="meta").padded.shapes == [(1, 17)]
 
 
-@pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("function", [swiglu, gelu_tanh, partial(entrywise, F.gelu), partial(entrywise, F.silu)])
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("function", [swiglu, *(partial(activate, name=name) for name in PLAIN)])
 @pytest.mark.parametrize(("threads", "width"), [(1, 100), (2, 36), (2, 352), (3, 80), (3, 352), (4, 1024), (4, 3072)])
 def test_nor_does_an_entry_of_an_activation(
     function: Callable[[torch.Tensor], torch.Tensor], threads: int, width: int
@@ -96,24 +94,7 @@ def test_nor_does_an_entry_of_an_activation(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4, 16])
-@pytest.mark.parametrize("width", [36, 80, 352, 896, 3072, 22016])
-def test_runs_of_rows_are_shared_evenly_or_not_at_all(
-    threads: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    whole = whole_rows(width)
-    assert whole * width % REGISTERS == 0
-    for rows in range(0, 40_000_000 // width, 97 * whole):
-        runs = shared_rows(rows, width)
-        assert sum(runs) == rows
-        for run in runs:
-            for entries in (run * width, run * width // 2):
-                tasks = min(threads, -(-entries // GRAIN))
-                assert tasks <= 1 or run % (tasks * whole) == 0
-
-
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_hidden_states_of_a_sequence_do_not_depend_on_the_others(kind: str) -> None:
     found = model(kind)
@@ -127,7 +108,7 @@ def test_hidden_states_of_a_sequence_do_not_depend_on_the_others(kind: str) -> N
             assert torch.equal(hidden, expected), chosen
 
 
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("kernels")
 def test_log_probs_and_scores_do_not_depend_on_the_others() -> None:
     rows = [Row(tokens=tuple(s), trainable=(False,) + (True,) * (len(s) - 1)) for s in SEQUENCES]
     policy, judge = (
@@ -151,14 +132,14 @@ def answers(engine: NativeEngine, order: list[int]) -> dict[int, list[Completion
     return dict(zip(order, asyncio.run(all_of_them()), strict=True))
 
 
-@pytest.mark.usefixtures("either_way")
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_completions_do_not_depend_on_slots_order_or_company(kind: str) -> None:
     """Tokens and log-probs, bit for bit: one slot at a time, many, in another order, and spread over two engines."""
     found = model(kind)
     everything = list(range(len(SEQUENCES)))
     whole = answers(NativeEngine(found, Letters(), slots=64), everything)
-    assert max(len(c.tokens) for group in whole.values() for c in group) > KEYS
+    assert max(len(c.tokens) for group in whole.values() for c in group) > 16
     for slots, order in ((1, everything), (3, everything), (7, everything[::-1]), (64, everything[::2]), (64, [4])):
         some = answers(NativeEngine(found, Letters(), slots=slots), order)
         assert all(some[i] == whole[i] for i in order), (slots, order)

@@ -132,7 +132,7 @@ def test_an_answer_never_passes_the_context(pairs: Any, letters: Letters) -> Non
     answers = generate_all(NativeEngine(model, letters), [full, long], [Sampling(max_tokens=50)])
     assert [len(group[0].tokens) for group in answers] == [1, 6]
     assert answers[1][0].finish is Finish.LENGTH
-    with pytest.raises(ValueError, match="96 tokens and the context 96"):
+    with pytest.raises(ValueError, match=r"96 .* 96"):
         asyncio.run(NativeEngine(model, letters).generate(prompts(96)[0], [GREEDY]))
     with pytest.raises(ValueError, match="no tokens"):
         asyncio.run(NativeEngine(model, letters).generate([], [GREEDY]))

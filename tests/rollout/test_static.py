@@ -7,6 +7,7 @@ from tiny_models import OPT, Letters, greedy_reference, prompts, refuses_shaky_w
 
 from plaudit.models.decoder import Decoder
 from plaudit.models.fallback import Fallback
+from plaudit.rollout import static
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.static import StaticEngine, WholeReader, cache_agrees
 from plaudit.types import Finish, Sampling
@@ -105,3 +106,23 @@ def test_a_native_decoder_is_refused(pairs: Any, letters: Letters) -> None:
     assert isinstance(model, Decoder)
     with pytest.raises(TypeError, match="NativeEngine"):
         StaticEngine(model, letters)
+
+
+def test_answers_are_the_same_from_fewer_slots(letters: Letters, monkeypatch: Any, caplog: Any) -> None:
+    """Memory runs out in the middle of three answers: they are read again, two and one at once."""
+    questions, plan = prompts(3, 5, 4), [Sampling(seed=1, max_tokens=6)]
+    expected = generate_all(StaticEngine(fallback("opt"), letters, slots=3), questions, plan)
+    engine, calls, original = StaticEngine(fallback("opt"), letters, slots=3), list[int](), static.sample
+
+    def drawn(logits: torch.Tensor, *given: Any, **named: Any) -> Any:
+        calls.append(len(logits))
+        if len(calls) > 3 and len(logits) > 2:
+            torch.empty(1 << 55, dtype=torch.uint8)
+        return original(logits, *given, **named)
+
+    monkeypatch.setattr(static, "sample", drawn)
+    found = generate_all(engine, questions, plan)
+    assert [[one.tokens for one in answers] for answers in found] == [[a.tokens for a in b] for b in expected]
+    assert [[len(one.logprobs) for one in answers] for answers in found] == [[6], [6], [6]]
+    assert engine.slots == 1
+    assert "3 answers" in caplog.text and "rollout.slots" in caplog.text

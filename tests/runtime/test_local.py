@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plaudit.runtime.coroutines import Background, finished, together
-from plaudit.runtime.gang import Gang, Part
+from plaudit.runtime.coroutines import finished, together
 from plaudit.runtime.local import LocalGang
 
 
@@ -41,39 +44,92 @@ class Adder:
 def test_a_gang_of_one_answers_like_its_worker() -> None:
     gang = LocalGang(Adder())
     assert gang.world == 1
-    assert asyncio.run(gang.split("add", Numbers(1, 2, 3), 2)) == [12]
-    assert asyncio.run(gang.each("add", Numbers(1), 1)) == [13]
-    assert asyncio.run(gang.any("add", Numbers(), 1)) == 13
+    assert asyncio.run(gang.split(Adder.add, Numbers(1, 2, 3), 2)) == [12]
+    assert asyncio.run(gang.each(Adder.add, Numbers(1), 1)) == [13]
 
 
-class Two(Gang):
-    """Two ranks, and what they were called with."""
+class Desk:
+    """A worker with two parts."""
 
-    world = 2
+    def __init__(self) -> None:
+        self.adders = {"left": Adder(), "right": Adder()}
+        self.said: list[str] = []
 
-    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [(rank, method, *mine) for rank, mine in enumerate(arguments)]
-
-    async def any(self, method: str, *arguments: Any) -> Any:
-        return (method, *arguments)
+    @contextmanager
+    def part(self, name: str) -> Iterator[Adder]:
+        try:
+            yield self.adders[name]
+        except ArithmeticError:
+            self.said.append(name)
+            raise
 
 
 def test_a_part_of_a_gang_is_one_too() -> None:
-    part = Part(Two(), "policy")
-    assert part.world == 2
-    assert asyncio.run(part.each("add", 5)) == [(rank, "do", "policy", "add", 5) for rank in range(2)]
-    assert asyncio.run(part.any("add", 5)) == ("do", "policy", "add", 5)
-    first, second = asyncio.run(part.split("add", Numbers(1, 2, 3), 7))
-    assert (first[:4], first[4].numbers, first[5]) == ((0, "do", "policy", "add"), (1, 3), 7)
-    assert (second[:4], second[4].numbers, second[5]) == ((1, "do", "policy", "add"), (2,), 7)
+    gang = LocalGang(desk := Desk())
+    left, right = gang.part(Adder, "left"), gang.part(Adder, "right")
+    assert asyncio.run(left.split(Adder.add, Numbers(1, 2, 3), 2)) == [12]
+    assert asyncio.run(right.each(Adder.add, Numbers(1), 1)) == [1]
+    assert (left.world, gang.name, desk.adders["left"].total) == (1, None, 12)
+    with pytest.raises(ArithmeticError):
+        asyncio.run(right.each(Adder.add, Numbers(1), -1))
+    assert desk.said == ["right"], "the worker sees its parts' errors"
+
+
+TYPED = """
+from plaudit.runtime.gang import Gang
+from plaudit.runtime.worker import Worker
+
+class Batch:
+    def shards(self, world: int) -> list["Batch"]: return []
+
+class Reader:
+    def read(self, batch: Batch) -> int: return 1
+
+class Writer(Reader):
+    def write(self, batch: Batch, times: int) -> str: return ""
+    async def wait(self, seconds: float) -> bytes: return b""
+
+async def calls(writers: Gang[Writer], readers: Gang[Reader], worker: Worker[Writer]) -> None:
+    {call}
+"""
+GOOD = (
+    "found: list[str] = await writers.split(Writer.write, Batch(), 1)",
+    "found: list[int] = await writers.each(Reader.read, Batch())",
+    "found: bytes = await worker.call(Writer.wait, 1.0)",
+    "found: int = await worker.call(Writer.read, Batch())",
+)
+BAD = {
+    "await writers.split(Writer.rite, Batch(), 1)": "rite",
+    "await writers.split(Writer.write, Batch(), 'one')": "split",
+    "await writers.split(Writer.write, Batch())": "split",
+    "await writers.each(Writer.write, 3, 1)": "each",
+    "await readers.split(Writer.write, Batch(), 1)": "split",
+    "found: list[int] = await writers.split(Writer.write, Batch(), 1)": "split",
+    "await worker.call(Writer.wait, 'long')": "call",
+    "await worker.call('wait', 1.0)": "call",
+}
+
+
+def test_the_type_checker_refuses_what_no_worker_has_and_wrong_arguments(tmp_path: Path) -> None:
+    calls = [*GOOD, *BAD]
+    for number, call in enumerate(calls):
+        (tmp_path / f"call{number}.py").write_text(TYPED.format(call=call))
+    config = Path(__file__).parents[2] / "pyproject.toml"
+    files = [str(tmp_path / f"call{number}.py") for number in range(len(calls))]
+    files += [str(config.parent / "src/plaudit/runtime" / name) for name in ("gang.py", "worker.py")]
+    options = ["--follow-imports", "skip", "--cache-dir", str(tmp_path)]  # all other files take minutes
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), *options, *files]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, cwd=config.parent).stdout
+    for number, call in enumerate(calls):
+        errors = [line for line in told.splitlines() if f"call{number}.py:" in line and "error:" in line]
+        assert bool(errors) == (call in BAD), (call, told)
+        assert call in GOOD or any(BAD[call] in line for line in errors), (call, errors)
 
 
 def test_the_workers_own_exception_reaches_the_caller() -> None:
     gang = LocalGang(Adder())
     with pytest.raises(ArithmeticError, match="must not be negative"):
-        asyncio.run(gang.split("add", Numbers(1), -1))
-    with pytest.raises(AttributeError):
-        asyncio.run(gang.any("subtract"))
+        asyncio.run(gang.split(Adder.add, Numbers(1), -1))
 
 
 async def where(fail: bool = False) -> threading.Thread:
@@ -137,36 +193,6 @@ def test_an_interrupt_beside_a_running_loop_ends_the_work(work: Callable[[], Cor
     began = time.monotonic()
     asyncio.run(cell())
     assert time.monotonic() - began < 10
-
-
-def test_background_work_is_one_task_that_starts_again_and_tells_how_it_went_wrong() -> None:
-    done: list[int] = []
-    ends: list[BaseException | None] = []
-
-    async def work() -> None:
-        await asyncio.sleep(0)
-        done.append(len(done))
-        if len(done) == 3:
-            raise ArithmeticError("three")
-        if len(done) == 4:
-            await asyncio.sleep(60)
-
-    async def cell() -> None:
-        background = Background(work, ends.append)
-        for _ in range(4):
-            background.wake()
-            background.wake()  # it runs already
-            for _ in range(5):
-                await asyncio.sleep(0)
-        asyncio.all_tasks().difference({asyncio.current_task()}).pop().cancel()  # type: ignore[arg-type]
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    asyncio.run(cell())
-    assert done == [0, 1, 2, 3]
-    error, cancelled = ends
-    assert isinstance(error, ArithmeticError)
-    assert cancelled is None
 
 
 def test_several_at_once_give_their_results_in_order_or_the_first_failure_itself() -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from plaudit.runtime.memory import VARIABLES, keep_freed_memory
 
+pytestmark = pytest.mark.slow
+
 FAULTS = """
 import resource
 

@@ -18,7 +18,7 @@ class Idle:
     def __init__(self, number: int):
         self.name, self.ended = f"clerk {number}", asyncio.Event()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: Any, *arguments: Any) -> Any:
         raise NotImplementedError
 
     async def gone(self) -> WorkerLost:

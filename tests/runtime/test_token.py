@@ -27,7 +27,7 @@ def test_a_cluster_of_ours_has_a_token_of_its_own() -> None:
 
 
 def test_a_page_that_the_user_could_not_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"one that we draw nobody knows.*export RAY_AUTH_TOKEN="):
+    with pytest.raises(ValueError, match=r"runtime.dashboard=true.*export RAY_AUTH_TOKEN="):
         prepare(RuntimeSettings(kind="ray", dashboard=True))
     assert not any(name in os.environ for name in GIVEN)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "5" * 64)

@@ -8,16 +8,18 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from plaudit.models.digest import digest
+from plaudit.compute.digest import digest
 from plaudit.runtime.worker import SenderLost, WorkerLost
 from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
 from plaudit.weights.parcel import Parcel, pack, unpack
-from plaudit.weights.transport import Collective
+from plaudit.weights.transport import Collective, Holder
 
 
 class Training(Sender):
@@ -52,9 +54,9 @@ class Here:
         self.calls = Counter[str]()
         self._lost, self.reason = asyncio.Event(), ""
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        self.calls[method] += 1
-        answer = asyncio.ensure_future(getattr(self.target, method)(*arguments))
+    async def call(self, method: Any, *arguments: Any) -> Any:
+        self.calls[method.__name__] += 1
+        answer = asyncio.ensure_future(getattr(self.target, method.__name__)(*arguments))
         lost = asyncio.ensure_future(self._lost.wait())
         await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
         if self._lost.is_set():
@@ -73,10 +75,10 @@ class Alone:
     def __init__(self, first: Here):
         self.first = first
 
-    async def each(self, method: str, *arguments: Any) -> list[Any]:
+    async def each(self, method: Any, *arguments: Any) -> list[Any]:
         return [await self.first.call(method, *arguments)]
 
-    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+    async def keep(self, method: Any, *arguments: Any) -> tuple[Any, Any]:
         raise NotImplementedError("of the object store")
 
 
@@ -158,7 +160,7 @@ def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., Non
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
         assert str(late).endswith(case.workers[0].reason), "whoever sees it end first says the same"
         with pytest.raises(WorkerLost):
-            await case.workers[0].call("load", 0, None)
+            await case.workers[0].call(Holder.load, 0, None)
 
     do(steps, 2, timeout=0.5)
 
@@ -216,7 +218,7 @@ def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]
     async def steps(case: Case) -> None:
         old = await case.transport.pack(Alone(case.rank), 1)
         new = await case.transport.pack(Alone(case.rank), 2)
-        with pytest.raises(SenderLost, match="version 1 is gone, there is 2"):
+        with pytest.raises(SenderLost, match=r"version 1 .* 2"):
             await old.deliver(case.workers, 0)
         assert await new.deliver(case.workers, 0) == [(2, new.digest)] * 2
         case.workers[1].target.may_come.clear()
@@ -252,7 +254,7 @@ class Dying:
 
     name = "rollout worker 2"
 
-    async def call(self, method: str, attempt: int, invitation: Invitation) -> Any:
+    async def call(self, method: Any, attempt: int, invitation: Invitation) -> Any:
         process = multiprocessing.get_context("spawn").Process(target=_begin_and_die, args=(invitation,))
         process.start()
         await asyncio.to_thread(process.join)
@@ -264,7 +266,7 @@ class Dying:
 
 def _begin_and_die(invitation: Invitation) -> None:
     group = _Group(invitation, 20.0)
-    parcel = Parcel.of_index(group.told(invitation))
+    parcel = Parcel.of_index(group.index(invitation))
     group.broadcast(parcel.buckets[0])
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -277,3 +279,41 @@ def test_one_that_is_killed_in_the_midst_of_it_keeps_nobody_waiting(do: Callable
         assert str(lost) == "rollout worker 2: its process ended with -9"
 
     do(steps, 2, timeout=120.0)
+
+
+def test_nccls_part_of_a_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch's builds for the CPU lack is played by gloo: its options have the time-out, tensors are made on the
+    device, and a member waits for the device after each bucket, for NCCL's own wait is of the stream alone."""
+    asked: list[timedelta] = []
+    waited: list[torch.device] = []
+
+    class Options:
+        _timeout = timedelta(0)
+
+    def group(meeting: Any, rank: int, world: int, options: Options) -> Any:
+        asked.append(options._timeout)
+        return dist.ProcessGroupGloo(meeting, rank, world, options._timeout)
+
+    group.Options = Options  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", group, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "")
+    monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT")
+
+    async def update() -> tuple[str, str]:
+        sender, receiver = Training(), Receiver()
+        sent = await sender.hold(3, "cpu")
+        place = await sender.meet()
+        invitations = [
+            Invitation(address=place, group=0, rank=rank, world=2, version=3, backend="nccl", timeout=20.0)
+            for rank in range(2)
+        ]
+        _, parcel = await asyncio.gather(sender.send(invitations[0]), receiver.receive(invitations[1]))
+        return sent, digest(unpack(parcel))
+
+    sent, taken = asyncio.run(update())
+    assert sent == taken
+    assert asked == [timedelta(seconds=20)] * 2
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+    assert len(waited) > 2
+    assert set(waited) == {torch.device("cpu")}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plaudit.models.digest import digest
+from plaudit.compute.digest import digest
 from plaudit.weights.parcel import ALIGNMENT, Parcel, pack, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)

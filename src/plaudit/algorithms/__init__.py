@@ -1,4 +1,4 @@
-"""The methods by name. A new one is a file beside these and a line here, or `register_algorithm` from outside."""
+"""The methods by name. A new one is a file in this folder and a line here, or calls `register_algorithm`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.rloo import RLOO
 from plaudit.algorithms.sft import SFT
-from plaudit.plugins import registered_again
+from plaudit.support.plugins import registered_again
 
 ALGORITHMS: dict[str, type[Objective]] = {
     "sft": SFT,
@@ -31,15 +31,15 @@ ALGORITHMS: dict[str, type[Objective]] = {
 
 
 def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]:
-    """Make a method known under `name`, for `method: name` in a recipe. Of the class that has the name already, as when
-    a notebook's cell is run again, the newer form counts. Raises ValueError if it is another one's, and for a class
-    whose fields would not be settings."""
+    """Register a method for `method: name` in a recipe. A new version of the class that has the name replaces it, as
+    when a notebook's cell runs again. Raises ValueError if the name is another class's, or if fields of the class would
+    not be settings."""
     own = vars(algorithm).get("__annotations__", {})
     lost = [field for field, kind in own.items() if "ClassVar" not in str(kind)]
     if lost and "__dataclass_fields__" not in vars(algorithm):
         raise ValueError(
-            f"{algorithm.__name__} has the field {lost[0]}, which is no setting, and has no effect, unless "
-            "@dataclass(frozen=True) stands above the class"
+            f"{algorithm.__name__} has the field {lost[0]}, which has no effect because the class is no dataclass: put "
+            "@dataclass(frozen=True) above it"
         )
     if not registered_again(algorithm, ALGORITHMS.get(name, algorithm)):
         raise ValueError(f"the method name {name!r} is taken by {ALGORITHMS[name].__name__}: choose another")

@@ -2,70 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from plaudit.algorithms.base import (
-    Data,
-    LossFn,
-    Objective,
-    Output,
-    check_choice,
-    check_range,
-    pair_figures,
-    sampler_gap,
-)
+from plaudit.algorithms.base import Output
+from plaudit.algorithms.figures import sampler_gap
+from plaudit.algorithms.pairs import Pairs, by_pair, pair_figures
 from plaudit.batch import Batch
 from plaudit.maths.losses import dpo_hinge, dpo_robust, dpo_sigmoid, ipo, preference_margin
+from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
 VARIANTS = ("sigmoid", "ipo", "hinge", "robust")
 
 
 @dataclass(frozen=True)
-class DPO(Objective):
-    """Nothing is sampled. Of each pair the chosen answer counts as good; minimised is a convex loss of h, by how much
-    more the policy than the reference prefers the chosen answer. Rafailov et al. 2023."""
+class DPO(Pairs):
+    """Nothing is sampled. The chosen answer of each pair is good. A convex loss of h is minimised: h is how much more
+    the policy than the reference prefers the chosen answer. Rafailov et al. 2023."""
 
-    loss: str = "sigmoid"
-    """sigmoid, ipo, hinge or robust."""
-    beta: float = 0.1
-    """How closely the reference is kept: the larger, the closer."""
-    label_smoothing: float = 0.0
+    loss: str = setting("sigmoid", choices=VARIANTS)
+    """Which convex loss of h."""
+    beta: float = setting(0.1, above=0)
+    """Strength of the pull to the reference."""
+    label_smoothing: float = setting(0.0, least=0, below=0.5)
     """Assumed share of flipped labels: conservative DPO under `sigmoid`, needed (> 0) by `robust`."""
     length_average: bool = False
     """IPO on log-ratios averaged over each answer's tokens, as its authors ran it, instead of summed."""
 
-    data: ClassVar[Data] = "preferences"
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
-    unit: ClassVar[int] = 2
 
-    def __post_init__(self) -> None:
-        check_choice("loss", self.loss, VARIANTS)
-        check_range("beta", self.beta, 1e-8)
-        check_range("label_smoothing", self.label_smoothing, 0.0, 0.499)
+    def contradictions(self) -> Iterator[str]:
         if self.label_smoothing and self.loss in ("ipo", "hinge"):
-            raise ValueError(f"label_smoothing={self.label_smoothing} has no meaning for loss={self.loss}: set it to 0")
+            yield f"label_smoothing={self.label_smoothing} has no meaning for algorithm.loss={self.loss}: set it to 0"
         if self.loss == "robust" and not self.label_smoothing:
-            raise ValueError(
-                "loss=robust needs label_smoothing above 0: give the share of flipped labels, or use sigmoid"
-            )
+            yield "loss=robust needs label_smoothing above 0: give the share of flipped labels, or use sigmoid"
         if self.length_average and self.loss != "ipo":
-            raise ValueError(f"length_average=true has no meaning for loss={self.loss}: set it to false, or loss=ipo")
-
-    def losses(self) -> Mapping[Role, LossFn]:
-        return {Role.POLICY: self.preference}
+            yield f"length_average=true has no meaning for algorithm.loss={self.loss}: set it to false, or loss=ipo"
 
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum over pairs of weight * loss(h)."""
-        assert output.logprobs is not None and batch.reference is not None and batch.row_weight is not None
+        assert output.logprobs is not None and batch.reference is not None
         h = preference_margin(
             output.logprobs, batch.reference, batch.trainable, batch.row, len(batch), average=self.length_average
         )
-        weight = batch.row_weight.view(-1, 2)[:, 0]
+        weight, _ = by_pair(batch.row_weight)
         loss = (self._of_margin(h) * weight).sum()
         figures = pair_figures(self.beta * h.detach(), weight) | sampler_gap(output.logprobs, batch)
         return loss, {"loss/policy": float(loss.detach())} | figures

@@ -1,44 +1,65 @@
-"""Group-relative policy optimisation, with Dr.GRPO, DAPO and GSPO as settings."""
+"""Group-relative policy optimisation, with Dr.GRPO, DAPO and GSPO as settings.
+
+Group of `samples` answers -> rows -> Batch -> credit: reward against the group's mean -> advantages
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from plaudit.algorithms.base import Memory, check_range, scored
+from plaudit.algorithms.base import Memory, scored
 from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl, spread
 from plaudit.batch import Batch
 from plaudit.maths.advantages import group_centred
+from plaudit.support.fields import setting
 from plaudit.types import Group, Role, Row, Stats
 
 
 @dataclass(frozen=True)
 class GRPO(PolicyGradient):
-    """`samples` completions of each prompt are sampled. Good is what beats its group's mean, in units of the group's
-    deviation. Minimised is the clipped policy loss, with a KL term if `kl_in_loss` is set. Shao et al. 2024.
+    """`samples` completions of each prompt are sampled. An answer is good if it beats its group's mean, in units of the
+    group's deviation. The clipped policy loss is minimised, with a KL term if `kl_in_loss` is set. Shao et al. 2024.
 
     Dr.GRPO: scale_rewards=false aggregation=constant constant=<max tokens>. DAPO: clip_high=0.28 dynamic_sampling=true
-    and the `overlong` reward. GSPO: ratio=geometric aggregation=sequence clip_low=3e-4 clip_high=4e-4.
+    dynamic_sampling_part=<the accuracy's name> and the `overlong` reward. GSPO: ratio=geometric aggregation=sequence
+    clip_low=3e-4 clip_high=4e-4.
     """
 
-    samples: int = 8
+    samples: int = setting(8, least=2)
     scale_rewards: bool = True
     """Divide by the group's deviation."""
     dynamic_sampling: bool = False
-    """Replace groups of equal rewards by further prompts (DAPO)."""
+    """Replace groups of equal rewards by those of further prompts (DAPO)."""
+    dynamic_sampling_part: str | None = None
+    """The part of the reward that must differ, by its name in metrics without "reward/". DAPO: accuracy, which a length
+    penalty must not hide. null, or a part that does not apply to a prompt: the whole reward."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("samples", self.samples, 2)
+    has_baseline: ClassVar[bool] = True
+
+    def contradictions(self) -> Iterator[str]:
+        if self.dynamic_sampling_part is not None and not self.dynamic_sampling:
+            yield f"dynamic_sampling_part={self.dynamic_sampling_part} needs dynamic_sampling=true: set that, or null"
 
     @property
     def asks(self) -> frozenset[Role]:  # type: ignore[override]
         return frozenset({Role.REFERENCE}) if self.kl_in_loss else frozenset()
 
     def rows(self, group: Group) -> list[Row]:
-        rewards = {reward for reward, _ in scored(group.responses)}
-        if self.dynamic_sampling and len(rewards) < 2:
-            return []
-        return super().rows(group)
+        return [] if self.dynamic_sampling and len(self._compared(group)) < 2 else super().rows(group)
+
+    def _compared(self, group: Group) -> set[float]:
+        """Return the values that must differ in the group. Raises ValueError if its reward lacks the named part."""
+        rewards, part = scored(group.responses), self.dynamic_sampling_part or ""
+        values = {response.score.parts[part] for _, response in rewards if part in response.score.parts}
+        names = {name for _, response in rewards for name in response.score.parts}
+        if not values and any(part.startswith(f"{name}/") for name in names):
+            raise ValueError(
+                f"dynamic_sampling_part={part} is no part of the reward of prompt {group.prompt.id}. Name one of "
+                f"{', '.join(sorted(names))}, or null for the whole reward"
+            )
+        return values or {reward for reward, _ in rewards}
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         assert batch.reward is not None

@@ -1,11 +1,10 @@
 """What PPO, GRPO, RLOO, ReMax and REINFORCE++ share: the clipped loss, its figures, and sequence-level credit.
 
-They differ in `credit`, which fills `advantages`. The loss, its aggregation and the early stop stand here once.
+Batch -> credit (the child's own) -> advantages -> weigh -> policy_loss (ratio, clip, KL) -> loss, figures
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -13,89 +12,61 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from plaudit.algorithms.base import (
-    Algorithm,
-    LossFn,
-    Output,
-    check_choice,
-    check_range,
-    mean_where,
-    sampler_gap,
-    weighed,
-)
+from plaudit.algorithms.base import Algorithm, LossFn, Output, weighed
+from plaudit.algorithms.figures import mean_where, sampler_gap
 from plaudit.batch import Batch
 from plaudit.maths.advantages import equal_groups
 from plaudit.maths.aggregate import Aggregation
-from plaudit.maths.kl import ESTIMATORS, k1
-from plaudit.maths.losses import clip_fraction, clipped_policy, log_ratio, off_policy_weight
+from plaudit.maths.kl import ESTIMATORS, k1, weighted_k3
+from plaudit.maths.losses import LEVELS, clip_fraction, clipped_policy, log_ratio, off_policy_weight
 from plaudit.maths.ragged import row_sum
-from plaudit.types import Role, Sampling, Stats
+from plaudit.support.fields import setting
+from plaudit.types import Role, Stats
 
 
 @dataclass(frozen=True)
 class PolicyGradient(Algorithm):
-    """Base: samples of the policy, advantages by the child's `credit`, the clipped loss minimised."""
+    """Base: the policy is sampled, the child's `credit` gives advantages, and the clipped loss is minimised."""
 
-    samples: int = 1
-    """Completions a prompt."""
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    """The ratio earns nothing outside [1 - clip_low, 1 + clip_high]; DAPO raises the upper one to 0.28."""
-    dual_clip: float | None = None
-    """At most this multiple of |A| is lost where A < 0 (3 is usual)."""
-    ratio: str = "token"
+    clip_low: float = setting(0.2, least=0, most=1)
+    """The ratio earns nothing below 1 - clip_low."""
+    clip_high: float = setting(0.2, least=0, infinite=True)
+    """The ratio earns nothing above 1 + clip_high; DAPO takes 0.28."""
+    dual_clip: float | None = setting(None, least=1)
+    """Largest loss for A < 0, as a multiple of |A|; 3 is usual."""
+    ratio: str = setting("token", choices=LEVELS)
     """Level of the importance ratio: token, sequence (sum) or geometric (mean, GSPO)."""
-    aggregation: str = "token"
-    """token, sequence or constant: how tokens make up the loss."""
-    constant: float = 1.0
+    aggregation: str = setting("token", choices=tuple(Aggregation))
+    """How the losses of tokens are averaged."""
+    constant: float = setting(1.0, above=0)
     """Divisor of a row's sum under `aggregation=constant`; Dr.GRPO takes the longest answer allowed."""
-    kl_in_loss: float = 0.0
+    kl_in_loss: float = setting(0.0, least=0)
     """Coefficient of a KL term in the loss."""
-    kl_estimator: str = "k3"
-    """Estimator of that term: k3, or k2, whose gradient is that of the KL itself."""
+    kl_estimator: str = setting("weighted_k3", choices=("weighted_k3", "k2", "k3"))
+    """Estimator of that term, by token. weighted_k3: k3 times the differentiable ratio; its gradient is the KL's, for
+    old samples too. k2: the same gradient without the ratio. k3: as in GRPO's paper; its gradient is that of
+    KL(reference || policy). k1's gradient is zero on average: it belongs in a reward (kl_coefficient)."""
     entropy_bonus: float = 0.0
-    epochs: int = 1
+    """Coefficient of the entropy, which is subtracted from the loss."""
+    epochs: int = setting(1, least=1)
     """Passes over each batch."""
-    minibatches: int = 1
+    minibatches: int = setting(1, least=1)
     """Optimizer steps a pass."""
-    early_stop_ratio: float | None = None
-    """Skip an update and the rest of its batch once the mean importance ratio passes this (or falls below 1 / it)."""
+    early_stop_ratio: float | None = setting(None, least=1)
+    """Skip an update and the rest of its batch if the mean importance ratio is above this or below 1 / this."""
     recompute_old: bool | None = None
     """Take ratios against the learner's own log-probs before the first update, not the sampler's (the decoupled
-    objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641). null: where samples may be older than the
+    objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641). null: only if samples may be older than the
     weights (rollout.max_lag) or another engine's."""
-    correction: str = "truncate"
-    """With recompute_old, samples weigh learner / sampler: none, truncate (each token, at most correction_cap) or mask
-    (rows whose whole ratio is beyond correction_cap, either way, are left out)."""
-    correction_cap: float = 2.0
+    correction: str = setting("truncate", choices=("none", "truncate", "mask"))
+    """With recompute_old, weigh samples by w = learner / sampler: none, truncate (w is at most correction_cap) or mask
+    (leave out samples with w above correction_cap or below 1 / correction_cap)."""
+    correction_cap: float = setting(2.0, least=1, infinite=True)
+    """The largest w that counts."""
+    correction_level: str | None = setting(None, choices=LEVELS)
+    """Level of w; null takes the level of `ratio`, so that GSPO's is of whole answers."""
 
     uses_ratio: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_choice("aggregation", self.aggregation, tuple(Aggregation))
-        check_choice("ratio", self.ratio, ("token", "sequence", "geometric"))
-        if self.kl_estimator == "k1":
-            raise ValueError(
-                "kl_estimator=k1 has no effect in a loss: its gradient is zero on average. k1 belongs in a "
-                "reward (kl_coefficient); set kl_estimator to k2, whose gradient is that of the KL itself, or to k3"
-            )
-        check_choice("correction", self.correction, ("none", "truncate", "mask"))
-        check_range("correction_cap", self.correction_cap, 1.0, infinite=True)
-        check_choice("kl_estimator", self.kl_estimator, ("k2", "k3"))
-        check_range("samples", self.samples, 1)
-        check_range("clip_low", self.clip_low, 0.0, 1.0)
-        check_range("clip_high", self.clip_high, 0.0, infinite=True)
-        check_range("dual_clip", self.dual_clip, 1.0)
-        check_range("constant", self.constant, 1e-8)
-        check_range("kl_in_loss", self.kl_in_loss, 0.0)
-        if not math.isfinite(self.entropy_bonus):
-            raise ValueError(f"entropy_bonus={self.entropy_bonus} must be finite")
-        check_range("epochs", self.epochs, 1)
-        check_range("minibatches", self.minibatches, 1)
-        check_range("early_stop_ratio", self.early_stop_ratio, 1.0)
-
-    def plan(self, sampling: Sampling) -> list[Sampling]:
-        return [sampling] * self.samples
 
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.policy_loss}
@@ -116,7 +87,7 @@ class PolicyGradient(Algorithm):
         return f"mean importance ratio {ratio:.3g} is outside [{1 / limit:.3g}, {limit:.3g}]"
 
     def policy_loss(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
-        """Sum of weight * (correction * clipped loss + KL term - entropy bonus)."""
+        """Sum of weight * (correction * clipped loss + KL term - entropy bonus); weighted_k3 is corrected too."""
         current, entropy = output.logprobs, output.entropy
         weight, share, advantages = batch.weight, batch.token_share, batch.advantages
         assert current is not None and entropy is not None
@@ -124,14 +95,14 @@ class PolicyGradient(Algorithm):
         change = log_ratio(current, batch.old, batch.trainable, batch.row, len(batch), level=self.ratio)
         loss = clipped_policy(change, advantages, low=self.clip_low, high=self.clip_high, dual=self.dual_clip)
         figures: Stats = {}
-        if batch.proximal is not None and batch.behaviour is not None and self.correction != "none":
-            correction = self._correction(batch, batch.proximal, batch.behaviour)
+        correction = self._correction(batch)
+        if correction is not None:
             loss = loss * correction
             figures["correction/mean"] = float((correction * share).sum())
             figures["correction/min"] = float(correction.min())
         if self.kl_in_loss:
-            assert batch.reference is not None, "kl_in_loss needs reference log-probs"
-            kl = ESTIMATORS[self.kl_estimator](current - batch.reference)
+            kl = self._kl(current, batch)
+            kl = kl if correction is None or self.kl_estimator != "weighted_k3" else correction * kl
             loss = loss + self.kl_in_loss * kl
             figures["kl/loss"] = float((kl.detach() * share).sum())
         if self.entropy_bonus:
@@ -149,15 +120,21 @@ class PolicyGradient(Algorithm):
             }
         return total, figures | sampler_gap(current, batch)
 
-    def _correction(self, batch: Batch, proximal: Tensor, behaviour: Tensor) -> Tensor:
+    def _kl(self, current: Tensor, batch: Batch) -> Tensor:
+        assert batch.reference is not None, "kl_in_loss needs reference log-probs"
+        d = current - batch.reference
+        if self.kl_estimator != "weighted_k3":
+            return ESTIMATORS[self.kl_estimator](d)
+        change = log_ratio(current, batch.old, batch.trainable, batch.row, len(batch), level="token")
+        return weighted_k3(d, change)
+
+    def _correction(self, batch: Batch) -> Tensor | None:
+        if batch.proximal is None or batch.behaviour is None or self.correction == "none":
+            return None
+        place = batch.trainable, batch.row, len(batch)
+        level = self.correction_level or self.ratio
         return off_policy_weight(
-            proximal,
-            behaviour,
-            batch.trainable,
-            batch.row,
-            len(batch),
-            how=self.correction,
-            cap=self.correction_cap,
+            batch.proximal, batch.behaviour, *place, level=level, how=self.correction, cap=self.correction_cap
         )
 
 
@@ -169,25 +146,22 @@ def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def spread(advantage: Tensor, batch: Batch) -> Tensor:
-    """One advantage a row (r,) on each of its trained tokens (n,)."""
+    """Give each trained token (n,) the advantage of its row (r,)."""
     return advantage[batch.row] * batch.trainable
 
 
 def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = True) -> Stats:
-    """Figures of the credit step: what was rewarded, how far the policy is from the reference, what is left to learn.
-
-    `kl` is the per-row sum of k1; `grouped` says that answers are compared with their group's, so that equal ones
-    carry no signal.
-    """
+    """Figures of advantages, lengths and what is left to learn. `kl` is the per-row sum of k1. `grouped`: answers are
+    compared with their group's, so that groups of equal rewards carry no signal."""
     assert batch.reward is not None and batch.advantages is not None
     lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
     stats = {
         "advantage/mean": mean_where(batch.advantages, batch.trainable),
         "advantage/std": float(batch.advantages[batch.trainable].std()) if int(batch.trainable.sum()) > 1 else 0.0,
-        "length/trained": float(lengths.mean()),
+        "length/trained": mean_where(lengths, lengths > 0),
     }
     if grouped:
         stats["groups/equal"] = equal_groups(batch.reward, batch.group)
     if kl is not None:
-        stats["kl/reference"] = float(kl.mean())
+        stats["kl/reference"] = mean_where(kl, lengths > 0)
     return stats

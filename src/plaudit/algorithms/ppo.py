@@ -2,74 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from plaudit.algorithms.base import LossFn, Memory, Output, check_range, mean_where
+from plaudit.algorithms.base import LossFn, Memory, Output
+from plaudit.algorithms.figures import mean_where
 from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl
 from plaudit.batch import Batch
 from plaudit.maths.advantages import generalised_advantages, token_rewards, whiten
 from plaudit.maths.kl import adapted_coefficient
 from plaudit.maths.losses import clipped_value
 from plaudit.maths.moments import Moments
+from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
+
+NORMALISATION_DECAY = 0.99
+"""Decay of the values' running moments a step: they cover some hundred steps, in which returns change little."""
 
 
 @dataclass(frozen=True)
 class PPO(PolicyGradient):
-    """One completion a prompt is sampled. Good is what the critic did not expect: reward minus a KL penalty on every
-    token, by GAE. Minimised are the clipped policy loss and the critic's clipped squared error. Ouyang et al. 2022."""
+    """One completion a prompt is sampled. A token is good if its return beats the critic's value (GAE); the return is
+    the reward minus a KL penalty on every token. The clipped policy loss and the critic's clipped squared error are
+    minimised. Ouyang et al. 2022."""
 
-    minibatches: int = 4
-    kl_coefficient: float = 0.05
+    minibatches: int = setting(4, least=1)
+    kl_coefficient: float = setting(0.05, least=0)
     """beta of the KL penalty in the reward; the start value where it adapts."""
-    kl_target: float | None = None
-    """Adapt beta towards this KL a sequence, in nats; null keeps it fixed."""
-    kl_horizon: float = 10_000.0
-    """Sequences over which beta adapts, by a fifth at most; a step with more of them adapts it as one with so many."""
-    discount: float = 1.0
-    trace: float = 0.95
+    kl_target: float | None = setting(None, above=0, unit="nats")
+    """Adapt beta towards this KL a sequence; null keeps it fixed."""
+    kl_horizon: float = setting(10_000.0, least=1, unit="sequences")
+    """Sequences over which beta adapts by at most a fifth. A step with more sequences adapts it no further."""
+    discount: float = setting(1.0, least=0, most=1)
+    """Factor of a reward for each token that it comes later."""
+    trace: float = setting(0.95, least=0, most=1)
     """lambda of GAE."""
-    bootstrap_unfinished: bool = True
-    """Count the critic's value of what would follow an answer that was cut off, beside the reward or penalty that it is
-    given. Where values are above 0 being cut off is then worth more than ending; false takes a cut for an end."""
     whiten_advantages: bool = True
-    value_clip: float | None = 0.2
-    value_coefficient: float = 0.1
+    """Give the step's advantages mean 0 and deviation 1."""
+    value_clip: float | None = setting(0.2, least=0)
+    """Largest change of values that counts; null: no limit."""
+    value_coefficient: float = setting(0.1, least=0)
+    """Factor of the critic's loss."""
     normalise_values: bool = False
     """Let the critic predict returns in units of their running mean and deviation."""
-    normalisation_decay: float = 0.99
 
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE, Role.CRITIC})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("kl_coefficient", self.kl_coefficient, 0.0)
-        check_range("kl_target", self.kl_target, 1e-8)
-        if self.kl_target is not None:  # from 0, no factor leads away
-            check_range("kl_coefficient (with kl_target)", self.kl_coefficient, 1e-8)
-        check_range("kl_horizon", self.kl_horizon, 1.0)
-        for name in ("discount", "trace", "normalisation_decay"):
-            check_range(name, getattr(self, name), 0.0, 1.0)
-        check_range("value_clip", self.value_clip, 0.0)
-        check_range("value_coefficient", self.value_coefficient, 0.0)
+    def contradictions(self) -> Iterator[str]:
+        if self.kl_target is not None and self.kl_coefficient == 0:
+            yield "kl_coefficient=0.0 must be above 0 with algorithm.kl_target: from 0 no factor leads away"
 
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.policy_loss, Role.CRITIC: self.value_loss}
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         assert batch.reward is not None and batch.values is not None
-        assert batch.bootstrap is not None and batch.truncated is not None
+        assert batch.bootstrap is not None and batch.continues is not None
         beta = memory.get("kl_coefficient", self.kl_coefficient)
         kl, row_kl = reference_kl(batch)
         rewards = token_rewards(batch.reward, kl, batch.trainable, batch.row, coefficient=beta)
         moments = Moments(*(memory.get(f"values/{name}", 0.0) for name in ("first", "second", "debias")))
         values = batch.values * moments.std + moments.mean
-        after = (batch.bootstrap * moments.std + moments.mean) * (batch.truncated & self.bootstrap_unfinished)
+        after = (batch.bootstrap * moments.std + moments.mean) * batch.continues
         advantages, returns = generalised_advantages(
             rewards, values, after, batch.trainable, batch.row, discount=self.discount, trace=self.trace
         )
@@ -77,7 +75,7 @@ class PPO(PolicyGradient):
         if self.normalise_values:
             seen = returns[batch.trainable]
             mean, square = float(seen.mean()), float(seen.square().mean())
-            moments = moments.updated(mean, square, decay=self.normalisation_decay)
+            moments = moments.updated(mean, square, decay=NORMALISATION_DECAY)
             memory.update({f"values/{name}": value for name, value in asdict(moments).items()})
             returns = torch.where(batch.trainable, (returns - moments.mean) / moments.std, 0.0)
         if self.kl_target is not None:

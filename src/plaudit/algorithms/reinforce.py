@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plaudit.algorithms.base import Memory, check_range
+from plaudit.algorithms.base import Memory
 from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl
 from plaudit.batch import Batch
 from plaudit.maths.advantages import group_centred, return_to_go, token_rewards, whiten
+from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
 
 @dataclass(frozen=True)
 class Reinforce(PolicyGradient):
-    """REINFORCE++: one completion a prompt is sampled. Good is a high return (reward minus a KL penalty on every later
-    token) for the whole batch, whitened over it; no critic. Minimised is the clipped policy loss.
-    With `group_baseline` several are sampled and the group's mean reward is taken off first. Hu et al. 2025,
-    https://arxiv.org/abs/2501.03262."""
+    """REINFORCE++: one completion a prompt is sampled. A token is good if its return is high for the batch; the return
+    is the reward minus a KL penalty on every later token. Returns are whitened, and there is no critic. The clipped
+    policy loss is minimised. With `group_baseline` several completions are sampled and the group's mean reward is
+    subtracted first. Hu et al. 2025, https://arxiv.org/abs/2501.03262."""
 
-    kl_coefficient: float = 0.05
-    discount: float = 1.0
+    kl_coefficient: float = setting(0.05, least=0)
+    """beta of the KL penalty in the reward."""
+    discount: float = setting(1.0, least=0, most=1)
+    """Factor of a reward for each token that it comes later."""
     group_baseline: bool = False
     """REINFORCE++-baseline; needs samples >= 2."""
 
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("kl_coefficient", self.kl_coefficient, 0.0)
-        check_range("discount", self.discount, 0.0, 1.0)
-        if self.group_baseline:
-            check_range("samples (with group_baseline)", self.samples, 2)
+    def contradictions(self) -> Iterator[str]:
+        if self.group_baseline and self.samples < 2:
+            yield f"samples={self.samples} must be at least 2 with algorithm.group_baseline=true"
+
+    @property
+    def has_baseline(self) -> bool:  # type: ignore[override]
+        return self.group_baseline
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         assert batch.reward is not None

@@ -7,27 +7,28 @@ from typing import ClassVar
 
 import torch
 
-from plaudit.algorithms.base import Memory, check_range, row_of
+from plaudit.algorithms.base import Memory, row_of
 from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl, spread
 from plaudit.batch import Batch
-from plaudit.maths.advantages import equal_groups
+from plaudit.maths.advantages import equal_groups, group_centred
+from plaudit.support.fields import setting
 from plaudit.types import Group, Role, Row, Sampling, Stats
 
 
 @dataclass(frozen=True)
 class ReMax(PolicyGradient):
-    """`samples` completions of each prompt are sampled, and one greedy one by the same policy version. Good is what
-    beats the greedy answer's reward. Minimised is the clipped policy loss. Li et al. 2023,
-    https://arxiv.org/abs/2310.10505."""
+    """`samples` completions of each prompt are sampled, and a greedy one by the same policy version. An answer is good
+    if it beats the greedy one's reward by more than answers do on average. The clipped policy loss is minimised. Li et
+    al. 2023, https://arxiv.org/abs/2310.10505."""
 
-    kl_coefficient: float = 0.05
+    kl_coefficient: float = setting(0.05, least=0)
     """beta of the KL penalty in the sample's reward."""
+    centre_advantages: bool = True
+    """Subtract their mean over the step's answers. The paper does not (false): since greedy answers score well above
+    the mean of samples, nearly every sampled token is then pushed down."""
 
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("kl_coefficient", self.kl_coefficient, 0.0)
+    has_baseline: ClassVar[bool] = True
 
     def plan(self, sampling: Sampling) -> list[Sampling]:
         greedy = replace(sampling, temperature=0.0, top_k=0, top_p=1.0)
@@ -37,12 +38,15 @@ class ReMax(PolicyGradient):
         *samples, greedy = group.responses
         if greedy.reward is None:
             return []
-        return [row_of(group, sample, baseline=greedy.reward) for sample in samples if sample.reward is not None]
+        trained = (sample for sample in samples if sample.trained and sample.reward is not None)
+        return [row_of(group, sample, baseline=greedy.reward) for sample in trained]
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         assert batch.reward is not None and batch.baseline is not None
         _, kl = reference_kl(batch)
         advantage = batch.reward - self.kl_coefficient * kl - batch.baseline
+        if self.centre_advantages and len(batch) > 1:
+            advantage = group_centred(advantage, torch.zeros_like(batch.group), scale=False)
         with_greedy = torch.cat((batch.reward, batch.baseline)), batch.group.repeat(2)
         figures = {"reward/greedy": float(batch.baseline.mean()), "groups/equal": equal_groups(*with_greedy)}
         batch = batch.with_columns(advantages=spread(advantage, batch))

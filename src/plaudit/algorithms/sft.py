@@ -8,15 +8,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plaudit.algorithms.base import Data, LossFn, Objective, Output, sampler_gap
+from plaudit.algorithms.base import Data, LossFn, Objective, Output
+from plaudit.algorithms.figures import sampler_gap
 from plaudit.batch import Batch
 from plaudit.types import Role, Stats
 
 
 @dataclass(frozen=True)
 class SFT(Objective):
-    """Nothing is sampled. A demonstration's completion, its end token included, counts as good; minimised is the mean
-    negative log-likelihood of its tokens. The prompt is read, not trained."""
+    """Nothing is sampled. A demonstration's completion is good, its end token included. The mean negative
+    log-likelihood of its tokens is minimised. The prompt is read, not trained."""
 
     data: ClassVar[Data] = "demonstrations"
 

@@ -1,1 +1,1 @@
-"""Crews: who does the work of a run, and where. The loop, the algorithms and the learner are the same under each."""
+"""Crews: the workers of a run and where they run. Loop, algorithms and learner are the same under each."""

@@ -1,54 +1,67 @@
-"""What a crew is to a run: training ranks, an engine that samples, and a way for new weights from one to the other."""
+"""The interface of a crew: for each call its gang, and a way for new weights from the learners to the engine.
+
+generate -> engine     judge -> judge     train, reference, critic -> cast
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from plaudit.crew.trainer import Plan
+from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer
+from plaudit.monitor.page import Station
+from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
-from plaudit.rewards.workers import JudgeWorkers
-from plaudit.rollout.engine import Engine
-from plaudit.runtime.gang import Gang
+from plaudit.rollout.engine import Sampler
 
 Result = TypeVar("Result")
 
 
 class Crew(Protocol):
-    """Workers of one run. The caller promises to close it."""
+    """The workers of one run. The caller promises to close the crew."""
 
-    engine: Engine | None
-    """What samples, for online methods."""
     threads: int
     """CPU threads of a rank."""
-    apart: bool
-    """The engine is in other processes: nothing here decodes."""
 
     @property
-    def gang(self) -> Gang:
-        """Training ranks; `do` reaches a role on each."""
+    def engine(self) -> Sampler | None:
+        """The engine that samples, for online methods."""
+        ...
+
+    def cast(self) -> Cast:
+        """The gangs of models that are trained, and of a reference. By default all share the training ranks."""
+        ...
+
+    def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
+        """The judge of a reward, for answers that `tokenizer` made."""
         ...
 
     def training(self) -> AbstractAsyncContextManager[None]:
-        """Within it devices are the learners': where it shares them, the engine sleeps, and nobody may ask it."""
+        """While active, only learners use the devices: if they are shared, the engine sleeps and must not be asked."""
         ...
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The work's result. Raises WorkerLost once a rank is lost, whatever the work waits for then."""
+        """Return the work's result. Raises WorkerLost as soon as a rank is lost, whatever the work waits for."""
         ...
 
     async def publish(self, version: int) -> None:
-        """Make the policy's weights known to the engine, which confirms them."""
+        """Give the policy's weights to the engine, which confirms them."""
         ...
 
     async def writer(self, role: str, staging: Path) -> Writer:
-        """What writes a role's model into a folder of a checkpoint. `staging` is a folder it may use meanwhile."""
+        """Return a writer of a role's model for a checkpoint's folder. `staging` is a folder it may use before."""
         ...
 
-    def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        """Processes that hold the judge of a reward."""
+    async def form_again(self, plan: Plan) -> bool:
+        """Start the ranks again, from the plan's checkpoint. False if another crew must be opened for it."""
+        ...
+
+    def stations(self) -> Sequence[Station]:
+        """Every process, and the workers lost last."""
         ...
 
     def close(self) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,16 +12,18 @@ from typing import Any, TypeVar
 
 import torch
 
+from plaudit.compute.products import slow_halves
+from plaudit.crew.processes import load_judge
+from plaudit.crew.trainer import Plan, Trainer
+from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer
-from plaudit.maths.products import slow_halves
+from plaudit.monitor.page import Station
+from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
-from plaudit.rewards.workers import JudgeWorkers
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import Engine
-from plaudit.runtime.gang import Gang
 from plaudit.runtime.local import LocalGang
-from plaudit.settings import Settings
-from plaudit.trainer import Plan, Trainer
+from plaudit.settings.tree import Settings
 from plaudit.types import Role
 
 Result = TypeVar("Result")
@@ -28,17 +32,15 @@ Result = TypeVar("Result")
 class LocalCrew:
     """Everything in this process."""
 
-    apart = False
-
     def __init__(self, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.settings = settings
         self.trainer = Trainer(settings, plan)
         if settings.learn.precision == "bfloat16" and self.trainer.device == "cpu" and slow_halves():
-            say("this processor multiplies no bfloat16: learn.precision=bfloat16 saves memory here, but no time")
-        self.gang: Gang = LocalGang(self.trainer)
+            say("this processor has no products of bfloat16: learn.precision=bfloat16 saves memory here, but no time")
         self.engine: Engine | None = None
         rollout = settings.rollout
         self.copies = rollout.max_lag > 0 or rollout.engine == "vllm"
+        self.version = 0
         self.threads = torch.get_num_threads()
         if settings.samples:
             policy = self.trainer.models[Role.POLICY]
@@ -53,6 +55,15 @@ class LocalCrew:
                 say=lambda text: say(f"this process {text}"),
             )
 
+    def cast(self) -> Cast:
+        return Cast.together(LocalGang(self.trainer), self.settings.objective, self.settings.reference.ema)
+
+    def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
+        """It waits while the engine decodes: both compute in this process."""
+        engine = self.engine
+        assert engine is not None
+        return load_judge(self.settings, reward.path).reward(tokenizer, busy=lambda: engine.busy)
+
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         if self.engine is None or not self.settings.rollout.share_devices:
@@ -60,26 +71,31 @@ class LocalCrew:
             return
         self.engine.sleep()
         self.trainer.rise()
-        yield  # where it fails the run ends, and the engine has no room to wake in beside the trainer
+        yield  # if this fails the run ends, and the engine has no room to wake beside the trainer
         self.trainer.rest()
         self.engine.wake()
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """This process's own parts are not lost without it."""
+        """Parts of this process cannot be lost without it."""
         return await work
 
     async def publish(self, version: int) -> None:
-        """Nothing moves where the engine shares the parameters."""
-        if self.engine is not None:
+        """Nothing moves where the engine shares the parameters, or begins as they do."""
+        if self.engine is not None and version != self.version:
             if not self.settings.rollout.interrupt:
                 await self.engine.drain()
             self.engine.load(self.trainer.weights() if self.copies else None, version)
+            self.version = version
 
     async def writer(self, role: str, staging: Path) -> Writer:
         return partial(self.trainer.save, role)
 
-    def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        raise NotImplementedError(f"rewards.workers={reward.workers} without runtime=ray, which settings refuse")
+    async def form_again(self, plan: Plan) -> bool:
+        return False
+
+    def stations(self) -> list[Station]:
+        does = "learns" if self.engine is None else "learns and samples"
+        return [Station("this process", f"{socket.gethostname()}, process {os.getpid()}", does)]
 
     def close(self) -> None:
         if self.engine is not None:

@@ -1,25 +1,26 @@
-"""Opens the crew that a run's settings ask for, and the cluster beneath it, and keeps them over restarts of ranks."""
+"""Open the crew that a run's settings ask for, and its cluster, and keep both over restarts of ranks."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from plaudit.crew.base import Crew
 from plaudit.crew.local import LocalCrew
 from plaudit.crew.ray import RayCrew
+from plaudit.crew.trainer import Plan
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.token import prepare
 from plaudit.runtime.worker import Failures
-from plaudit.settings import Settings
-from plaudit.trainer import Plan
+from plaudit.settings.tree import Settings
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
 
 
 def check_cluster(settings: RuntimeSettings) -> None:
-    """Raises ValueError where no cluster is at the address that the run is told."""
+    """Raise ValueError if there is no cluster at the run's address."""
     if settings.kind == "ray" and settings.address is not None:
         prepare(settings)
         from plaudit.runtime.ray import check_address
@@ -28,19 +29,21 @@ def check_cluster(settings: RuntimeSettings) -> None:
 
 
 class Crews:
-    """Opens the crew of a run. Where a rank is lost it is opened again: what still works is kept."""
+    """Open the crew of a run. After the loss of a rank, open it again and keep what still works."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]):
         self.settings, self.say = settings, say
-        self.failures = Failures(settings.runtime.max_failures)
+        self.failures = Failures(settings.runtime.max_failures_per_hour)
         self._runtime: RayRuntime | None = None
         self._crew: Crew | None = None
 
     async def open(self, plan: Plan) -> Crew:
-        """Ready workers. Raises what keeps them from being so."""
-        if isinstance(self._crew, RayCrew):
-            await self._crew.form_again(plan)
-            return self._crew
+        """Return ready workers. Raises the error that prevents it."""
+        if self._crew is not None:
+            if await self._crew.form_again(plan):
+                return self._crew
+            self.dismiss()
+            gc.collect()  # its memory is needed
         local = self.settings.runtime.kind == "local"
         crew = LocalCrew(self.settings, plan, self.say) if local else await self._ray_crew(plan)
         self._crew = crew

@@ -1,8 +1,8 @@
-"""Ranks, rollout workers and judges in processes of their own, on this machine or on a cluster.
+"""Ranks, rollout workers and judges in separate processes, on this machine or on a cluster.
 
-reserve room -> start ranks, rollout workers, judges -> gang, pool; a process is lost -> another in its place
+    reserve room -> start ranks, rollout workers, judges -> gang, pool; a process is lost -> another in its place
 
-Left out: what a cluster is (`runtime/ray.py`), and what each process does.
+Left out: the cluster (`runtime/ray.py`), and the work of each process.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plaudit.crew.processes import load_judge, make_judge, make_rollout_worker
+from plaudit.crew.trainer import Plan, RankProcess
+from plaudit.evaluate.judge import Judge, judge_reward
+from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer, moved
-from plaudit.processes import make_judge, make_rollout_worker
+from plaudit.models.load import end_ids, load_tokenizer, positions
+from plaudit.monitor.page import Station
+from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.workers import JudgeWorkers
-from plaudit.rollout.engine import Engine
+from plaudit.rollout.engine import Sampler
 from plaudit.rollout.pool import Pool
+from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.worker import Failures, NodeLost, reason_of
-from plaudit.settings import Settings, to_plain
-from plaudit.trainer import Plan, RankProcess
+from plaudit.settings.tree import Settings, to_plain
 from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
@@ -36,18 +42,16 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+LATEST = 5
+"""Number of lost workers that are shown."""
 ROOM_AFTER = 3.0
-"""Seconds after which ranks without room get that of a rollout worker."""
+"""Seconds after which ranks without room get a rollout worker's room."""
 
 
 class RayCrew:
-    """Ranks and rollout workers as processes. `open` makes one.
-
-    A lost rollout worker is replaced by the pool. A lost rank takes the others with it, whose collectives are broken:
-    `form_again` starts all of them anew from a checkpoint, while rollout workers stay and wait for its weights.
-    """
-
-    apart = True
+    """Ranks and rollout workers as processes; `open` makes a crew. The pool replaces a lost rollout worker. A lost rank
+    breaks the collectives of the others: `form_again` starts all ranks again from a checkpoint, while rollout workers
+    stay and wait for its weights."""
 
     def __init__(
         self, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
@@ -55,9 +59,9 @@ class RayCrew:
         self.settings, self.plan, self.runtime, self.failures, self.say = settings, plan, runtime, failures, say
         self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
         self.attempt = 0
-        self.gang: RayGang
-        self.ranks: list[RayWorker] = []
-        self.engine: Engine | None = None
+        self.gang: RayGang[RankProcess]
+        self.ranks: list[RayWorker[RankProcess]] = []
+        self.engine: Sampler | None = None
         self.pool: Pool | None = None
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
@@ -99,7 +103,7 @@ class RayCrew:
     async def open(
         cls, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
     ) -> RayCrew:
-        """Reserve, start and join everything. Raises ResourcesError at once where it does not fit."""
+        """Reserve, start and join everything. Raises ResourcesError at once if it does not fit."""
         crew = cls(settings, plan, runtime, failures, say)
         try:
             await crew._open()
@@ -127,20 +131,19 @@ class RayCrew:
         else:
             await asyncio.gather(self._form(), self.pool.open())
         self._opened = True
-        # The last bits of vLLM's answers may go by what is decoded beside them, and so by how they arrive.
+        # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival.
         exact = self.pool is None or self.settings.rollout.engine != "vllm"
         same = len(self.rank_bundles) == 1 and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
         if self.pool is not None and self.settings.runtime.weights == "store":
-            self._tell_of_store(await self.gang.any("parcel_bytes"))
+            self._tell_of_store((await self.gang.each(RankProcess.parcel_bytes))[0])
 
     def _tell_of_store(self, size: int) -> None:
         if advice := small_store(self.runtime.nodes(), size):
             self.say(advice)
 
-    async def form_again(self, plan: Plan) -> None:
-        """All ranks anew, from the plan's checkpoint."""
+    async def form_again(self, plan: Plan) -> bool:
         self.plan, self.attempt = plan, self.attempt + 1
         self._end_ranks()
         formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
@@ -148,6 +151,7 @@ class RayCrew:
         if self.pool is not None and self.shares:
             await self._sampling(self.pool)  # a rank may have been lost within `training`
         self.say(f"{len(self.ranks)} training workers are ready again")
+        return True
 
     # --- ranks
 
@@ -167,12 +171,13 @@ class RayCrew:
                     self.failures(lost)
                 await asyncio.sleep(nodes * PAUSE)
         gang = RayGang(self.ranks, patience=settings.collective_timeout)
-        address = await gang.any("address")
-        await gang.begin("build", [(address, number, world, settings.collective_timeout) for number in range(world)])
+        address = await gang.first.call(RankProcess.address)
+        mine = [(address, number, world, settings.collective_timeout) for number in range(world)]
+        await gang.scatter(RankProcess.build, mine, starts=True)
         self.gang = gang
 
     async def _room_for_ranks(self) -> None:
-        """Where a node was lost, rollout workers give way to ranks, and take no room again before these have theirs."""
+        """After the loss of a node, rollout workers give way to ranks and take no room before ranks have theirs."""
         loop, timeout = asyncio.get_running_loop(), self.settings.runtime.start_timeout
         until = loop.time() + timeout
         while not await self.runtime.placed(self.rank_group, within=min(ROOM_AFTER, timeout)):
@@ -182,7 +187,7 @@ class RayCrew:
                 raise self.runtime.no_room(self.rank_bundles, what=f"{len(self.rank_bundles)} training workers")
         self._ranks_have_room.set()
 
-    async def _rank(self, number: int) -> RayWorker:
+    async def _rank(self, number: int) -> RayWorker[RankProcess]:
         name, group = f"training rank {number}", self.rank_group
         threads, sharers = self._threads(self.rank_bundles[number]), 1 + self._sharing(number)
         return await self.runtime.spawn(
@@ -205,18 +210,18 @@ class RayCrew:
             return
         self._ranks_rest.clear()
         await self.pool.rest()
-        await self.gang.each("rise")
+        await self.gang.each(RankProcess.rise)
         yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
-        await self.gang.each("rest")
+        await self.gang.each(RankProcess.rest)
         await self._sampling(self.pool)
 
     async def _sampling(self, pool: Pool) -> None:
-        """Ranks rest: rollout workers wake, and others may start."""
+        """While active, ranks rest: rollout workers wake, and others may start."""
         self._ranks_rest.set()
         await pool.rise()
 
-    async def _rollout_worker(self, number: int) -> RayWorker:
-        """The worker of a place in the pool. Those that the run begins with must find room in time, others wait."""
+    async def _rollout_worker(self, number: int) -> RayWorker[RolloutWorker]:
+        """Start the worker of a place in the pool. The run's first workers must find room in time; others wait."""
         bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
         alone: AbstractContextManager[None] = nullcontext()
         if self.shares:
@@ -243,9 +248,16 @@ class RayCrew:
 
     # --- judges
 
+    def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
+        """Others decode meanwhile: what is there is scored."""
+        if not reward.workers:
+            return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005)
+        own, room, ends = load_tokenizer(reward.path), positions(reward.path), end_ids(reward.path)
+        return judge_reward(self.judges(reward), own, tokenizer, ends=ends, longest=room, pause=0.005)
+
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        """The same ones after ranks were formed again. They begin to start here: behind ranks and rollout workers,
-        which have room first, and while the first answers are sampled."""
+        """Return the judges, the same after ranks were formed again. They begin to start here: after ranks and rollout
+        workers, which have room first, and while the first answers are sampled."""
         which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
         if which not in self._judges:
             start = partial(self._judge, which, reward.path, reserved(reward.resources, self.share))
@@ -255,8 +267,8 @@ class RayCrew:
             self._judges[which].open()
         return self._judges[which]
 
-    async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker:
-        """The first of a number must find room in time; another in its place waits for it, while others answer."""
+    async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker[Judge]:
+        """Start a judge. The first in a place must find room in time; its replacements wait, while others answer."""
         name, key = f"judge {number} ({Path(path).name})", (f"judge {which}", number)
         group = await self._room(name, key, bundle, in_time=key not in self._rooms)
         threads = self._threads(bundle)
@@ -265,8 +277,7 @@ class RayCrew:
     # --- room
 
     async def _room(self, name: str, key: tuple[str, int], bundle: Mapping[str, float], *, in_time: bool) -> Any:
-        """What is reserved for a process of its own, and for those that follow it. Unless it is to be found in time, it
-        is waited for."""
+        """Reserve room for a process and its successors. If it need not be found in time, wait for it."""
         if key not in self._rooms:
             await self._ranks_have_room.wait()
             self._rooms[key] = self.runtime.reserve([dict(bundle)])
@@ -276,7 +287,7 @@ class RayCrew:
         return self._rooms[key]
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
-        """Have a rollout worker (of those named) leave its room to others, unless it is the last one."""
+        """Let a rollout worker (of those named) free its room, unless it is the last one."""
         if self.pool is None or self.shares or (number := self.pool.places.give_way(among)) is None:
             return False
         self.runtime.give_back(self._rooms.pop(("rollout", number)))
@@ -288,10 +299,23 @@ class RayCrew:
 
     # --- a crew
 
+    def cast(self) -> Cast:
+        return Cast.together(self.gang, self.settings.objective, self.settings.reference.ema)
+
+    def stations(self) -> list[Station]:
+        pool = self.pool
+        samples = {} if pool is None else {one.name: f"samples with version {pool.version}" for one in pool.workers}
+        found = []
+        for worker in self.runtime.workers:
+            state = samples.get(worker.name, "starts" if worker.name.startswith("rollout") else "is ready")
+            found.append(Station(worker.name, f"node {worker.node[:8]}, process {worker.pid}", state))
+        lost = self.failures.lost[-LATEST:]
+        return found + [Station(one.name, "", f"lost: {one.reason}", lost=True) for one in lost]
+
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Takes: what a run does. Waits for: its end, or the first lost rank, whom nobody may be asking meanwhile while
-        rollout workers wait for its weights. Woken by: either. Gives: the result; of a lost rank WorkerLost, with the
-        work cancelled, behind whatever it does at its end."""
+        """Takes: a run's work. Waits for: its end, or the first lost rank, which no call may find while rollout workers
+        wait for its weights. Woken by: either. Gives: the result; for a lost rank WorkerLost, after the work was
+        cancelled and has ended."""
         working = asyncio.ensure_future(work)
         gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
         try:
@@ -304,26 +328,31 @@ class RayCrew:
         if lost is None:
             return working.result()
         if not working.cancelled() and (error := working.exception()) is not None:
-            self.say(f"what was under way ended with {type(error).__name__}: {reason_of(error)}")
+            self.say(f"the current work ended with {type(error).__name__}: {reason_of(error)}")
         raise lost
 
     async def publish(self, version: int) -> None:
-        """Weights go from rank 0 to the workers; here come their version and digest alone. Nodes that are to end lose
-        their rollout workers before."""
-        if self.pool is not None:
-            leaving = self.runtime.leaving()
-            there = {worker.name for worker in self.runtime.workers if worker.node in leaving}
-            while self._vacated("leaves its node, which is to end", there):
-                pass
+        """Send weights from rank 0 to the workers; only their version and digest come here. Nodes that will end lose
+        their rollout workers first."""
+        if self.pool is None:
+            return
+        leaving = self.runtime.leaving()
+        there = {worker.name for worker in self.runtime.workers if worker.node in leaving}
+        while self._vacated("leaves its node, which will end", there):
+            pass
+        if await self.pool.publish(await self.transport.pack(self.gang, version)):
+            # The packed copy may have changed in memory since: replaced workers get a new copy.
             await self.pool.publish(await self.transport.pack(self.gang, version))
 
     async def writer(self, role: str, staging: Path) -> Writer:
-        """Rank 0 writes beside the checkpoint's place, which it must be able to see."""
-        staging = staging.with_name(f"{staging.name}-{secrets.token_hex(4)}")  # a rank given up may be writing still
-        await self.gang.each("save", role, staging)
+        """Let rank 0 write beside the checkpoint's place, which it must be able to see."""
+        staging = staging.with_name(
+            f"{staging.name}-{secrets.token_hex(4)}"
+        )  # a rank that was given up may still be writing
+        await self.gang.each(RankProcess.save, role, staging)
         if not staging.is_dir():
             raise FileNotFoundError(
-                f"training rank 0 wrote {role} to {staging}, which this machine does not see: "
+                f"training rank 0 wrote {role} to {staging}, which this machine cannot see: "
                 "put `output` on storage that all nodes share"
             )
         return partial(moved, staging)

@@ -17,9 +17,9 @@ Order = npt.NDArray[np.int64]
 class Cursor:
     """Draws item indices of one source or a mixture, epoch after epoch, without end.
 
-    Without weights every epoch holds each item once. With weights an epoch is as long as all sources together and
-    each source fills its share of it, to within one draw; a source goes on in the next epoch where it stopped, and
-    begins a new pass, newly shuffled, when it is through, so that its items are drawn equally often.
+    Without weights every epoch holds each item once. With weights an epoch is as long as all sources together, and each
+    source fills its share to within one draw. A source continues in the next epoch where it stopped. After its last
+    item it begins a new pass, newly shuffled, so its items are drawn equally often.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Cursor:
 
 
 def _quotas(counts: tuple[int, ...], weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Whole draws by weight, by largest remainders: they add up to the epoch and each is off by less than one."""
+    """Whole draws by weight (largest remainders): they add up to the epoch, and each is off by less than one."""
     if len(weights) != len(counts):
         raise ValueError(f"{len(weights)} weights for {len(counts)} sources; give one each.")
     if any(not weight > 0 or weight == float("inf") for weight in weights):
@@ -70,7 +70,7 @@ def _quotas(counts: tuple[int, ...], weights: tuple[float, ...]) -> tuple[int, .
     return tuple(quotas)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # this epoch and the next, since online prompts are drawn ahead
 def _epoch(counts: tuple[int, ...], quotas: tuple[int, ...] | None, seed: int, shuffle: bool, epoch: int) -> Order:
     total = sum(counts)
     if quotas is None:

@@ -1,72 +1,86 @@
-"""The built-in dialects: one reading function each, and the table that registers them.
+"""The built-in dialects: one reading function each, and the table of them.
 
 Leaves out Python-side formats of single projects; `register_dialect` adds those from a user's own file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from plaudit.data.fields import Fields, Message
-from plaudit.data.formats import (
+from plaudit.data.fields import DataError, Fields, Message, shared_count, shown
+from plaudit.data.records import (
     DEMONSTRATION,
+    JUDGEMENT,
     PREFERENCE,
     QUESTION,
     Dialect,
     Pair,
     Sample,
-    register_dialect,
+    Verdict,
+    beside,
 )
 
 ASSISTANT_MARK = "\n\nAssistant:"
-"""What opens an answer in Human/Assistant transcripts. It belongs to the prompt; the space after it to the answer."""
+"""Opens an answer in Human/Assistant transcripts. It belongs to the prompt, the space after it to the answer."""
+
+HUMAN_MARK = "\n\nHuman:"
 
 PROMPTS = "prompt|question|instruction|query"
 COMPLETIONS = "completion|response|output"
 ANSWERS = "response|output|answer|completion"
 CONTEXTS = ("context", "input")
+CHATS = "messages|conversations|conversation"
+PAIRED_WITH = f"prompt|{CHATS}|question|query"
+LABELS = "label|kto_tag"
+TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""Labels as text, since cells of a CSV file are texts."""
+ASKING = ("prompt", "instruction", "question", "query", "input", "context", "history", "task", "post", "title")
+"""Columns that may hold what a pair of texts answers."""
 
 
-def read_completion(fields: Fields) -> Sample:
-    name = next((name for name in COMPLETIONS.split("|") if fields.has(name)), "completion")
-    return _asked(fields, "prompt", answer=_answer(fields, name))
+def _answered(asked: str, answers: str) -> Callable[[Fields], Sample]:
+    """Reads a prompt from one column and its answer from another."""
 
+    def read(fields: Fields) -> Sample:
+        answer, turn = _turn(fields, _first(fields, answers))
+        return replace(_asked(fields, asked, answer=answer), turn=turn)
 
-def read_prompt_answer(fields: Fields) -> Sample:
-    return _asked(fields, "prompt", answer=_answer(fields, "answer"))
-
-
-def read_question_answer(fields: Fields) -> Sample:
-    return _asked(fields, "question", answer=_answer(fields, "answer"))
+    return read
 
 
 def read_instruction(fields: Fields) -> Sample:
-    answers = [name for name in ANSWERS.split("|") if fields.has(name)]
-    return _asked(fields, "instruction", answer=fields.text(*(answers or ANSWERS.split("|")), empty=False))
+    return _asked(fields, "instruction", answer=fields.text(*ANSWERS.split("|"), empty=False))
 
 
 def read_pair(fields: Fields) -> Sample:
-    """prompt/chosen/rejected and instruction/chosen/rejected; each answer a text or the assistant's one message."""
+    """A prompt and two answers, each a text or one message of the assistant."""
     if fields.is_chat("chosen") and fields.is_chat("rejected") and len(fields.messages("chosen")) > 1:
-        return _told_again(fields)  # what they share is the prompt
-    pair = Pair(chosen=_answer(fields, "chosen"), rejected=_answer(fields, "rejected"), margin=fields.number("margin"))
-    name = next((name for name in ("prompt", "messages", "instruction") if fields.has(name)), "prompt")
-    return _asked(fields, name, pairs=(pair,))
+        return _repeated_prompt(fields)
+    (chosen, chosen_turn), (rejected, rejected_turn) = _turn(fields, "chosen"), _turn(fields, "rejected")
+    pair = Pair(
+        chosen=chosen,
+        rejected=rejected,
+        margin=fields.number("margin"),
+        chosen_turn=chosen_turn,
+        rejected_turn=rejected_turn,
+    )
+    return _asked(fields, _first(fields, f"{PAIRED_WITH}|instruction"), pairs=(pair,))
 
 
-def _told_again(fields: Fields) -> Sample:
-    """Whole chats beside a prompt, which they must tell again: its turns, or a text in whatever words."""
+def _repeated_prompt(fields: Fields) -> Sample:
+    """Two whole chats beside a prompt. They must repeat its turns; a prompt that is a text may differ from theirs."""
     read = _read_chat_transcripts(fields)
     if fields.is_chat("prompt"):
         asked = fields.messages("prompt")
-        told = asked in (read.messages[: len(asked)], read.messages[-len(asked) :])
+        repeated = asked in (read.messages[: len(asked)], read.messages[-len(asked) :])
     else:
-        told = read.messages[:1] != () and read.messages[0]["role"] != "assistant"
-    if not told:
+        repeated = read.messages[:1] != () and read.messages[0]["role"] != "assistant"
+    if not repeated:
         raise fields.error(
-            "chosen and rejected are chats of several turns that do not tell the prompt again; give whole chats, or "
-            "the last assistant turn of each alone."
+            "chosen and rejected are chats of several turns that do not repeat the prompt. Give whole chats, or only "
+            "the last assistant turn of each."
         )
     return read
 
@@ -76,8 +90,8 @@ def read_answer_lists(fields: Fields) -> Sample:
     chosen, rejected = fields.texts("pos_answers"), fields.texts("neg_answers")
     if len(chosen) != len(rejected):
         raise fields.error(
-            f"pos_answers has {len(chosen)} and neg_answers {len(rejected)} entries; they form pairs, so they must "
-            "be of one length."
+            f"pos_answers has {len(chosen)} and neg_answers {len(rejected)} entries; they form pairs, so their numbers "
+            "must be equal."
         )
     margins = fields.numbers("margin", len(chosen))
     pairs = tuple(Pair(chosen=c, rejected=r, margin=m) for c, r, m in zip(chosen, rejected, margins, strict=True))
@@ -85,12 +99,14 @@ def read_answer_lists(fields: Fields) -> Sample:
 
 
 def read_transcripts(fields: Fields) -> Sample:
-    """Two whole dialogues; what both begin with, up to the last answer in it, is the prompt."""
+    """Two whole dialogues. The prompt is their common beginning, up to the mark of the last answer in it."""
     if fields.is_chat("chosen") or fields.is_chat("rejected"):
         return _read_chat_transcripts(fields)
     chosen, rejected = fields.text("chosen", empty=False), fields.text("rejected", empty=False)
-    shared = chosen[: _shared_count(chosen, rejected)]
+    shared = chosen[: shared_count(chosen, rejected)]
     start = shared.rfind(ASSISTANT_MARK)
+    if start < 0 and ASSISTANT_MARK not in chosen + rejected:
+        return _read_common_beginning(fields, chosen, rejected, shared)
     if start < 0:
         raise fields.error(
             f"chosen and rejected share no beginning that leads to {ASSISTANT_MARK!r}, so the prompt cannot be told "
@@ -101,17 +117,93 @@ def read_transcripts(fields: Fields) -> Sample:
     for name, answer in zip(("chosen", "rejected"), answers, strict=True):
         if not answer.strip():
             raise fields.error(f"{name!r} has an empty last answer; it must hold some text.")
-    return Sample(prompt=shared[:end], pairs=(Pair(chosen=answers[0], rejected=answers[1], margin=_margin(fields)),))
+        if HUMAN_MARK in answer or ASSISTANT_MARK in answer:
+            raise fields.error(
+                f"{name!r} differs from its counterpart by several turns; only the assistant's last answer may differ."
+            )
+    return Sample(
+        prompt=shared[:end], pairs=(Pair(chosen=answers[0], rejected=answers[1], margin=fields.number("margin")),)
+    )
+
+
+def _read_common_beginning(fields: Fields, chosen: str, rejected: str, shared: str) -> Sample:
+    """Two texts that begin alike. The prompt is their common beginning, to the end of its last whole word."""
+    asking = [name for name in ASKING if isinstance(fields.row.get(name), str) and fields.row[name].strip()]
+    if asking:
+        raise fields.error(
+            f"chosen and rejected are read without {asking[0]!r}, which may be what they answer. Name it: "
+            f"data.columns={{prompt: {asking[0]}}}; or leave it out."
+        )
+    words = shared if shared[-1:].isspace() else shared[: len(shared) - len(re.split(r"\s", shared)[-1])]
+    prompt = words.rstrip()
+    if not prompt or not chosen[len(prompt) :].strip() or not rejected[len(prompt) :].strip():
+        raise fields.error(
+            "chosen and rejected share no beginning of whole words that both go on from, so there is no prompt. Give a "
+            "prompt column, or lists of messages."
+        )
+    pair = Pair(chosen=chosen[len(prompt) :], rejected=rejected[len(prompt) :], margin=fields.number("margin"))
+    return Sample(prompt=prompt, pairs=(pair,), guess="prompts taken to be the common beginning of chosen and rejected")
+
+
+def read_choice(fields: Fields) -> Sample:
+    """Two outputs and the number of the better one, as in alpaca_farm."""
+    outputs = fields.text("output_1", empty=False), fields.text("output_2", empty=False)
+    better = fields.number("preference")
+    if better not in (1, 2):
+        raise fields.error(
+            f"'preference' is {shown(fields.row.get('preference'))}; it must be 1 or 2, the better output."
+        )
+    chosen, rejected = outputs if better == 1 else outputs[::-1]
+    return _asked(fields, "instruction", pairs=(Pair(chosen=chosen, rejected=rejected),))
+
+
+def read_judged(fields: Fields) -> Sample:
+    """A prompt and a judged answer. The answer is no reference, so for questions it stays a further column."""
+    asked = _first(fields, f"prompt|instruction|question|{CHATS}")
+    judged = {name: fields.row[name] for name in (_first(fields, ANSWERS), _first(fields, LABELS)) if fields.has(name)}
+    if asked not in CHATS.split("|"):
+        return replace(_asked(fields, asked), extra=judged, verdicts=_verdicts(fields))
+    turns = fields.messages(asked)
+    if turns[-1]["role"] != "assistant":
+        return Sample(messages=turns, extra=judged | {asked: turns})
+    return Sample(messages=turns[:-1], extra=judged | {asked: turns}, verdicts=_verdicts(fields, turns[-1]))
+
+
+def _verdicts(fields: Fields, last: Message | None = None) -> tuple[Verdict, ...]:
+    """The answer or last turn with its label; () if one cannot be read, since the row is still a question."""
+    good = TRUTHS.get(str(fields.row.get(_first(fields, LABELS))).strip().lower())
+    try:
+        answer, turn = _turn(fields, _first(fields, ANSWERS)) if last is None else (last["content"], beside(last))
+    except DataError:
+        return ()
+    said = last is None or _said(last)
+    return (Verdict(answer=answer, good=good, turn=turn),) if said and good is not None else ()
+
+
+def _is_judged(fields: Fields) -> bool:
+    """True for a truth value beside a chat or an answer, and for any label beside a completion."""
+    label = fields.row[_first(fields, LABELS)]
+    completed = fields.has("prompt") and any(fields.has(name) for name in COMPLETIONS.split("|"))
+    return isinstance(label, bool) or fields.has("kto_tag") or completed
+
+
+def read_steps(fields: Fields) -> Sample:
+    """A prompt whose answer's steps were judged one by one."""
+    further = {name: fields.row[name] for name in ("completions", "labels") if fields.has(name)}
+    return replace(_asked(fields, "prompt"), extra=further)
 
 
 def read_messages(fields: Fields) -> Sample:
-    """A chat; a last assistant turn is the answer to what comes before it."""
-    turns = fields.messages("messages", "conversations")
-    if turns[-1]["role"] != "assistant":
+    """A chat, with the column `system` as its system turn; a last assistant turn is the answer to the turns before."""
+    turns = fields.messages(*CHATS.split("|"))
+    system = fields.optional_text("system")
+    if system.strip() and turns[0]["role"] != "system":
+        turns = ({"role": "system", "content": system}, *turns)
+    if turns[-1]["role"] != "assistant" or not turns[-1].get("train", True):
         return Sample(messages=turns)
-    if not turns[-1]["content"].strip():
+    if not _said(turns[-1]):
         raise fields.error("the last assistant turn is empty; it must hold some text.")
-    return Sample(messages=turns[:-1], answer=turns[-1]["content"])
+    return Sample(messages=turns[:-1], answer=turns[-1]["content"], turn=beside(turns[-1]))
 
 
 def read_text(fields: Fields) -> Sample:
@@ -119,13 +211,18 @@ def read_text(fields: Fields) -> Sample:
 
 
 def read_prompt(fields: Fields) -> Sample:
-    name = next((name for name in PROMPTS.split("|") if fields.has(name)), "prompt")
+    name = _first(fields, PROMPTS)
     further = {} if name == "instruction" else {one: fields.row[one] for one in CONTEXTS if fields.has(one)}
     return replace(_asked(fields, name), extra=further)
 
 
+def _first(fields: Fields, names: str) -> str:
+    """The first of these columns that is there, else the first of them."""
+    return next((name for name in names.split("|") if fields.has(name)), names.partition("|")[0])
+
+
 def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple[Pair, ...] = ()) -> Sample:
-    """The sample of a prompt column, which holds a text or a chat; an instruction may have a context below it."""
+    """Read a prompt column, which holds a text or a chat. An instruction may have a context below it."""
     if fields.is_chat(name):
         turns = fields.messages(name)
         if turns[-1]["role"] == "assistant":
@@ -136,18 +233,20 @@ def _asked(fields: Fields, name: str, *, answer: str | None = None, pairs: tuple
     return Sample(prompt=f"{prompt}\n\n{context}" if context else prompt, answer=answer, pairs=pairs)
 
 
-def _answer(fields: Fields, name: str) -> str:
-    """A text, or a chat of one assistant turn."""
+def _turn(fields: Fields, name: str) -> tuple[str, Message]:
+    """Read an answer that is a text, one assistant turn or a chat of one; return what the turn holds beside it too."""
+    if isinstance(fields.row.get(name), Mapping):
+        fields = replace(fields, row={**fields.row, name: [fields.row[name]]})
     if not fields.is_chat(name) or all(isinstance(turn, str) for turn in fields.row[name]):
-        return fields.text(name, empty=False)
+        return fields.text(name, empty=False), {}
     turns = fields.messages(name)
-    if len(turns) != 1 or turns[0]["role"] != "assistant" or not turns[0]["content"].strip():
+    if len(turns) != 1 or turns[0]["role"] != "assistant" or not _said(turns[0]):
         raise fields.error(f"{name!r} is a chat of {len(turns)}; beside a prompt it must be one assistant turn.")
-    return turns[0]["content"]
+    return turns[0]["content"], beside(turns[0])
 
 
-def _margin(fields: Fields) -> float:
-    return fields.number("margin")
+def _said(turn: Message) -> bool:
+    return bool(turn["content"].strip()) or "tool_calls" in turn
 
 
 def _read_chat_transcripts(fields: Fields) -> Sample:
@@ -155,7 +254,7 @@ def _read_chat_transcripts(fields: Fields) -> Sample:
     shared = _shared_turns(chosen, rejected)
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
         rest = turns[shared:]
-        if len(rest) != 1 or rest[0]["role"] != "assistant" or not rest[0]["content"].strip():
+        if len(rest) != 1 or rest[0]["role"] != "assistant" or not _said(rest[0]):
             raise fields.error(
                 f"{name!r} differs from its counterpart by {len(rest)} turns after {shared} equal ones; it must differ "
                 "in one last assistant turn that is not empty."
@@ -165,54 +264,76 @@ def _read_chat_transcripts(fields: Fields) -> Sample:
             "chosen and rejected are chats that share no turn, so there is no prompt. Begin both with what was asked, "
             "or name the column that holds it: data.columns={prompt: ...}."
         )
-    pair = Pair(chosen=chosen[-1]["content"], rejected=rejected[-1]["content"], margin=_margin(fields))
+    pair = Pair(
+        chosen=chosen[-1]["content"],
+        rejected=rejected[-1]["content"],
+        margin=fields.number("margin"),
+        chosen_turn=beside(chosen[-1]),
+        rejected_turn=beside(rejected[-1]),
+    )
     return Sample(messages=chosen[:shared], pairs=(pair,))
 
 
 def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
-    """Equal turns at the beginning, without the last turn of either (equal answers are still two answers)."""
-    return _shared_count(chosen[:-1], rejected[:-1])
+    """Count equal turns at the beginning. The last turn of either does not count: equal answers are two answers."""
+    return shared_count(chosen[:-1], rejected[:-1])
 
 
-def _shared_count(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many entries two sequences share at their beginning."""
-    for i, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return i
-    return min(len(one), len(other))
-
-
-_ANSWERED, _PAIRED, _TEXT, _ASKED = (
-    frozenset(kinds)
-    for kinds in ({DEMONSTRATION, QUESTION}, {DEMONSTRATION, PREFERENCE, QUESTION}, {DEMONSTRATION}, {QUESTION})
-)
 _CONTEXT = ("|".join(CONTEXTS),)
 
-for _name, _needs, _may, _read, _gives, _precedence in (
-    ("messages", ("messages|conversations",), (), read_messages, _ANSWERED, 2),
-    ("prompt/completion", ("prompt", COMPLETIONS), (), read_completion, _ANSWERED, 2),
-    ("prompt/answer", ("prompt", "answer"), (), read_prompt_answer, _ANSWERED, 2),
-    ("question/answer", ("question", "answer"), (), read_question_answer, _ANSWERED, 2),
-    ("instruction/response", ("instruction", ANSWERS), _CONTEXT, read_instruction, _ANSWERED, 2),
-    ("text", ("text",), (), read_text, _TEXT, 0),
-    ("prompt/chosen/rejected", ("prompt|messages", "chosen", "rejected"), ("margin",), read_pair, _PAIRED, 1),
-    (
-        "instruction/chosen/rejected",
-        ("instruction", "chosen", "rejected"),
-        (*_CONTEXT, "margin"),
-        read_pair,
-        _PAIRED,
-        1,
+
+def _of_answers(name: str, read: Callable[[Fields], Sample], *needs: str, may: tuple[str, ...] = ()) -> Dialect:
+    gives = frozenset({DEMONSTRATION, QUESTION})
+    return Dialect(name=name, needs=needs, may=may, read=read, gives=gives, precedence=2)
+
+
+def _of_pairs(name: str, read: Callable[[Fields], Sample], *needs: str, may: tuple[str, ...] = ("margin",)) -> Dialect:
+    gives = frozenset({DEMONSTRATION, PREFERENCE, QUESTION, JUDGEMENT})
+    return Dialect(name=name, needs=needs, may=may, read=read, gives=gives, precedence=1)
+
+
+def _of_labels(name: str, *needs: str, imitated_as: str) -> Dialect:
+    return Dialect(
+        name=name,
+        needs=needs,
+        read=read_judged,
+        fits=_is_judged,
+        gives=frozenset({QUESTION, JUDGEMENT}),
+        refusal="the rows are answers with a label each, as for KTO, not answers to imitate or pairs. To imitate every "
+        f"answer whatever its label, set data.dialect={imitated_as}.",
+        precedence=2,
+    )
+
+
+BUILT_IN = (
+    _of_answers("messages", read_messages, CHATS, may=("system",)),
+    _of_answers("prompt/completion", _answered("prompt", COMPLETIONS), "prompt", COMPLETIONS),
+    _of_answers("prompt/answer", _answered("prompt", "answer"), "prompt", "answer"),
+    _of_answers("question/answer", _answered("question", "answer"), "question", "answer"),
+    _of_answers("instruction/response", read_instruction, "instruction", ANSWERS, may=_CONTEXT),
+    Dialect(name="text", needs=("text",), read=read_text, gives=frozenset({DEMONSTRATION}), precedence=0),
+    _of_pairs("prompt/chosen/rejected", read_pair, PAIRED_WITH, "chosen", "rejected"),
+    _of_pairs("instruction/chosen/rejected", read_pair, "instruction", "chosen", "rejected", may=(*_CONTEXT, "margin")),
+    _of_pairs("prompt/pos_answers/neg_answers", read_answer_lists, "prompt", "pos_answers", "neg_answers"),
+    _of_pairs("chosen/rejected", read_transcripts, "chosen", "rejected"),
+    _of_pairs(
+        "instruction/output_1/output_2/preference",
+        read_choice,
+        *("instruction", "output_1", "output_2", "preference"),
+        may=_CONTEXT,
     ),
-    (
-        "prompt/pos_answers/neg_answers",
-        ("prompt", "pos_answers", "neg_answers"),
-        ("margin",),
-        read_answer_lists,
-        _PAIRED,
-        1,
+    Dialect(name="prompt", needs=(PROMPTS,), may=_CONTEXT, read=read_prompt, gives=frozenset({QUESTION}), precedence=0),
+    _of_labels(
+        "prompt/completion/label", "prompt|instruction|question", ANSWERS, LABELS, imitated_as="prompt/completion"
     ),
-    ("chosen/rejected", ("chosen", "rejected"), ("margin",), read_transcripts, _PAIRED, 1),
-    ("prompt", (PROMPTS,), _CONTEXT, read_prompt, _ASKED, 0),
-):
-    register_dialect(Dialect(name=_name, needs=_needs, may=_may, read=_read, gives=_gives, precedence=_precedence))
+    _of_labels("messages/label", CHATS, LABELS, imitated_as="messages"),
+    Dialect(
+        name="prompt/completions/labels",
+        needs=("prompt", "completions", "labels"),
+        read=read_steps,
+        gives=frozenset({QUESTION}),
+        refusal="the rows are steps of answers with a label each, for process reward models, which no method here "
+        "trains. Use them as prompts, or take other data.",
+        precedence=2,
+    ),
+)

@@ -1,44 +1,54 @@
-"""Typed access to one raw row. Any JSON value may stand in any column, so every read checks and raises `DataError`.
+"""Typed access to one raw row. A column may hold any JSON value, so every read checks it and raises `DataError`.
 
 Leaves out which columns belong together: that is `dialects.py`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-Message = dict[str, str]
-"""One turn of a chat: `role` and `content`."""
+from plaudit.support.visible import rounded, visible
 
-ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
-ROLES = ("system", "user", "assistant", "tool")
-UNREAD = {
-    **dict.fromkeys(("tool_calls", "function_call"), "write the call into the content as text"),
-    **dict.fromkeys(
-        ("reasoning_content", "reasoning", "thinking"),
-        "write the thoughts into the content, as the model is to answer, or leave them out",
-    ),
+Message = dict[str, Any]
+"""One turn of a chat: `role`, the text `content`, and keys of `KEPT`. `train` is False for an assistant's turn that is
+not to be trained."""
+
+ROLE_NAMES = {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
+    "developer": "system",
 }
-"""What a turn may hold beside its content, and what to do: chat templates would show it, and it would be lost."""
+ROLES = ("system", "user", "assistant", "tool")
+IMAGES = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns that a language model of text cannot read."""
+KEPT = ("reasoning_content", "tool_calls", "name", "tool_call_id")
+"""Keys that a turn may hold for the chat template, beside role and content."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a turn's thoughts in the wild. The first is ours."""
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
+"""Columns of a chat that its template reads."""
+TEMPLATE_OWN = ("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize")
+"""Names that `chat_template_kwargs` may not use."""
 
 
 class DataError(ValueError):
-    """Data that cannot be used. The message holds where it stands, what is wrong and what is allowed."""
+    """Data that cannot be used. The message says where it is, what is wrong and what is allowed."""
 
     def __init__(self, reason: str, where: str = "") -> None:
-        # a column's name, quoted in it, may be no text that can be written
-        reason = reason.encode("utf-8", "backslashreplace").decode()
-        super().__init__(f"{where}: {reason}" if where else reason)
+        reason = visible(reason, line=True)  # names of columns and files may hold anything
+        super().__init__(f"{visible(where, line=True)}: {reason}" if where else reason)
         self.reason = reason
         self.where = where
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The columns of a row that hold something (a null is an absent column), and where the row stands."""
+    """The columns of a row, and where the row is. A null counts as an absent column."""
 
     row: Mapping[str, Any]
     where: str
@@ -50,7 +60,7 @@ class Fields:
         return self.row.get(name) is not None
 
     def text(self, *names: str, empty: bool = True) -> str:
-        """The text in the first of these columns that is there; a number counts as text in `answer`."""
+        """The text in the first of these columns that is there. In `answer` a number counts as text."""
         name = self._present(names)
         value = self.row[name]
         if name == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
@@ -70,13 +80,13 @@ class Fields:
         return tuple(self._checked_text(value, f"{name}[{i}]", empty=False) for i, value in enumerate(values))
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """A finite number, or the default where the column is absent."""
+        """A finite number, or the default if the column is absent."""
         if not self.has(name):
             return default
         return self._checked_number(self.row[name], name)
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """One number for all of `count`, or a list with one for each; zeros where the column is absent."""
+        """`count` numbers, from a list or one number for all of them; zeros if the column is absent."""
         value = self.row.get(name)
         if not isinstance(value, list | tuple):
             return (self.number(name),) * count
@@ -88,7 +98,8 @@ class Fields:
         return isinstance(self.row.get(name), list | tuple)
 
     def messages(self, *names: str) -> tuple[Message, ...]:
-        """A non-empty list of chat turns: {"role", "content"} or {"from", "value"}."""
+        """A non-empty list of turns, {"role", "content"} or {"from", "value"}. Their `weight` or `train` says which
+        are trained."""
         name = self._present(names)
         turns = self.row[name]
         if not isinstance(turns, list | tuple) or not turns:
@@ -110,16 +121,45 @@ class Fields:
             raise self.error(f'{name} is {shown(turn)}; it must be {{"role": ..., "content": ...}}.')
         role = turn.get("role", turn.get("from"))
         content = turn.get("content", turn.get("value"))
+        further = self._further(turn, name)
         if isinstance(role, str):
             role = ROLE_NAMES.get(role, role)
         if not isinstance(role, str) or role not in ROLES:
             raise self.error(f"{name} has the role {shown(role)}; allowed are {', '.join(ROLES)}.")
-        for key, remedy in UNREAD.items():
-            if not blank(turn.get(key)):
-                raise self.error(f"{name} has {key}, which is not read; {remedy}.")
         if isinstance(content, list | tuple):
             content = self._joined_parts(content, name)
-        return {"role": role, "content": self._checked_text(content, f"{name}.content")}
+        if content is None and "tool_calls" in further:
+            content = ""
+        if role == "assistant" and not self._trained(turn, name):
+            further["train"] = False
+        return {"role": role, "content": self._checked_text(content, f"{name}.content"), **further}
+
+    def _further(self, turn: Mapping[str, Any], name: str) -> Message:
+        """The keys of a turn beside role and content."""
+        if not blank(turn.get("function_call")):
+            raise self.error(f"{name} has function_call, which is not read; write it as tool_calls.")
+        found: Message = {}
+        thoughts = [key for key in THOUGHTS if not blank(turn.get(key))]
+        if thoughts:
+            found[THOUGHTS[0]] = self._checked_text(turn[thoughts[0]], f"{name}.{thoughts[0]}")
+        if not blank(turn.get("tool_calls")):
+            found["tool_calls"] = [_call(call) for call in listed(turn["tool_calls"])]
+            if None in found["tool_calls"]:
+                raise self.error(
+                    f'{name}.tool_calls must be a list of {{"function": {{"name": ..., "arguments": ...}}}}.'
+                )
+        for key in ("name", "tool_call_id"):
+            if not blank(turn.get(key)):
+                found[key] = self._checked_text(turn[key], f"{name}.{key}")
+        return found
+
+    def _trained(self, turn: Mapping[str, Any], name: str) -> bool:
+        """False if a turn's `weight` or `train` says that it is not to be trained."""
+        given = {key: turn[key] for key in ("weight", "train") if turn.get(key) is not None}
+        for key, value in given.items():
+            if not isinstance(value, int | float) or value not in (0, 1):
+                raise self.error(f"{name}.{key} is {shown(value)}; it must be 0, 1, false or true.")
+        return all(given.values())
 
     def _joined_parts(self, parts: Sequence[Any], name: str) -> str:
         for part in parts:
@@ -141,6 +181,9 @@ class Fields:
         return value
 
     def _checked_number(self, value: Any, name: str) -> float:
+        if isinstance(value, str):  # from a CSV file
+            with suppress(ValueError):
+                value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{name!r} is {shown(value)}; it must be a number.")
         if (isinstance(value, int) and abs(value) > 1e300) or not math.isfinite(value):
@@ -148,25 +191,94 @@ class Fields:
         return float(value)
 
 
+def shared_count(one: Sequence[object], other: Sequence[object]) -> int:
+    """Number of equal entries at the beginning of two sequences."""
+    for i, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return i
+    return min(len(one), len(other))
+
+
+def template_arguments(row: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Read what a chat's row gives its template: the columns `tools` and `chat_template_kwargs`, which may be JSON."""
+    found: dict[str, Any] = {}
+    if not blank(tools := row.get("tools")):
+        found["tools"] = listed(tools)
+        if not found["tools"] or not all(isinstance(tool, Mapping) for tool in found["tools"]):
+            raise DataError(f"'tools' is {shown(tools)}; it must be a list of objects, or JSON of one.", where)
+    if not blank(given := row.get("chat_template_kwargs")):
+        values = _parsed(given)
+        if not isinstance(values, Mapping) or any(name in TEMPLATE_OWN for name in values):
+            raise DataError(
+                f"'chat_template_kwargs' is {shown(given)}; it must be an object without {', '.join(TEMPLATE_OWN)}.",
+                where,
+            )
+        found |= _without_nulls(values)
+    return found
+
+
+def tool_name(tool: Any) -> str:
+    """The name of a tool, or of the tool that a call calls; "" if it has none."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def listed(value: Any) -> list[Any]:
+    """Read a list, a NumPy array or JSON of a list, without the nulls that Arrow puts into objects; [] for the rest."""
+    value = _parsed(value)
+    return [*map(_without_nulls, value)] if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else []
+
+
+def _call(call: Any) -> dict[str, Any] | None:
+    """A call as chat templates read it: arguments that are JSON of an object become the object."""
+    if not tool_name(call):
+        return None
+    inner = dict(call.get("function", call))
+    arguments = _parsed(inner.get("arguments"))
+    inner["arguments"] = arguments if isinstance(arguments, Mapping) else inner.get("arguments") or {}
+    outer = {key: value for key, value in call.items() if key == "id"}
+    return {**outer, "type": "function", "function": inner}
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_without_nulls(entry) for entry in value]
+    return value
+
+
 def blank(value: Any) -> bool:
-    """Whether a further column or key says nothing: null, NaN (a table's null), an empty text or list, JSON of one, or
-    an object of nothing else."""
+    """True for values that say nothing: null, NaN (a table's null), an empty text or list, JSON of those, or an object
+    of such values."""
     if isinstance(value, str):
         return value.strip() in ("", "null", "[]", "{}")
     if isinstance(value, Mapping):
         return all(map(blank, value.values()))
-    if hasattr(value, "__len__"):  # NumPy's arrays too, which have no truth value
+    if isinstance(value, Sized):  # NumPy's arrays too, which have no truth value
         return len(value) == 0
     return not value or value != value
 
 
 def shown(value: Any) -> str:
-    """A value as an error message quotes it: its kind and the beginning of it."""
+    """A value as an error quotes it: its kind and its beginning."""
     if value is None:
         return "null"
-    kinds = {bool: "the truth value", int: "the number", float: "the number", str: "the text", dict: "an object"}
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    kinds = {int: "the number", float: "the number", str: "the text", dict: "an object"}
     kind = kinds.get(type(value), "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}")
     if isinstance(value, Mapping | list | tuple):
         return f"{kind} of {len(value)}"
-    text = repr(value)
+    text = rounded(value, ".0f") if type(value) is int else repr(value)
     return f"{kind} {text if len(text) <= 40 else text[:37] + '...'}"

@@ -1,173 +1,114 @@
-"""Raw rows to typed records: what a row means for SFT, for preferences or as a question.
+"""Raw rows to typed records: demonstrations, preferences, judged answers and questions.
 
-    dict row -> (dialect) Sample -> Demonstration | Preference | Question
+    dict row -> (a dialect of `dialects.py`) Sample -> a record of `records.py`
 
-Every dialect reads into one `Sample`, and the three records are read off it; so a dialect is written once, in
-`dialects.py`. Leaves out files (`read.py`) and tokens (`tokenize.py`).
+Leaves out files (`read.py`) and tokens (`tokenize.py`).
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from plaudit.data.fields import DataError, Fields, Message, blank
-
-DEMONSTRATION, PREFERENCE, QUESTION = "demonstrations", "preferences", "prompts"
+from plaudit.data.dialects import BUILT_IN
+from plaudit.data.fields import IMAGES, DataError, Fields, Message, blank, shown, template_arguments
+from plaudit.data.records import (
+    DEMONSTRATION,
+    JUDGEMENT,
+    QUESTION,
+    Demonstration,
+    Dialect,
+    Judgement,
+    Preference,
+    Question,
+    Sample,
+    Verdict,
+    beside,
+)
+from plaudit.support.fields import nearest
 
 _OF_PAIRS = frozenset({"chosen", "rejected", "pos_answers", "neg_answers", "margin"})
-ELSEWHERE = {DEMONSTRATION: _OF_PAIRS, QUESTION: _OF_PAIRS | {"completion", "response", "output"}}
-"""Columns that a kind of record is read from too, but that its own sources need not have."""
+_OF_ANSWERS = frozenset({"completion", "response", "output"})
+ELSEWHERE = {
+    DEMONSTRATION: _OF_PAIRS,
+    QUESTION: _OF_PAIRS | _OF_ANSWERS,
+    JUDGEMENT: _OF_PAIRS | _OF_ANSWERS | {"answer", "label", "kto_tag"},
+}
+"""Columns that a kind of record can be read from, but that its own sources need not have."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two answers to one prompt; `margin` is by how much the chosen one should win."""
-
-    chosen: str
-    rejected: str
-    margin: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Whatever a row says. `messages` is the chat that asks, without the answer; `prompt` is "" where it is set."""
-
-    prompt: str = ""
-    messages: tuple[Message, ...] = ()
-    answer: str | None = None
-    pairs: tuple[Pair, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstration:
-    """A prompt and the answer to imitate. Of `prompt` and `messages` one is empty."""
-
-    prompt: str
-    completion: str
-    messages: tuple[Message, ...]
-    where: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preference:
-    """A prompt and its pairs, at least one."""
-
-    prompt: str
-    messages: tuple[Message, ...]
-    pairs: tuple[Pair, ...]
-    where: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A prompt to be answered; `answer` is what a rule reward compares with, whole."""
-
-    prompt: str
-    messages: tuple[Message, ...]
-    answer: str | None
-    extra: Mapping[str, Any]
-    where: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """One way to write rows down.
-
-    `needs` lists what must be there, each entry a column or its alternatives ("input|context": the first that is there
-    is read, others are further columns); `may`, alike, what else is read; `gives` which records it serves. `read` gets
-    the row's fields and raises `DataError` for what it cannot read.
-    """
-
-    name: str
-    needs: tuple[str, ...]
-    read: Callable[[Fields], Sample]
-    gives: frozenset[str] = frozenset({DEMONSTRATION, PREFERENCE, QUESTION})
-    may: tuple[str, ...] = ()
-    precedence: int = 3
-    """Which one wins where the columns of a row fit several: built-in ones have 2 with answers, 1 with pairs, 0 with
-    prompts alone. Of equal ones the one that needs more columns wins, then the one added first."""
-
-    def columns(self) -> frozenset[str]:
-        return frozenset(name for entry in (*self.needs, *self.may) for name in entry.split("|"))
-
-    def read_of(self, fields: Fields) -> set[str]:
-        """The columns that `read` takes of a row: the first alternative of each entry that is there."""
-        entries = [entry.split("|") for entry in (*self.needs, *self.may)]
-        return {name for names in entries for name in [one for one in names if fields.has(one)][:1]}
-
-    def matches(self, fields: Fields) -> bool:
-        return all(any(fields.has(name) for name in entry.split("|")) for entry in self.needs)
-
-
-_DIALECTS: dict[str, Dialect] = {}
+_DIALECTS = {dialect.name: dialect for dialect in BUILT_IN}
 
 
 def register_dialect(dialect: Dialect) -> None:
     """Add a dialect, or replace the one of that name."""
-    import plaudit.data.dialects  # noqa: F401  (the built-in ones first, so that they cannot replace this one later)
-
     _DIALECTS[dialect.name] = dialect
 
 
 def dialects() -> dict[str, Dialect]:
     """All dialects by name."""
-    import plaudit.data.dialects  # noqa: F401  (registers the built-in ones)
-
     return dict(_DIALECTS)
 
 
-def demonstration(
-    row: Any, *, where: str, dialect: str = "auto", columns: Mapping[str, str] | None = None
-) -> Demonstration:
-    """A row as something to imitate. Of preferences it is the first chosen answer."""
-    read, _ = sample(row, kind=DEMONSTRATION, where=where, dialect=dialect, columns=columns)
-    return demonstration_of(read)
-
-
-def preference(row: Any, *, where: str, dialect: str = "auto", columns: Mapping[str, str] | None = None) -> Preference:
-    """A row as pairs of answers."""
-    read, _ = sample(row, kind=PREFERENCE, where=where, dialect=dialect, columns=columns)
-    return preference_of(read)
-
-
-def question(row: Any, *, where: str, dialect: str = "auto", columns: Mapping[str, str] | None = None) -> Question:
-    """A row as a prompt to be answered, with the reference answer if it has one."""
-    read, _ = sample(row, kind=QUESTION, where=where, dialect=dialect, columns=columns)
-    return question_of(read)
-
-
 def demonstration_of(read: Sample) -> Demonstration:
-    """The answer, else the first chosen answer, else the last assistant turn of a chat that a user ended."""
-    last = max((i for i, turn in enumerate(read.messages) if turn["role"] == "assistant"), default=None)
-    if read.answer is None and not read.pairs and last is not None and read.messages[last]["content"].strip():
-        read = replace(read, messages=read.messages[:last], answer=read.messages[last]["content"])
-    completion = read.answer if read.answer is not None else read.pairs[0].chosen if read.pairs else None
-    if completion is None:
-        raise DataError("there is no answer to imitate; SFT needs a completion in every row.", read.where)
-    return Demonstration(prompt=read.prompt, completion=completion, messages=read.messages, where=read.where)
+    """The row as something to imitate: its answer, else the first chosen one, else the last trained assistant turn."""
+    pair = read.pairs[0] if read.pairs else None
+    if read.answer is None and pair is not None:
+        read = replace(read, answer=pair.chosen, turn=pair.chosen_turn)
+    elif read.answer is None:
+        last = max((i for i, turn in enumerate(read.messages) if speaks(turn)), default=None)
+        if last is None:
+            why = "there is no answer to imitate; SFT needs a completion in every row."
+            if any(turn["role"] == "assistant" for turn in read.messages):
+                why = "no assistant turn is to be trained: each is empty, or has weight 0 or train false."
+            raise DataError(why, read.where)
+        answer = read.messages[last]
+        read = replace(read, messages=read.messages[:last], answer=answer["content"], turn=beside(answer))
+    assert read.answer is not None
+    return Demonstration(completion=read.answer, turn=read.turn, **read.asked())
+
+
+def speaks(turn: Message) -> bool:
+    """True for an assistant turn that is trained and says or calls something."""
+    says = bool(turn["content"].strip()) or "tool_calls" in turn
+    return turn["role"] == "assistant" and says and turn.get("train") is not False
 
 
 def preference_of(read: Sample) -> Preference:
+    """The row as pairs of answers."""
     if not read.pairs:
         raise DataError("there is no pair of a chosen and a rejected answer.", read.where)
-    return Preference(prompt=read.prompt, messages=read.messages, pairs=read.pairs, where=read.where)
+    return Preference(pairs=read.pairs, **read.asked())
+
+
+def judgement_of(read: Sample) -> Judgement:
+    """The row as judged answers. Of a pair the chosen one is good, the rejected one bad."""
+    verdicts = read.verdicts
+    for pair in read.pairs:
+        chosen = Verdict(answer=pair.chosen, good=True, turn=pair.chosen_turn)
+        verdicts += (chosen, Verdict(answer=pair.rejected, good=False, turn=pair.rejected_turn))
+    if not verdicts:
+        raise DataError(
+            "there is no answer that is called good or bad; the row needs an answer with some text, and a label (or "
+            "kto_tag) that is true, false, 1 or 0.",
+            read.where,
+        )
+    return Judgement(verdicts=verdicts, **read.asked())
 
 
 def question_of(read: Sample) -> Question:
-    return Question(prompt=read.prompt, messages=read.messages, answer=read.answer, extra=read.extra, where=read.where)
+    """The row as a prompt to be answered, with the reference answer if it has one."""
+    if read.answer is None and read.messages and read.messages[-1]["role"] == "assistant":  # one that is not trained
+        read = replace(read, messages=read.messages[:-1], answer=read.messages[-1]["content"])
+    return Question(answer=read.answer, extra=read.extra, **read.asked())
 
 
 def sample(
     row: Any, *, kind: str, where: str, dialect: str = "auto", columns: Mapping[str, str] | None = None
 ) -> tuple[Sample, str]:
-    """Read a row for one kind of record; also gives the name of the dialect it was read in."""
+    """Read a row for one kind of record. Return the name of the dialect too."""
     if not isinstance(row, Mapping):
-        raise DataError(f"the row is a {type(row).__name__}; it must be an object with columns.", where)
+        raise DataError(f"the row is {shown(row)}; it must be an object with columns.", where)
     fields = Fields(_renamed(row, columns or {}), where)
     try:
         return _sample(fields, kind, dialect)
@@ -176,7 +117,7 @@ def sample(
         if not lacking or error.where != where:
             raise
         raise DataError(
-            f"{error.reason} The row has not what data.columns={{{', '.join(lacking)}}} names.", where
+            f"{error.reason} The row lacks what data.columns={{{', '.join(lacking)}}} names.", where
         ) from error
 
 
@@ -187,34 +128,40 @@ def _sample(fields: Fields, kind: str, dialect: str) -> tuple[Sample, str]:
         raise DataError(f"rows in the dialect {chosen.name!r} hold no {kind}. {_serving(kind)}", where)
     read = chosen.read(fields)
     taken = chosen.read_of(fields)
-    if read.messages and "tools" not in taken and not blank(fields.row.get("tools")):
+    images = [name for name in IMAGES if name not in taken and not blank(fields.row.get(name))]
+    if images:
         raise fields.error(
-            "the chat has tools, which are not read: the chat template would show them. Write them into the system "
-            "turn as text, or leave the column out."
+            f"the row has {images[0]}, which is not read: only text is trained on. Leave such rows out; if their text "
+            "makes sense without it, leave the column out."
         )
     extra = {str(name): value for name, value in fields.row.items() if name not in taken and value is not None}
-    return replace(read, where=where, extra={**read.extra, **extra}), chosen.name
+    arguments: Mapping[str, Any] = {}
+    if read.messages:
+        arguments = {**template_arguments(extra, where), **read.arguments}
+    own = {} if kind == JUDGEMENT else read.extra  # a judged row keeps its judgement for questions
+    return replace(read, where=where, arguments=arguments, extra={**own, **extra}), chosen.name
 
 
 def named(name: str) -> Dialect:
     known = dialects()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise DataError(f"data.dialect={name!r} is unknown.{hint} Known: auto, {', '.join(known)}.")
+        raise DataError(f"data.dialect={name!r} is unknown{nearest(name, ['auto', *known])}")
     return known[name]
 
 
 def detect(fields: Fields, kind: str) -> Dialect:
     """The dialect of highest precedence that the columns fit and that serves this kind of record."""
-    serving = [entry for entry in dialects().values() if kind in entry.gives and entry.matches(fields)]
-    if not serving:
-        there = sorted(str(name) for name, value in fields.row.items() if value is not None)
+    there = [e for e in dialects().values() if (kind in e.gives or e.refusal) and e.matches(fields)]
+    if not there:
+        columns = sorted(str(name) for name, value in fields.row.items() if value is not None)
         raise fields.error(
-            f"the columns {', '.join(there) or '(none)'} are no known dialect of {kind}. {_serving(kind)} "
+            f"the columns {', '.join(columns) or '(none)'} are no known dialect of {kind}. {_serving(kind)} "
             "Name other columns with data.columns."
         )
-    return max(serving, key=lambda entry: (entry.precedence, len(entry.needs)))
+    best = max(there, key=lambda entry: (entry.precedence, len(entry.needs)))
+    if kind not in best.gives:
+        raise fields.error(best.refusal)
+    return best
 
 
 def _serving(kind: str) -> str:
@@ -230,7 +177,7 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
 
 
 def found(row: Mapping[str, Any], column: str) -> tuple[Any, ...]:
-    """What a row has under that name, if it has it: a column, or a.b for the entry b of an object in column a."""
+    """The value under a name, or () if the row lacks it. The name "a.b" is entry b of the object in column a."""
     if column in row:
         return (row[column],)
     outer, dot, inner = column.partition(".")
@@ -243,14 +190,13 @@ def check_columns(columns: Mapping[str, str]) -> None:
     known = sorted({name for entry in dialects().values() for name in entry.columns()})
     for name in columns:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise DataError(f"data.columns.{name} is no column of ours.{hint} Ours are {', '.join(known)}.")
+            raise DataError(f"data.columns.{name} is no column of ours{nearest(name, known)}")
 
 
 def check_found(columns: Mapping[str, str], renamed: set[str], kind: str | None = None) -> None:
-    """Refuse overrides that name a column no row had: what is optional would be missing from all, without a word. Rows
-    of one `kind` may lack what is another's: a pipeline's stages and an evaluation's sources share their settings."""
+    """Refuse overrides that name a column which no row had; an optional column would be missing silently.
+
+    Rows of one `kind` may lack what only others need, since a pipeline's stages share their settings."""
     serving = [entry.columns() for entry in dialects().values() if kind is None or kind in entry.gives]
     read = frozenset().union(*serving) - ELSEWHERE.get(kind or "", frozenset())
     for ours, theirs in columns.items():

@@ -2,47 +2,52 @@
 
     sources -> rows -> records -> token rows -> Dataset(items, validation, report)
 
-Everything is held in memory as tuples of token ids. Leaves out drawing (`cursor.py`) and batching.
+Rows pass one by one; only their tokens are kept (`store.py`). Leaves out drawing (`cursor.py`) and batching.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from plaudit.data.cursor import Cursor, permutation
-from plaudit.data.fields import DataError, blank
+from plaudit.data.fields import TEMPLATE_COLUMNS, DataError, blank
 from plaudit.data.formats import (
-    DEMONSTRATION,
-    PREFERENCE,
-    QUESTION,
-    Demonstration,
-    Preference,
-    Question,
-    Sample,
     check_columns,
     check_found,
     demonstration_of,
     found,
+    judgement_of,
     named,
     preference_of,
     question_of,
     sample,
 )
+from plaudit.data.oasst import unfolded
+from plaudit.data.oddities import note_row, note_same_files
 from plaudit.data.read import scan_rows
-from plaudit.data.report import Budget, DataReport, Tally
-from plaudit.data.settings import DataSettings, sources
-from plaudit.data.tokenize import Tokens, demonstration_rows, preference_rows, prompts
+from plaudit.data.reader import Reader, Tokens
+from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Question, Record, Sample
+from plaudit.data.report import Budget, DataReport, SourceReport, Tally
+from plaudit.data.settings import DataSettings, sources, unfed
+from plaudit.data.store import AT_ONCE, Codec, Integers, Items, PromptItems, RowItems, Writer
+from plaudit.data.stream import InOrder, Stream
+from plaudit.data.tokenize import demonstration_rows, judgement_rows, preference_rows, prompts
+from plaudit.support.fields import check
 from plaudit.types import Prompt, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ItemT = TypeVar("ItemT")
-RecordT = TypeVar("RecordT")
+RecordT = TypeVar("RecordT", bound=Record)
 VALIDATION_SPLIT = 2
 """Key of the random stream that picks validation items; 0 and 1 are the cursor's."""
 
@@ -51,122 +56,200 @@ VALIDATION_SPLIT = 2
 class Dataset(Generic[ItemT]):
     """What a run trains on and validates with. An item is what `batch_size` counts: one prompt.
 
-    An item of demonstrations is `(row,)`; of preferences all rows of a prompt, chosen and rejected adjacent; of
-    prompts the `Prompt` itself.
+    - demonstrations: `(row,)`, or the rows of a chat's turns
+    - preferences: all rows of a prompt, chosen and rejected adjacent
+    - judgements: all rows of a prompt, each judged answer before its mismatched row
+    - prompts: the `Prompt` itself
     """
 
-    items: list[ItemT]
-    validation: list[ItemT]
+    items: Items[ItemT] | Stream[ItemT]
+    validation: Items[ItemT]
     report: DataReport
     counts: tuple[int, ...]
-    """Train items of each source; `items` holds the sources one after the other."""
+    """Train items of each source. `items` holds the sources in this order."""
     weights: tuple[float, ...] | None
     shuffle: bool
+    longest: int
+    """Tokens of the longest row, or prompt."""
 
     def cursor(self, seed: int) -> Cursor:
         """The order in which `items` are drawn."""
+        if isinstance(self.items, Stream):
+            return InOrder()
         return Cursor(self.counts, weights=self.weights, seed=seed, shuffle=self.shuffle)
 
 
-def load_demonstrations(
-    settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> Dataset[tuple[Row, ...]]:
-    """Rows to imitate."""
-    _check_room(settings)
-
-    def tokenised(records: Sequence[Demonstration], tally: Tally, first: int) -> list[tuple[Row, ...]]:
-        rows = demonstration_rows(records, tokenizer, settings, tally=tally, first_group=first)
-        return [tuple(turns) for _, turns in groupby(rows, key=lambda row: row.group)]
-
-    return _load(settings, seed, Stage(DEMONSTRATION, demonstration_of, tokenised, _asked))
-
-
-def load_preferences(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset[tuple[Row, ...]]:
-    """Pairs of answers, by prompt."""
-    _check_room(settings)
-
-    def tokenised(records: Sequence[Preference], tally: Tally, first: int) -> list[tuple[Row, ...]]:
-        rows = preference_rows(records, tokenizer, settings, tally=tally, first_group=first)
-        return [tuple(pairs) for _, pairs in groupby(rows, key=lambda row: row.group)]
-
-    return _load(settings, seed, Stage(PREFERENCE, preference_of, tokenised, _asked))
-
-
-def load_prompts(settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Dataset[Prompt]:
-    """Prompts to answer."""
-
-    def tokenised(records: Sequence[Question], tally: Tally, first: int) -> list[Prompt]:
-        return prompts(records, tokenizer, settings, tally=tally)
-
-    return _load(settings, seed, Stage(QUESTION, question_of, tokenised, attrgetter("tokens")))
+RowsOf = Callable[[Sequence[RecordT], Reader, Tally, int], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage(Generic[RecordT, ItemT]):
-    """What differs between the three kinds of data: the record read off a sample, the items made of records, and the
-    prompt of an item."""
+class Loader(Generic[RecordT, ItemT]):
+    """Reads one kind of data. The fields are what differs between the four kinds."""
 
     kind: str
     record: Callable[[Sample], RecordT]
-    items: Callable[[Sequence[RecordT], Tally, int], list[ItemT]]
+    items: Callable[[Sequence[RecordT], Reader, Tally, int], list[ItemT]]
+    """Makes items of records; the last argument is the number of the first item."""
     prompt: Callable[[ItemT], Tokens]
+    size: Callable[[ItemT], int]
+    """Tokens of an item's longest row, or of its prompt."""
+    codec: Callable[[], Codec[ItemT]]
+
+    def __call__(
+        self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int, ends: Collection[int] = ()
+    ) -> Dataset[ItemT]:
+        """Read what the settings name. `ends` are the model's end tokens beside the tokenizer's own."""
+        check(settings, unfed, prefix="data.")
+        if self.kind != QUESTION and settings.max_prompt_tokens >= settings.max_tokens:
+            raise ValueError(
+                f"data.max_prompt_tokens={settings.max_prompt_tokens} leaves no room for an answer within "
+                f"data.max_tokens={settings.max_tokens}, which counts prompt and answer together. Lower the first."
+            )
+        check_columns(settings.columns)
+        if settings.dialect != "auto":
+            named(settings.dialect)
+        reader = Reader(tokenizer, settings, ends)
+        return (_streamed if settings.stream else _stored)(reader, seed, self)
 
 
-def _load(settings: DataSettings, seed: int, stage: Stage[RecordT, ItemT]) -> Dataset[ItemT]:
-    settings.check()
-    check_columns(settings.columns)
-    if settings.dialect != "auto":
-        named(settings.dialect)
+def _of_rows(
+    kind: str, record: Callable[[Sample], RecordT], rows_of: RowsOf[RecordT]
+) -> Loader[RecordT, tuple[Row, ...]]:
+    """A loader whose items are the rows of a group."""
+
+    def items(records: Sequence[RecordT], reader: Reader, tally: Tally, first: int) -> list[tuple[Row, ...]]:
+        return [tuple(rows) for _, rows in groupby(rows_of(records, reader, tally, first), key=attrgetter("group"))]
+
+    def prompt(item: tuple[Row, ...]) -> Tokens:
+        return item[0].tokens[: item[0].trainable.index(True)]
+
+    def size(item: tuple[Row, ...]) -> int:
+        return max(len(row.tokens) for row in item)
+
+    return Loader(kind, record, items, prompt, size, RowItems)
+
+
+load_demonstrations = _of_rows(DEMONSTRATION, demonstration_of, demonstration_rows)
+load_preferences = _of_rows(PREFERENCE, preference_of, preference_rows)
+load_judgements = _of_rows(JUDGEMENT, judgement_of, judgement_rows)
+load_prompts: Loader[Question, Prompt] = Loader(
+    QUESTION,
+    question_of,
+    items=lambda records, reader, tally, first: prompts(records, reader, tally),
+    prompt=attrgetter("tokens"),
+    size=lambda prompt: len(prompt.tokens),
+    codec=PromptItems,
+)
+LOADERS: Mapping[str, Loader[Any, Any]] = {
+    loader.kind: loader for loader in (load_demonstrations, load_preferences, load_judgements, load_prompts)
+}
+
+
+def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Dataset[ItemT]:
+    settings = reader.settings
     tallies: list[Tally] = []
     budget = Budget(settings.bad_rows)
-
-    def items_of(source: str, role: str, first: int) -> list[ItemT]:
-        tallies.append(Tally(source=source, role=role, budget=budget))
-        return stage.items(_records(tallies[-1], settings, stage), tallies[-1], first)
-
-    train: list[ItemT] = []
-    validation: list[ItemT] = []
-    counts: list[int] = []
-    for index, source in enumerate(sources(settings.train)):
-        items = items_of(source, "train", len(train) + len(validation))
-        kept, apart = _split(items, settings.validation_percent, (seed, index), stage.prompt)
-        if not kept:
-            raise DataError(_nothing_left(stage.kind, tallies[-1], held_out=len(apart)), source)
-        train += kept
-        validation += apart
-        counts.append(len(kept))
-    for source in sources(settings.validation):
-        items = items_of(source, "validation", len(train) + len(validation))
-        if not items:
-            raise DataError(_nothing_left(stage.kind, tallies[-1]), source)
-        validation += items
-    check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed}, stage.kind)
-    report = DataReport(
-        kind=stage.kind,
-        sources=tuple(tally.freeze() for tally in tallies),
-        train_items=len(train),
-        validation_items=len(validation),
-    )
+    writer = Writer(loader.codec(), settings.folder)
+    train: list[Integers] = []
+    apart: list[Integers] = []
+    longest = 0
+    roles = [("train", source) for source in sources(settings.train)]
+    roles += [("validation", source) for source in sources(settings.validation)]
+    for index, (role, source) in enumerate(roles):
+        tally = Tally(source=source, role=role, budget=budget)
+        tallies.append(tally)
+        first = writer.count
+        percent = settings.validation_percent if role == "train" else 0.0
+        keys = array("q")
+        for items in _items(reader, loader, tally, first):
+            writer.add(items)
+            longest = max(longest, *map(loader.size, items), 0)
+            if percent:
+                keys.extend([_prompt_key(loader.prompt(item), len(keys) + i) for i, item in enumerate(items)])
+        kept = np.arange(first, writer.count)
+        if percent:
+            held_out = _held_out(np.frombuffer(keys, np.int64), percent, (seed, index))
+            apart.append(kept[held_out])
+            kept = kept[~held_out]
+        if not len(kept):
+            raise DataError(_nothing_left(loader.kind, tally, held_out=writer.count - first), source)
+        (train if role == "train" else apart).append(kept)
+    note_same_files(settings, tallies)
+    check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed}, loader.kind)
+    counts = tuple(map(len, train))
     weights = None if settings.weights is None else tuple(settings.weights)
     if weights is not None:
         _check_shares(counts, weights, sources(settings.train))
+    stored = writer.items()
     return Dataset(
-        items=train,
-        validation=validation,
-        report=report,
-        counts=tuple(counts),
+        items=stored.picked(np.concatenate(train)),
+        validation=stored.picked(np.concatenate([np.arange(0), *apart])),
+        report=DataReport(
+            kind=loader.kind,
+            sources=tuple(tally.freeze() for tally in tallies),
+            train_items=sum(counts),
+            validation_items=sum(map(len, apart)),
+        ),
+        counts=counts,
         weights=weights,
         shuffle=settings.shuffle,
+        longest=longest,
     )
 
 
-def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT]) -> list[RecordT]:
+def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Dataset[ItemT]:
+    """Train sources as a stream, whose first block is read now. Validation sources are stored."""
+    settings = reader.settings
+    tallies: list[Tally] = []
+
+    def read() -> Iterator[ItemT]:
+        tallies.clear()
+        budget, first = Budget(settings.bad_rows), 0
+        for source in sources(settings.train):
+            tallies.append(Tally(source=source, budget=budget))
+            for items in _items(reader, loader, tallies[-1], first):
+                first += len(items)
+                yield from items
+
+    codec = loader.codec()
+    stream = Stream(read, codec, block=settings.stream, seed=seed, shuffle=settings.shuffle)
+    reports: list[SourceReport] = [tally.freeze() for tally in tallies]
+    held: Items[ItemT] = Items(codec, (), ())
+    if sources(settings.validation):
+        apart = {"train": settings.validation, "split": settings.validation_split, "validation": None, "stream": 0}
+        other = loader(replace(settings, **apart), reader.tokenizer, seed, reader.ends)
+        assert isinstance(other.items, Items)
+        held = other.items
+        reports += [replace(source, role="validation") for source in other.report.sources]
+    return Dataset(
+        items=stream,
+        validation=held,
+        report=DataReport(
+            kind=loader.kind, sources=tuple(reports), train_items=0, validation_items=len(held), streamed=True
+        ),
+        counts=(),
+        weights=None,
+        shuffle=settings.shuffle,
+        longest=settings.max_prompt_tokens if loader.kind == QUESTION else settings.max_tokens,
+    )
+
+
+def _items(reader: Reader, loader: Loader[RecordT, ItemT], tally: Tally, first: int) -> Iterator[list[ItemT]]:
+    """The items of a tally's source, some at a time; `first` is the number of the first one."""
+    records = _records(tally, reader.settings, loader)
+    while some := list(islice(records, AT_ONCE)):
+        items = loader.items(some, reader, tally, first)
+        first += len(items)
+        yield items
+
+
+def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT]) -> Iterator[RecordT]:
     """Read the source of a tally."""
     split = settings.split if tally.role == "train" else settings.validation_split
     entered = {theirs.partition(".")[0] for theirs in settings.columns.values()}
-    records: list[RecordT] = []
-    for where, row in scan_rows(tally.source, split=split):
-        if settings.limit is not None and len(records) == settings.limit:
+    good = 0
+    for where, row in unfolded(scan_rows(tally.source, split=split, note=tally.note), loader.kind, tally.note):
+        if good == settings.limit:
             break
         tally.read += 1
         try:
@@ -174,51 +257,53 @@ def _records(tally: Tally, settings: DataSettings, stage: Stage[RecordT, ItemT])
                 raise row
             tally.renamed.update(ours for ours, theirs in settings.columns.items() if found(row, theirs))
             read, dialect = sample(
-                row, kind=stage.kind, where=where, dialect=settings.dialect, columns=settings.columns
+                row, kind=loader.kind, where=where, dialect=settings.dialect, columns=settings.columns
             )
-            records.append(stage.record(read))
+            record = loader.record(read)
         except DataError as error:
             tally.skip(error)
-        else:
-            tally.dialects[dialect] += 1
-            if stage.kind != QUESTION:
-                said = (name for name, value in read.extra.items() if not hasattr(value, "__len__") or not blank(value))
-                tally.unread.update(name for name in said if name not in entered)
-    return records
+            continue
+        good += 1
+        tally.dialects[dialect] += 1
+        note_row(read, record, settings, tally)
+        if loader.kind != QUESTION:
+            used = entered.union(TEMPLATE_COLUMNS if read.messages else ())
+            said = (name for name, value in read.extra.items() if not isinstance(value, Sized) or not blank(value))
+            tally.unread.update(name for name in said if name not in used)
+        yield record
 
 
-def _split(
-    items: list[ItemT], percent: float, key: tuple[int, ...], prompt: Callable[[ItemT], Tokens]
-) -> tuple[list[ItemT], list[ItemT]]:
-    """Items to train on and items set aside, both in the order of the source, and no prompt in both.
+def _prompt_key(prompt: Tokens, number: int) -> int:
+    """Equal for equal prompts. Plain texts, whose prompts have at most one token, each get their own."""
+    return hash(prompt if len(prompt) > 1 else (number, -1))
 
-    Where each prompt has too many items for that (plain texts have none, all of them) each item stands for itself.
+
+def _held_out(prompts: Integers, percent: float, key: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Choose the items to set aside by the keys of their prompts: no prompt is on both sides.
+
+    If every prompt has more items than are to be set aside, single items are chosen. (All plain texts have the empty
+    prompt.)
     """
-    count = round(len(items) * percent / 100)
-    if percent > 0 and len(items) > 1:
+    count = round(len(prompts) * percent / 100)
+    if len(prompts) > 1:
         count = max(count, 1)
-    if count == 0:
-        return items, []
-    of_prompt: dict[object, list[int]] = {}
-    for i, item in enumerate(items):
-        asked = prompt(item)
-        of_prompt.setdefault(asked if len(asked) > 1 else i, []).append(i)
-    groups = list(of_prompt.values())
-    if min(map(len, groups)) > count:
-        groups = [[i] for i in range(len(items))]
-    apart: set[int] = set()
-    for i in permutation(len(groups), VALIDATION_SPLIT, *key):
-        if len(apart) + len(groups[i]) <= count:
-            apart.update(groups[i])
-    return [item for i, item in enumerate(items) if i not in apart], [items[i] for i in sorted(apart)]
-
-
-def _asked(item: tuple[Row, ...]) -> Tokens:
-    return item[0].tokens[: item[0].trainable.index(True)]
+    _, firsts, group = np.unique(prompts, return_index=True, return_inverse=True)
+    group = np.argsort(np.argsort(firsts))[group]  # numbered in the order of the source
+    sizes = np.bincount(group)
+    if len(sizes) and sizes.min() > count:
+        group, sizes = np.arange(len(prompts)), np.ones(len(prompts), np.int64)
+    taken = np.zeros(len(sizes), np.bool_)
+    for one in permutation(len(sizes), VALIDATION_SPLIT, *key):
+        if count == 0:
+            break
+        if sizes[one] <= count:
+            taken[one] = True
+            count -= int(sizes[one])
+    return taken[group]
 
 
 def _check_shares(counts: Sequence[int], weights: tuple[float, ...], names: Sequence[str]) -> None:
-    """An epoch's share of a source is the same whole number every time: with 0 it would never be drawn from."""
+    """Refuse a share of 0 draws: it is the same in every epoch, so the source would never be drawn from."""
     quotas = Cursor(counts, weights=weights).quotas
     if quotas is not None and 0 in quotas:
         raise DataError(
@@ -236,11 +321,3 @@ def _nothing_left(kind: str, tally: Tally, *, held_out: int = 0) -> str:
     if held_out:
         reasons.append(f"{held_out} set aside for validation")
     return f"no {kind} are left of {tally.read} rows: {'; '.join(reasons) or 'all were empty'}."
-
-
-def _check_room(settings: DataSettings) -> None:
-    if settings.max_prompt_tokens >= settings.max_tokens:
-        raise ValueError(
-            f"data.max_prompt_tokens={settings.max_prompt_tokens} leaves no room for an answer within "
-            f"data.max_tokens={settings.max_tokens}, which counts prompt and answer together. Lower the first."
-        )

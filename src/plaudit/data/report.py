@@ -1,4 +1,4 @@
-"""What became of the rows: counted while they are read, frozen into a report that is printed and saved before training.
+"""Counts of rows: taken while they are read, and frozen into a report that is printed and saved before training.
 
 Leaves out drawing: the table is plain text lines, the JSON a dict.
 """
@@ -6,15 +6,20 @@ Leaves out drawing: the table is plain text lines, the JSON a dict.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from plaudit.data.fields import DataError
+from plaudit.support.visible import visible
 
+EXAMPLE = 120
+"""Characters of a prompt's end and of a completion that the report quotes."""
 SHOWN = 5
-"""How many bad rows the report quotes, and columns that were not read."""
+"""Most bad rows, and most unread columns, that the report quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +33,25 @@ class Lengths:
     max: int = 0
 
     @classmethod
-    def of(cls, lengths: Iterable[int]) -> Lengths:
-        ordered = sorted(lengths)
-        if not ordered:
+    def of(cls, lengths: Mapping[int, int]) -> Lengths:
+        """Of a mapping from length to number of times."""
+        if not lengths:
             return cls()
-        low, middle, high = (ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in (0.05, 0.5, 0.95))
-        return cls(count=len(ordered), p5=low, p50=middle, p95=high, max=ordered[-1])
+        ordered = sorted(lengths)
+        up_to = [*accumulate(lengths[length] for length in ordered)]
+        low, middle, high = (ordered[bisect_left(up_to, math.ceil(share * up_to[-1]))] for share in (0.05, 0.5, 0.95))
+        return cls(count=up_to[-1], p5=low, p50=middle, p95=high, max=ordered[-1])
 
 
 @dataclass(slots=True)
 class Budget:
-    """How many bad rows may be skipped, of all sources together."""
+    """Number of bad rows that may be skipped in all sources together."""
 
     allowed: int = 0
     spent: int = 0
 
     def spend(self, error: DataError) -> None:
-        """Skip one more, or raise its error with what allows that."""
+        """Skip one more row, or raise its error with the setting that would allow it."""
         self.spent += 1
         if self.spent <= self.allowed:
             return
@@ -56,7 +63,7 @@ class Budget:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Counts of one source while it is read and tokenised. `freeze` makes the part of the report."""
+    """Counts of one source while it is read and tokenised. `freeze` makes its part of the report."""
 
     source: str
     role: str = "train"
@@ -64,8 +71,11 @@ class Tally:
     read: int = 0
     dialects: Counter[str] = field(default_factory=Counter)
     renamed: set[str] = field(default_factory=set)
-    """Columns of ours that some row had under the name that `data.columns` gives."""
+    """Our columns that some row had under their name in `data.columns`."""
     unread: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first example of each note, if there is one."""
     dropped: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     items: int = 0
@@ -73,35 +83,44 @@ class Tally:
     pairs: int = 0
     pairs_dropped: Counter[str] = field(default_factory=Counter)
     turns_dropped: Counter[str] = field(default_factory=Counter)
-    template_end: str = ""
-    """What the chat template ends an answer with, if not the end token."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    """How the chat template writes answers (`chat.Form`), and an `example` of the source; empty without chats."""
     truncated_prompts: int = 0
     truncated_completions: int = 0
-    prompt_lengths: list[int] = field(default_factory=list)
-    completion_lengths: list[int] = field(default_factory=list)
+    prompt_lengths: Counter[int] = field(default_factory=Counter)
+    completion_lengths: Counter[int] = field(default_factory=Counter)
     trained_tokens: int = 0
 
     def skip(self, error: DataError) -> None:
-        """Count a bad row; beyond the budget it is raised."""
+        """Count a bad row. Beyond the budget its error is raised."""
         self.bad.append(str(error))
         self.budget.spend(error)
+
+    def note(self, what: str, example: str = "") -> None:
+        """Count something odd that is used nevertheless."""
+        self.noted[what] += 1
+        self.examples.setdefault(what, example)
 
     def freeze(self) -> SourceReport:
         return SourceReport(
             source=self.source,
             role=self.role,
             dialects=dict(self.dialects),
-            unread={name.encode("utf-8", "backslashreplace").decode(): rows for name, rows in self.unread.items()},
+            unread={visible(name, line=True): rows for name, rows in self.unread.items()},
+            noted=dict(self.noted),
+            noted_examples={what: example for what, example in self.examples.items() if example},
             read=self.read,
             kept=self.items,
             rows=self.rows,
             pairs=self.pairs,
             pairs_dropped=dict(self.pairs_dropped),
             turns_dropped=dict(self.turns_dropped),
+            verdicts=dict(self.verdicts),
             dropped=dict(self.dropped),
             bad_rows=len(self.bad),
             bad_examples=tuple(self.bad[:SHOWN]),
-            template_end=self.template_end,
+            chat=self.chat,
             truncated_prompts=self.truncated_prompts,
             truncated_completions=self.truncated_completions,
             prompt_tokens=Lengths.of(self.prompt_lengths),
@@ -120,22 +139,28 @@ class SourceReport:
     dialects: Mapping[str, int]
     """Rows by the dialect they were read in."""
     unread: Mapping[str, int]
-    """Columns that hold something and are not used, with the number of such rows; prompts keep theirs for rewards."""
+    """Number of rows by column that holds something but is not used. Prompts keep all columns for rewards."""
+    noted: Mapping[str, int]
+    """Counts of what is odd but used nevertheless."""
+    noted_examples: Mapping[str, str]
     read: int
     kept: int
-    """Records that became items: prompts, with all their pairs, or chats, with all their trained turns."""
+    """Records that became items: prompts with all their pairs, or chats with all their trained turns."""
     rows: int
-    """Token rows made of them: two for each pair, one for each trained turn."""
+    """Their trained token rows: two for each pair, one for each trained turn or judged answer."""
     pairs: int
     pairs_dropped: Mapping[str, int]
     turns_dropped: Mapping[str, int]
-    """Assistant turns of chats of which others were kept (`data.every_turn`)."""
+    """Left-out assistant turns of chats that kept others (`data.every_turn`)."""
+    verdicts: Mapping[str, int]
+    """Judged answers of kept records: good ones, bad ones, and left-out ones by reason."""
     dropped: Mapping[str, int]
     """Records left out, by reason."""
     bad_rows: int
     bad_examples: tuple[str, ...]
     """The first few bad rows: where and why."""
-    template_end: str
+    chat: Mapping[str, Any]
+    """How the chat template writes answers (`chat.Form`), and the first prompt and completion; empty without chats."""
     truncated_prompts: int
     truncated_completions: int
     prompt_tokens: Lengths
@@ -148,21 +173,25 @@ class DataReport:
     """All sources of a run."""
 
     kind: str
-    """"demonstrations", "preferences" or "prompts"."""
+    """"demonstrations", "preferences", "judgements" or "prompts"."""
     sources: tuple[SourceReport, ...]
     train_items: int
     validation_items: int
+    streamed: bool = False
+    """Train sources are read during training; only their first block is counted."""
 
     def json(self) -> dict[str, Any]:
         """Plain values for `json.dump`."""
         return asdict(self)
 
     def table(self, *, measured: bool = False) -> str:
-        """Lines for a terminal: a table of the sources, then whatever was left out or cut, with its reason. What is
-        `measured` on is trained on by nobody."""
+        """Lines for a terminal: a table of the sources, then what was left out or cut, with reasons.
+
+        `measured` means that the data is for evaluation, not for training."""
         head = ("source", "", "read", "kept", "cut", "dropped", "bad", "prompt p5/p50/p95/max", "answer p5/p50/p95/max")
         use = "to measure on" if measured else f"to train on, {self.validation_items:,} for validation"
-        lines = [f"{self.kind}: {self.train_items:,} {use}"]
+        count = "streamed, counted is the first block," if self.streamed else f"{self.train_items:,}"
+        lines = [f"{self.kind}: {count} {use}"]
         sources = [replace(source, role="", trained_tokens=0) if measured else source for source in self.sources]
         lines += _aligned([head, *map(_cells, sources)])
         for source in sources:
@@ -195,21 +224,53 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
+def _chat_notes(chat: Mapping[str, Any], *, trained: bool) -> list[str]:
+    """How the template asks and answers, with an example row."""
+    notes = [f"chats ask for an answer with {chat['asks']!r}"]
+    if chat["prints_date"]:
+        notes.append("the chat template prints today's date: data.chat_template_kwargs={strftime_now: DATE} fixes it")
+    if not trained:
+        return notes
+    if chat["between"]:
+        notes.append(f"before an answer the chat template writes {chat['between']!r}, which is trained")
+    if chat["open_thought"]:
+        notes.append(f"the prompt leaves a thought open: {chat['open_thought']}")
+    if chat["end"]:
+        notes.append(f"answers end with {chat['end']!r}")
+    else:
+        other = f", the chat template ends them with {chat['other_end'].strip()!r}" if chat["other_end"].strip() else ""
+        notes.append(f"answers end with the tokenizer's eos_token{other}")
+    if not chat["nests"]:
+        notes.append("turns of a chat do not share one pass: the template writes earlier answers in another way")
+    prompt, completion = chat["example"]["prompt"], chat["example"]["completion"]
+    notes.append(f"a row: {_shown(prompt, -EXAMPLE)} | trained: {_shown(completion, EXAMPLE)}")
+    return notes
+
+
+def _shown(text: str, length: int) -> str:
+    """The beginning of a text, or with a negative length its end."""
+    part = text[:length] if length > 0 else text[length:]
+    dots = "" if part == text else "..."
+    return f"{part!r}{dots}" if length > 0 else f"{dots}{part!r}"
+
+
 def _notes(source: SourceReport) -> list[str]:
     notes = [f"read as {name}: {count:,}" for name, count in source.dialects.items()]
     if source.unread:
         more = f" and {len(source.unread) - SHOWN:,} more" if len(source.unread) > SHOWN else ""
         notes.append(f"columns not read: {', '.join([*source.unread][:SHOWN])}{more}")
+    for what, count in source.noted.items():
+        example = source.noted_examples.get(what)
+        notes.append(f"{what}: {count:,}" + (f", the first: {example}" if example else ""))
     if source.pairs or source.pairs_dropped:
         notes.append(f"pairs: {source.pairs:,}")
     if source.trained_tokens:
         notes.append(f"trained tokens: {source.trained_tokens:,}")
     notes += [f"pairs left out, {reason}: {count:,}" for reason, count in source.pairs_dropped.items()]
-    if source.template_end and source.trained_tokens:
-        notes.append(
-            f"answers end with the tokenizer's eos_token, the chat template ends them with {source.template_end!r}"
-        )
-    if source.kept < source.rows and not source.pairs:
+    if source.chat:
+        notes += _chat_notes(source.chat, trained=source.trained_tokens > 0)
+    notes += [f"answers {what}: {count:,}" for what, count in source.verdicts.items()]
+    if source.kept < source.rows and not source.pairs and not source.verdicts:
         notes.append(f"assistant turns: {source.rows:,}")
     notes += [f"turns left out, {reason}: {count:,}" for reason, count in source.turns_dropped.items()]
     notes += [f"dropped, {reason}: {count:,}" for reason, count in source.dropped.items()]

@@ -1,108 +1,118 @@
-"""What data a run reads and how: one dataclass, usable as an OmegaConf structured configuration.
+"""Settings of the data that a run reads, and how it reads them.
 
-Leaves out model and algorithm settings, and the names that other systems give to these fields (`validation_file` and
-the like), which are refused with the nearest one of ours.
+Leaves out the names that other systems give to these fields, such as `validation_file`. They are refused, with the
+nearest one of ours.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit.paths import at_home
+from plaudit.support.fields import Section, setting
+from plaudit.support.paths import at_home
 
 OVERLONG = ("truncate", "drop", "error")
+FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet)(\.(gz|bz2|xz))?$")
+"""The end of a data file's name."""
+THOUGHTS = ("closed", "in_content")
 
 
 @dataclass
-class DataSettings:
-    """Sources, dialect, lengths and what happens to rows that do not fit."""
+class DataSettings(Section):
+    """Sources, dialect, lengths, and the treatment of rows that do not fit."""
 
     train: Any = field(default_factory=list)
-    """One source or a list: files, folders, names that `datasets` loads ("owner/name" or "owner/name:config"), or
-    "file.py:function" that gives dict rows."""
-    weights: list[float] | None = None
-    """Share of each train source in an epoch; without it every row comes once an epoch."""
+    """One source or a list: files, folders ("folder:config" where its README lists several), names that `datasets`
+    loads ("owner/name" or "owner/name:config"), or "file.py:function" that gives dict rows."""
+    weights: list[float] | None = setting(None, above=0)
+    """Share of each train source in an epoch, one number each. Without it every row comes once an epoch."""
     validation: Any = None
     """One source or a list, as `train`."""
-    validation_percent: float = 0.0
+    validation_percent: float = setting(0.0, least=0, below=100)
     """Per cent of the train prompts to set aside for validation, each with all its rows (unless every prompt has more
-    than that), the same ones for the same seed."""
+    than that). The same seed sets the same ones aside."""
     split: str = "train"
-    """Split of train sources that `datasets` loads."""
+    """Split of train sources that are folders or loaded by `datasets`."""
     validation_split: str = "validation"
-    """Split of validation sources that `datasets` loads."""
+    """Split of validation sources that are folders or loaded by `datasets`."""
     dialect: str = "auto"
-    """Name of the row format ("prompt/completion", "messages", ...), or "auto" to read it off each row's columns."""
+    """Name of the row format ("prompt/completion", "messages", ...), or "auto" to find it by each row's columns."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our column name -> the file's, where the file uses other names; `a.b` is entry b of the objects in column a."""
+    """Our column name -> the file's, if the file uses other names. `a.b` is entry b of the objects in column a."""
     shuffle: bool = True
-    """Draw rows in a seeded random order, a new one every epoch."""
-    limit: int | None = None
-    """Use at most the first this many good rows of each source."""
-    bad_rows: int = 0
-    """How many unreadable rows may be skipped (and reported) in all; 0 refuses the first one."""
-    max_prompt_tokens: int = 512
-    """Longest prompt, with the BOS token where the tokenizer uses one."""
-    max_tokens: int = 1024
+    """Draw rows in a seeded random order that is new in every epoch."""
+    limit: int | None = setting(None, least=1)
+    """Most good rows to use of each source, from its beginning."""
+    bad_rows: int = setting(0, least=0)
+    """Number of unreadable rows that may be skipped, and reported, in all. 0 refuses the first one."""
+    max_prompt_tokens: int = setting(512, least=1, unit="tokens")
+    """Longest prompt, with the BOS token if the tokenizer uses one."""
+    max_tokens: int = setting(1024, least=2, unit="tokens")
     """Longest row: prompt, answer and end token together. Prompts without answers ignore it."""
-    overlong: str = "truncate"
-    """What happens to what is longer: "truncate" (prompts lose their beginning, answers their end; both are counted),
-    "drop" (counted) or "error"."""
-    max_pairs_per_prompt: int = 2
-    """Preference pairs used of one prompt: the first ones; the rest is counted."""
+    overlong: str | None = setting(None, choices=OVERLONG)
+    """Treatment of longer rows. "truncate" cuts the beginning of prompts (whole turns of chats, but no system turn) and
+    the end of answers; "drop" leaves rows out; both are counted. "error" refuses them. Null drops chats and truncates
+    texts."""
+    max_pairs_per_prompt: int = setting(2, least=1)
+    """Most preference pairs of one prompt; of judged answers twice as many. The first are used, the rest is counted."""
     every_turn: bool = False
-    """Of chats to imitate, train every assistant turn, with all before it as its prompt, not the last one alone. Other
+    """In chats to imitate, train every assistant turn, with all before it as its prompt, not only the last one. Other
     data ignores it."""
+    folder: str | None = None
+    """Folder for the tokens of data beyond 64 MiB during the run, four bytes a token. By default the cache folder
+    (PLAUDIT_CACHE, or ~/.cache/plaudit)."""
+    stream: int = setting(0, least=0)
+    """Items to read at a time, for data that fits on no disk: every pass reads the train sources again, and shuffles
+    within each block of items. The run is one epoch and needs train.steps. 0 reads sources once and stores tokens."""
     prompt_template: str | None = None
-    """Wrapping of plain-text prompts, with {prompt} where the prompt goes, such as "Question: {prompt}\\nAnswer:"."""
+    """Template of plain-text prompts, with {prompt} in it, such as "Question: {prompt}\\nAnswer:"."""
     as_chat: bool = False
     """Render plain-text prompts as one user turn of a chat."""
     system: str | None = None
-    """System message put before every chat that has none; set, it turns `as_chat` on."""
+    """System message for every chat that has none. It turns `as_chat` on."""
     chat_template: str | None = None
-    """Jinja template for chats: None for the tokenizer's own, "default" for a ChatML-like one, else the template."""
+    """Jinja template for chats: null for the tokenizer's own, "default" for one like ChatML, or a template or file."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking. A row's own column of this name overrides them.
+    `strftime_now: 2026-07-31` fixes the date that the template prints. Checkpoints keep them."""
+    thoughts: str | None = setting(None, choices=THOUGHTS)
+    """Meaning of an answer without thoughts of its own (reasoning_content), if the chat template's prompt opens a
+    thought. "closed": the answer closes it at once. "in_content": its text holds the thoughts and closes them. Null
+    refuses such answers."""
 
-    def check(self) -> None:
-        """Raise ValueError for values that contradict each other, before anything is read."""
+    def contradictions(self) -> Iterator[str]:
+        for name, value in (("train", self.train), ("validation", self.validation)):
+            try:
+                given = sources(value)
+            except ValueError as error:
+                yield f"{name}: {error}"
+                return
+            if twice := sorted({source for source in given if given.count(source) > 1}):
+                yield f"{name} names {twice[0]!r} twice: to repeat a source set data.weights"
         train, validation = sources(self.train), sources(self.validation)
-        if not train:
-            raise ValueError("data.train is empty. Give it a file, a folder, a dataset name or file.py:function.")
-        for name, given in (("train", train), ("validation", validation)):
-            twice = sorted({source for source in given if given.count(source) > 1})
-            if twice:
-                raise ValueError(f"data.{name} names {twice[0]!r} twice. To repeat a source set data.weights.")
         if validation and self.validation_percent:
-            raise ValueError(
-                f"data.validation={list(validation)} and data.validation_percent={self.validation_percent} are two "
-                "ways to say the same. Keep one."
+            yield (
+                f"validation={list(validation)} and data.validation_percent={self.validation_percent} are two ways to "
+                "say the same: keep one"
             )
-        if not 0 <= self.validation_percent < 100:
-            raise ValueError(f"data.validation_percent={self.validation_percent} is not in [0, 100).")
-        self._check_weights(len(train))
-        self._check_lengths()
+        if self.stream and (self.validation_percent or self.weights is not None):
+            yield (
+                f"stream={self.stream} reads sources one after the other, without their numbers of rows: set neither "
+                "data.validation_percent nor data.weights; name data.validation"
+            )
+        if self.weights is not None and train and len(self.weights) != len(train):
+            yield f"weights has {len(self.weights)} entries for {len(train)} train sources: give one each"
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
-            raise ValueError(f"data.prompt_template={self.prompt_template!r} has no {{prompt}} in it.")
+            yield f"prompt_template={self.prompt_template!r} has no {{prompt}} in it: put it where the prompt goes"
 
-    def _check_weights(self, count: int) -> None:
-        if self.weights is None:
-            return
-        if len(self.weights) != count:
-            raise ValueError(f"data.weights has {len(self.weights)} entries for {count} train sources; give one each.")
-        if any(not math.isfinite(weight) or weight <= 0 for weight in self.weights):
-            raise ValueError(f"data.weights={list(self.weights)} must be positive; leave a source of weight 0 out.")
 
-    def _check_lengths(self) -> None:
-        if self.overlong not in OVERLONG:
-            raise ValueError(f"data.overlong={self.overlong!r} is not one of {', '.join(OVERLONG)}.")
-        least = {"max_prompt_tokens": 1, "max_tokens": 2, "max_pairs_per_prompt": 1, "bad_rows": 0}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"data.{name}={getattr(self, name)} is below {low}.")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"data.limit={self.limit} is below 1; null means no limit.")
+def unfed(settings: DataSettings) -> list[str]:
+    """Complain if a run has no source to train on."""
+    none = "data.train is empty: give it a file, a folder, a dataset name or file.py:function"
+    return [none] if settings.train is None or settings.train in ("", [], ()) else []
 
 
 def sources(value: Any) -> tuple[str, ...]:
@@ -111,21 +121,35 @@ def sources(value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         return (value,) if value else ()
-    if isinstance(value, Mapping) or not hasattr(value, "__iter__"):
-        raise ValueError(f"A data source is {value!r}; it must be one name or a list of names.")
+    if isinstance(value, Mapping) or not isinstance(value, Iterable):
+        raise ValueError(f"A data source is {_told(value)}; it must be one name or a list of names.")
     names = tuple(value)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"A data source is {name!r}; it must be the name of a file, folder, data set or function.")
+            raise ValueError(
+                f"A data source is {_told(name)}; it must be the name of a file, folder, data set or function."
+            )
     return names
 
 
+def _told(value: Any) -> str:
+    return "null" if value is None else repr(value)
+
+
 def absent(value: Any) -> list[str]:
-    """Those of the sources that are files by their names and are not there. A function's file is told of as it is run,
-    and any other name may be a data set's."""
-    return [name for name in sources(value) if _is_file(name) and not at_home(name).exists()]
+    """The sources that are missing files, by their names. A function's file is checked when it runs, and any other name
+    may be a data set's."""
+    try:
+        named = sources(value)
+    except ValueError:  # reported as a contradiction
+        return []
+    return [name for name in named if _is_file(name) and not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    folder, colon, _ = name.rpartition(":")  # a folder may have a configuration after it
+    return at_home(name).exists() or (bool(colon) and at_home(folder).is_dir())
 
 
 def _is_file(name: str) -> bool:
-    named = name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".parquet"))
-    return named and ".py:" not in name
+    return (name.startswith((".", "/", "~")) or bool(FILE.search(name))) and ".py:" not in name

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plaudit.support.visible import visible
+
 Rows = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFiles:
-    """What a pipeline reads of a task: rows for every stage, set-aside ones, and the folder of a tokenizer."""
+    """What a pipeline reads of a task: training and set-aside rows for every stage, and the folder of a tokenizer."""
 
     sft: Path
     sft_validation: Path
@@ -27,7 +29,7 @@ class TaskFiles:
 def write_task(
     folder: Path, *, sft: tuple[Rows, Rows], preferences: tuple[Rows, Rows], prompts: tuple[Rows, Rows]
 ) -> dict[str, Path]:
-    """Write rows to train on and rows set aside; the fields of `TaskFiles`. The tokenizer is yet to be trained."""
+    """Write rows to train on and set-aside rows; return the fields of `TaskFiles`. The tokenizer is trained later."""
     rows = {"sft": sft[0], "sft_validation": sft[1], "preferences": preferences[0]}
     rows |= {"preferences_validation": preferences[1], "prompts": prompts[0], "prompts_test": prompts[1]}
     written = {name: write_rows(folder / f"{name}.jsonl", some) for name, some in rows.items()}
@@ -35,8 +37,8 @@ def write_task(
 
 
 def write_rows(path: Path, rows: Rows) -> Path:
-    """Write the rows, with the folder where it is missing, and return `path`."""
+    """Write the rows, make the folder if it is missing, and return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.writelines(visible(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
     return path

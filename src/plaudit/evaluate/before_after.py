@@ -1,13 +1,12 @@
-"""A policy before and after training, in one table: did it get better, by whose measure, and how far did it move.
+"""A policy before and after training, in one table: did it get better, by which measure, and how far did it move?
 
-Gold stands beside the judge: a policy that only exploits the judge rises in one and not in the other. Both policies
+Gold is shown beside the judge: a policy that only exploits the judge rises in one and not in the other. Both policies
 answer the same prompts with the same seeds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
 from plaudit.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
-from plaudit.evaluate.evaluation import COMPARISON, RESULT, figure_cells, figure_json, made_folder, number
+from plaudit.evaluate.evaluation import COMPARISON, figure_cells, figure_json, made_folder, number, save_result
 from plaudit.evaluate.generation import Figures, generation_figures, reward_figures
 from plaudit.evaluate.policy import Answers, Policy
 from plaudit.evaluate.settings import BeforeAfterSettings
@@ -41,7 +40,7 @@ ROWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeAfter:
-    """Figures of both, of after against before, and of the judge."""
+    """Figures of both policies, of after against before, and of the judge."""
 
     settings: BeforeAfterSettings
     before: Figures
@@ -55,7 +54,7 @@ class BeforeAfter:
 
     @property
     def completions(self) -> Sequence[Pairing]:
-        """The first few of them, spread over the prompts."""
+        """A few answers, spread over the prompts."""
         count = min(self.settings.examples, len(self.pairings))
         return [self.pairings[k * len(self.pairings) // count] for k in range(count)]
 
@@ -109,8 +108,7 @@ class BeforeAfter:
 
     def save(self, folder: Path) -> None:
         """Write evaluation.json and comparison.jsonl."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RESULT).write_text(json.dumps(self.json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_result(folder, self.json())
         write_rows(folder / COMPARISON, (pairing_json(pairing, ("before", "after")) for pairing in self.pairings))
 
 
@@ -148,9 +146,9 @@ def before_after(
 
 
 def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tuple[Figures, Answers]:
-    """What one policy shows by itself."""
+    """Figures of one policy."""
     rewards = bench.rewards(judge, policy.tokenizer)
-    answers = bench.answers(policy, bench.prompts(policy.tokenizer), rewards, name=name)
+    answers = bench.answers(policy, bench.prompts(policy), rewards, name=name)
     figures: Figures = generation_figures(answers) | reward_figures(answers)
     if bench.settings.given("demonstrations"):
         figures |= bench.perplexity(policy, name=name)
@@ -162,7 +160,7 @@ def _cell(figure: Interval | float | None, *, signed: bool = False) -> str:
         return ""
     value, between, _ = figure_cells(figure)
     sign = "+" if signed and not value.startswith("-") else ""
-    # A narrow terminal breaks the cell in front of the interval, not within it.
+    # A narrow terminal breaks the cell before the interval, not within it.
     return f"{sign}{value} {between.replace(' ', NO_BREAK)}" if between else f"{sign}{value}"
 
 

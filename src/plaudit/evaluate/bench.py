@@ -1,14 +1,13 @@
-"""Where policies are measured: loads each model once and each data set by the tokenizer that reads it, and says how far
-the work is. What is measured is in the files of the figures.
-"""
+"""Loads each model once, reads data by the tokenizer that needs it, and shows progress. The files of the figures say
+what is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from plaudit.data.load import Dataset, load_demonstrations, load_preferences, load_prompts
+from plaudit.data.load import LOADERS
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.kl import kl_figures
 from plaudit.evaluate.perplexity import perplexity
@@ -23,12 +22,6 @@ from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.types import Prompt, Row
 
-LOADERS: dict[str, Callable[..., Dataset[Any]]] = {
-    "prompts": load_prompts,
-    "demonstrations": load_demonstrations,
-    "preferences": load_preferences,
-}
-
 
 class Bench:
     """Models and data of one evaluation."""
@@ -38,7 +31,7 @@ class Bench:
         self.device = device_of(settings.device)
         self.gold = None if settings.gold is None else _gold(settings)
         self.reports: dict[str, dict[str, Any]] = {}
-        """What became of the rows of each data set that was read."""
+        """Data report of each data set that was read."""
         self._policies: dict[str, Policy] = {}
         self._judges: dict[str, Judge] = {}
 
@@ -55,7 +48,7 @@ class Bench:
         return self._judges[path]
 
     def rewards(self, judge: str | None, tokenizer: Any) -> dict[str, Reward]:
-        """Everything that scores answers made with this tokenizer, by name."""
+        """All rewards for answers made with this tokenizer, by name."""
         found: dict[str, Reward] = {} if self.gold is None else {"gold": self.gold}
         if judge is not None:
             found["judge"] = self.judge(judge).reward(tokenizer)
@@ -63,38 +56,35 @@ class Bench:
 
     # data
 
-    def prompts(self, tokenizer: Any) -> list[Prompt]:
-        return self._read("prompts", tokenizer)
+    def prompts(self, reader: Policy) -> list[Prompt]:
+        return self._read("prompts", reader)
 
-    def demonstrations(self, tokenizer: Any) -> list[Row]:
-        return [row for item in self._read("demonstrations", tokenizer) for row in item]
+    def _rows(self, kind: str, reader: Policy | Judge) -> list[Row]:
+        """Token rows; of preferences chosen and rejected ones, alternating."""
+        return [row for item in self._read(kind, reader) for row in item]
 
-    def preferences(self, tokenizer: Any) -> list[Row]:
-        """Chosen and rejected in turn."""
-        return [row for item in self._read("preferences", tokenizer) for row in item]
-
-    def _read(self, kind: str, tokenizer: Any) -> list[Any]:
+    def _read(self, kind: str, reader: Policy | Judge) -> list[Any]:
         settings = replace(
             self.settings.data,
-            train=getattr(self.settings, kind),
+            train=vars(self.settings)[kind],
             limit=self.settings.limit,
             weights=None,
             validation_percent=0.0,
             shuffle=False,
         )
-        data = LOADERS[kind](settings, tokenizer, self.settings.seed)
+        data = LOADERS[kind](settings, reader.tokenizer, self.settings.seed, reader.model.special.eos)
         for source in data.report.sources:
             whole = source.read == source.kept and not source.pairs_dropped and not source.turns_dropped
             if not whole or source.truncated_prompts or source.truncated_completions:
                 self.reporter.say(data.report.table(measured=True))
                 break
         self.reports[kind] = data.report.json()
-        return data.items
+        return list(data.items)
 
     # measuring
 
     def answers(self, policy: Policy, prompts: Sequence[Prompt], rewards: dict[str, Reward], *, name: str) -> Answers:
-        """The policy's answers with their scores, under a bar with the remaining time."""
+        """The policy's answers with their scores, with a bar for the remaining time."""
         sampling = self.settings.sampling
         total = len(prompts) * sampling.samples
         with self.reporter.track(f"answers of {name}", total) as tracker:
@@ -103,7 +93,7 @@ class Bench:
         return scored(answers, rewards) if rewards else answers
 
     def perplexity(self, policy: Policy, *, name: str) -> dict[str, Interval]:
-        rows = self.demonstrations(policy.tokenizer)
+        rows = self._rows("demonstrations", policy)
         with self.reporter.track(f"perplexity of {name}", len(rows)) as tracker:
             return perplexity(policy, rows, token_budget=self.settings.score_tokens, advance=tracker.advance)
 
@@ -119,11 +109,11 @@ class Bench:
             )
 
     def judge_accuracy(self, judge: Judge) -> dict[str, Interval]:
-        rows = self.preferences(judge.tokenizer)
+        rows = self._rows("preferences", judge)
         return margin_figures(judge_margins(judge, rows), [row.group for row in rows[::2]])
 
     def implied_accuracy(self, policy: Policy, reference: Policy) -> dict[str, Interval]:
-        rows = self.preferences(policy.tokenizer)
+        rows = self._rows("preferences", policy)
         margins = implied_margins(policy, reference, rows, token_budget=self.settings.score_tokens)
         return margin_figures(margins, [row.group for row in rows[::2]])
 

@@ -1,4 +1,4 @@
-"""Two policies that answered the same prompts: how often one is better, by every reward that scored both."""
+"""Compare two policies on the same prompts: how often one is better, by every reward that scored both."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[st
             raise ValueError(f"the reward {name!r} scored no prompt's answers of both policies")
         figures[f"win_rate/{name}"] = bootstrap(wins, seed=seed)
         figures[f"difference/{name}"] = bootstrap(differences, seed=seed)
-        figures[f"reward/{name}/first"] = mean_interval(list(prompt_means(first, name)[0].values()))
-        figures[f"reward/{name}/second"] = mean_interval(list(prompt_means(second, name)[0].values()))
+        figures[f"reward/{name}/first"] = mean_interval(list(prompt_means(first, name).values()))
+        figures[f"reward/{name}/second"] = mean_interval(list(prompt_means(second, name).values()))
     return figures
 
 
@@ -53,7 +53,7 @@ def _gaps(ours: list[Answer], theirs: list[Answer], name: str) -> Iterator[float
 
 
 def side_by_side(first: Answers, second: Answers) -> list[Pairing]:
-    """Every pair of answers, in the order of the prompts."""
+    """All pairs of answers, in the order of the prompts."""
     return [
         Pairing(prompt=one.prompt, first=one, second=other)
         for ours, theirs in zip(first, second, strict=True)
@@ -62,7 +62,7 @@ def side_by_side(first: Answers, second: Answers) -> list[Pairing]:
 
 
 def pairing_json(pairing: Pairing, names: tuple[str, str]) -> Mapping[str, Any]:
-    """One line of a dump; each answer under its policy's name."""
+    """One line of the file of pairs; each answer under its policy's name."""
     answers = zip(names, (pairing.first, pairing.second), strict=True)
     texts = {name: {key: value for key, value in answer.json().items() if key != "prompt"} for name, answer in answers}
     return {"prompt": pairing.prompt.text, **texts}

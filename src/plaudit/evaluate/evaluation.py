@@ -20,8 +20,9 @@ from plaudit.evaluate.policy import Answer, Answers, Policy
 from plaudit.evaluate.settings import EvaluationSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter
-from plaudit.paths import at_home
-from plaudit.plugins import load_plugins
+from plaudit.support.paths import at_home
+from plaudit.support.plugins import load_plugins
+from plaudit.support.visible import rounded, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,16 +32,16 @@ RESULT, GENERATIONS, COMPARISON = "evaluation.json", "generations.jsonl", "compa
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What was found."""
+    """The result of an evaluation."""
 
     settings: EvaluationSettings
     figures: Figures
     """By name (perplexity, reward/gold, kl, win_rate/judge, ...): an estimate with its interval, or a plain number."""
     answers: Sequence[Answer]
     pairings: Sequence[Pairing]
-    """Answers of model and other, side by side, where they were compared."""
+    """Answers of model and other, paired, if they were compared."""
     data: Mapping[str, Any]
-    """What became of the rows of every source."""
+    """The data report of every source."""
 
     def json(self) -> dict[str, Any]:
         return {
@@ -62,11 +63,11 @@ class Evaluation:
         return table
 
     def save(self, folder: Path) -> None:
-        """Write evaluation.json, and the answers as JSON lines where there are any; those of another time go."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write evaluation.json, and the answers as JSON lines if there are any; remove those of an earlier
+        evaluation."""
         for name in (GENERATIONS, COMPARISON):
             (folder / name).unlink(missing_ok=True)
-        (folder / RESULT).write_text(json.dumps(self.json(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_result(folder, self.json())
         if self.answers:
             write_rows(folder / GENERATIONS, (answer.json() for answer in self.answers))
         if self.pairings:
@@ -110,9 +111,9 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
 def _by_answers(
     bench: Bench, settings: EvaluationSettings, policy: Policy, kinds: Sequence[str]
 ) -> tuple[Answers, list[Pairing], Figures]:
-    """Everything that is read off the policy's own answers, which are drawn once."""
+    """All figures of the policy's own answers, which are drawn once."""
     rewards = bench.rewards(settings.judge, policy.tokenizer)
-    answers = bench.answers(policy, bench.prompts(policy.tokenizer), rewards, name="model")
+    answers = bench.answers(policy, bench.prompts(policy), rewards, name="model")
     figures: Figures = {}
     pairings: list[Pairing] = []
     if "generation" in kinds:
@@ -125,7 +126,7 @@ def _by_answers(
     if "comparison" in kinds:
         assert settings.other is not None
         other = bench.policy(settings.other)
-        prompts = bench.prompts(other.tokenizer)
+        prompts = bench.prompts(other)
         if [prompt.id for prompt in prompts] != [group[0].prompt.id for group in answers]:
             raise ValueError("model and other do not keep the same prompts: set data.overlong=truncate or error")
         others = bench.answers(other, prompts, bench.rewards(settings.judge, other.tokenizer), name="other")
@@ -135,7 +136,7 @@ def _by_answers(
 
 
 def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | None) -> Figures:
-    """Accuracy on pairs of the judge, or, where there is none, of the policy's log-ratios to the reference."""
+    """Accuracy on pairs by the judge, or without one by the policy's log-ratios to the reference."""
     if settings.judge is not None:
         found, whose = bench.judge_accuracy(bench.judge(settings.judge)), "judge"
     else:
@@ -145,11 +146,18 @@ def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | Non
 
 
 def made_folder(out: Path) -> None:
-    """Make the folder of the figures, before anything is loaded: they would be lost."""
+    """Make the folder of the figures before anything is loaded, so that they cannot be lost."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write the figures to {out}: {error.strerror}. Give another folder as out.") from error
+
+
+def save_result(folder: Path, content: dict[str, Any]) -> None:
+    """Write evaluation.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = visible(json.dumps(content, indent=1, ensure_ascii=False))
+    (folder / RESULT).write_text(text + "\n", encoding="utf-8")
 
 
 def figure_json(figure: Interval | float) -> Any:
@@ -168,5 +176,5 @@ def figure_cells(figure: Interval | float) -> tuple[str, str, str]:
 
 def number(value: float) -> str:
     """Three decimals, fewer where the number is large; never -0."""
-    text = f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 100 else f"{value:,.1f}"
+    text = rounded(value, ".3f" if abs(value) < 1 else ".2f" if abs(value) < 100 else ",.1f")
     return text.removeprefix("-") if not text.strip("-0.") else text

@@ -1,4 +1,4 @@
-"""What a policy's own answers are like: their rewards, whether they end, how long and how varied they are."""
+"""Figures of a policy's own answers: rewards, length, variety, and whether they end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 
 from plaudit.evaluate.policy import Answer, Answers
 from plaudit.evaluate.statistics import Interval, mean_interval, wilson
+from plaudit.support.visible import visible
 
 Figures = dict[str, Interval | float]
 
@@ -24,35 +25,33 @@ def generation_figures(answers: Answers) -> Figures:
 
 
 def reward_figures(answers: Answers) -> Figures:
-    """Mean of every reward; where some answers could not be scored, also how many.
-
-    Several answers to a prompt are averaged first. Raises ValueError, with its reason, if a reward scored nothing.
-    """
+    """Mean of every reward, and the number of answers that it failed on or does not apply to, if any. Several answers
+    to a prompt are averaged first. Raises ValueError with a reason if a reward scored nothing."""
     figures: Figures = {}
     for name in answers[0][0].scores:
-        means, failed = prompt_means(answers, name)
-        figures[f"reward/{name}"] = mean_interval(list(means.values()))
-        if failed:
+        figures[f"reward/{name}"] = mean_interval(list(prompt_means(answers, name).values()))
+        scores = [answer.scores[name] for group in answers for answer in group]
+        if failed := sum(score.failed for score in scores):
             figures[f"reward/{name}/failed"] = float(failed)
+        if others := sum(not score.applicable for score in scores):
+            figures[f"reward/{name}/not_applicable"] = float(others)
     return figures
 
 
-def prompt_means(answers: Answers, name: str) -> tuple[dict[int, float], int]:
-    """Mean score by a reward of each prompt's scored answers, by the prompt's place; and how many have no score."""
+def prompt_means(answers: Answers, name: str) -> dict[int, float]:
+    """Mean score of each prompt's scored answers, by the prompt's index."""
     means: dict[int, float] = {}
-    failed = 0
     for place, group in enumerate(answers):
         values = [value for answer in group if (value := answer.scores[name].value) is not None]
-        failed += len(group) - len(values)
         if values:
             means[place] = fmean(values)
     if not means:
         raise ValueError(f"the reward {name!r} scored no answer; the first: {_reason(answers[0][0], name)}")
-    return means, failed
+    return means
 
 
 def _reason(answer: Answer, name: str) -> str:
-    return f"{answer.scores[name].reason} ({answer.completion.text[:80]!r})"
+    return visible(f"{answer.scores[name].reason} ({answer.completion.text[:80]!r})", line=True)
 
 
 def distinct(texts: Sequence[str], n: int) -> float:

@@ -1,23 +1,25 @@
-"""A checkpoint of a judge as a reward, wherever answers are scored: in training, in evaluation, from a script."""
+"""A judge's checkpoint as a reward: in training, in evaluation, or from a script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from plaudit.batch import Batch
-from plaudit.data.tokenize import encode_prompt, encode_texts
+from plaudit.data.fields import template_arguments
+from plaudit.data.reader import Reader, Tokens, after, encode_prompt, encode_texts
+from plaudit.data.settings import DataSettings
 from plaudit.evaluate.policy import check_lengths
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.sharding import Placement, Waiting, apart
 from plaudit.models.base import LanguageModel
 from plaudit.models.load import check_scores, load_model, load_tokenizer
 from plaudit.rewards.judge import JudgeReward, ScoreBatch
-from plaudit.types import Completion, Prompt, Role, Row
+from plaudit.types import Completion, Finish, Prompt, Role, Row
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Judge:
     tokenizer: Any
     token_budget: int = 16384
     placement: Placement | None = None
-    """Where its parameters are; None for all on its device."""
+    """Placement of its parameters; None if all are on its device."""
 
     @classmethod
     def load(
@@ -40,38 +42,45 @@ class Judge:
         token_budget: int = 16384,
         offload: bool = False,
     ) -> Judge:
-        """The judge in a checkpoint's folder (or a hub id). With `offload` it waits in host memory between scorings.
-        Raises ValueError for a model that is none."""
+        """Load the judge from a checkpoint's folder (or a hub id). With `offload` it is in host memory between
+        scorings. Raises ValueError for a model that is not a judge."""
         check_scores(path)
         model = load_model(path, head="scalar", dtype=dtype, device=device)
         model.requires_grad_(False)
         place = Waiting(model, device=torch.device(device)) if offload and apart(device) else None
         return cls(model.eval(), load_tokenizer(path), token_budget, place)
 
-    def scores(self, batch: Batch) -> list[float]:
-        """One score a row, read at its last token."""
+    @cached_property
+    def _scorer(self) -> Scorer:
+        """The scorer, kept since it knows how many tokens memory holds."""
+        return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.placement)
+
+    def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0) -> JudgeReward:
+        """Return a reward for answers that `tokenizer` made."""
+        longest, ends = self.model.max_positions, self.model.special.eos
+        return judge_reward(
+            self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, busy=busy, pause=pause
+        )
+
+    def of_sequences(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """One score a sequence, read where transformers' classifiers read it: at the last token that is not the
+        checkpoint's pad. If that pad is the end token too, this is the token before the end. Raises ValueError for
+        sequences longer than the model's context."""
+        read = [self._without_pads(sequence) for sequence in sequences]
+        batch = Batch.of([Row(tokens=tokens, trainable=(False,) * len(tokens)) for tokens in read])
         check_lengths(batch, self.model)
-        scorer = Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.placement)
         found: list[float] = []
-        for output in scorer.outputs(batch):
+        for output in self._scorer.outputs(batch):
             assert output.scores is not None
             found += output.scores.tolist()
         return found
 
-    def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0) -> JudgeReward:
-        """As a reward of answers that `tokenizer` made; with another vocabulary the judge reads the texts anew.
-
-        An answer that lacks the end token gets it: the judge was trained on whole texts.
-        """
-        longest = self.model.max_positions
-        return judge_reward(self.of_sequences, self.tokenizer, tokenizer, longest=longest, busy=busy, pause=pause)
-
-    def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
-        """One score a sequence."""
-        return self.scores(Batch.of([Row(tokens=tokens, trainable=(False,) * len(tokens)) for tokens in sequences]))
-
-    def encode(self, prompt: Prompt, completion: Completion) -> tuple[int, ...]:
-        return encode_pair(prompt, completion, self.tokenizer)
+    def _without_pads(self, sequence: tuple[int, ...]) -> tuple[int, ...]:
+        """Remove the pads at its end: tokens after the one that is read cannot change its state."""
+        length = len(sequence)
+        while length > 1 and sequence[length - 1] == self.model.special.pad:
+            length -= 1
+        return sequence[:length]
 
 
 def judge_reward(
@@ -79,16 +88,62 @@ def judge_reward(
     own: Any,
     tokenizer: Any,
     *,
+    ends: Collection[int],
     longest: int,
     busy: Callable[[], bool] = lambda: False,
     pause: float = 0.0,
 ) -> JudgeReward:
     """A reward of answers that `tokenizer` made, wherever the judge is; `own` is the tokenizer it was trained with,
-    `longest` how many tokens it has positions for."""
-    encode = None if own.get_vocab() == tokenizer.get_vocab() else partial(encode_pair, tokenizer=own)
-    return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, append_eos=own.eos_token_id, longest=longest)
+    `ends` its end tokens, `longest` how many tokens it has positions for."""
+    reading = Reading(own, ends)
+    encode = partial(reading.sequence, sampled=own.get_vocab() == tokenizer.get_vocab())
+    return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, longest=longest)
 
 
-def encode_pair(prompt: Prompt, completion: Completion, tokenizer: Any) -> tuple[int, ...]:
-    """Apart and joined, as the pairs that judges are trained on."""
-    return (*encode_prompt(prompt.text, tokenizer), *encode_texts([completion.text], tokenizer)[0])
+class Reading:
+    """What a judge reads: prompt and answer in the form of its training, with chats rendered by its own tokenizer's
+    template. An answer without an end token gets one; another end token is replaced by the judge's."""
+
+    def __init__(self, tokenizer: Any, ends: Collection[int]):
+        # judges score finished answers: an answer without thoughts has closed them
+        self.reader = Reader(tokenizer, DataSettings(thoughts="closed"), ends)
+        self.tokenizer, self.chats = tokenizer, self.reader.chats
+        self._asked: tuple[Prompt, str, Tokens] | None = None
+
+    def sequence(self, prompt: Prompt, completion: Completion, *, sampled: bool) -> Tokens:
+        """The judge's tokens; with `sampled`, where the ids mean the same to it, those of the answer as it was drawn,
+        after a prompt of the same tokens. Raises ValueError for a chat that its template refuses."""
+        chat = bool(prompt.messages and self.chats.template)
+        text, asked = self._prompt(prompt, chat=chat, sampled=sampled)
+        if sampled and asked == prompt.tokens:
+            body = completion.tokens[:-1] if completion.finish is Finish.EOS else completion.tokens
+            end = self._end(chat=chat)
+            before = len(body) - len(end) + 1  # a template may write something before the end token
+            return (*asked, *(body[:before] if end[:-1] == body[before:] else body), *end)
+        answer = self._completion(prompt, completion, text) if chat else completion.text
+        (tokens,) = encode_texts([text + answer if chat else answer], self.tokenizer)
+        tokens = after(asked, tokens, answer, self.tokenizer) if chat else tokens
+        return (*asked, *tokens, *(() if tokens and tokens[-1] in self.reader.ends else self._end(chat=chat)))
+
+    def _prompt(self, prompt: Prompt, *, chat: bool, sampled: bool) -> tuple[str, Tokens]:
+        """As text and tokens; the last one is kept, for its other answers."""
+        if not chat:
+            return prompt.text, prompt.tokens if sampled else encode_prompt(prompt.text, self.tokenizer)
+        if self._asked is None or self._asked[0] is not prompt:
+            text = self.chats.prompt([dict(turn) for turn in prompt.messages], template_arguments(prompt.extra))
+            self._asked = prompt, text, encode_texts([text], self.tokenizer)[0]
+        return self._asked[1:]
+
+    def _completion(self, prompt: Prompt, completion: Completion, text: str) -> str:
+        answer = {"role": "assistant", "content": completion.text}
+        turns = [dict(turn) for turn in prompt.messages]
+        try:
+            return self.chats.completion(text, turns, answer, template_arguments(prompt.extra))
+        except ValueError:  # an answer that the template would change, such as one with half a thought
+            return completion.text
+
+    def _end(self, *, chat: bool) -> Tokens:
+        form = self.chats.form if chat else None
+        if form is not None and form.end:
+            return encode_texts([form.end], self.tokenizer)[0]
+        return () if self.tokenizer.eos_token_id is None else (self.tokenizer.eos_token_id,)

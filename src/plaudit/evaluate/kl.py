@@ -1,4 +1,4 @@
-"""How far a policy has moved from its reference: KL(policy || reference), estimated on the policy's own answers."""
+"""KL(policy || reference), estimated on the policy's own answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that is looked at, never trained: its answers to prompts, and its log-probs of given texts.
+"""A policy that is measured, not trained: its answers to prompts, and its log-probs of given texts.
 
 prompts -> Policy.answers (each prompt its own seeds) -> groups of Answer -> scored by every reward -> figures
 """
@@ -23,17 +23,17 @@ from plaudit.rewards.base import Reward
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.rollouter import completion_seed
 from plaudit.runtime.coroutines import finished, together
-from plaudit.types import Completion, Finish, Prompt, Role, Row, Sampling, Score
+from plaudit.types import Completion, Finish, Prompt, Role, Row, Score
 
 Result = TypeVar("Result")
 Advance = Callable[[int], None]
-"""Told how many units of work have just been done."""
+"""Called with the number of units of work that were just done."""
 SCORED_AT_ONCE = 64
-"""Prompts whose answers are with the rewards at the same time."""
+"""Number of prompts whose answers are scored at the same time."""
 
 
 def unheard(done: int) -> None:
-    """An `Advance` for work that nobody follows."""
+    """An `Advance` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Answer:
 
     @property
     def logprob(self) -> float:
-        """Of the whole completion, as it was drawn."""
+        """Log-prob of the whole completion, as it was drawn."""
         return sum(self.completion.logprobs)
 
     def row(self) -> Row:
-        """Prompt and completion as a row whose completion is asked about."""
+        """Prompt and completion as a row whose completion is scored."""
         before, after = self.prompt.tokens, self.completion.tokens
         return Row(tokens=(*before, *after), trainable=(*(False,) * len(before), *(True,) * len(after)))
 
@@ -89,12 +89,20 @@ class Policy:
         return cls(model.eval(), tokenizer)
 
     def answers(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, seed: int, advance: Advance = unheard
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingSettings,
+        *,
+        seed: int,
+        advance: Advance = unheard,
+        cut: bool = False,
     ) -> Answers:
-        """`sampling.samples` answers to each prompt; what is drawn depends on seed, place and weights alone."""
-        check_room(prompts, sampling, self.model)
-        names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
-        draw = Sampling(**{name: getattr(sampling, name) for name in names}, stop=tuple(sampling.stop))
+        """Draw `sampling.samples` answers to each prompt; they depend only on seed, place and weights.
+
+        Raises ValueError if the model's context might cut an answer, unless `cut` allows that."""
+        if not cut:
+            check_room(prompts, sampling, self.model)
+        draw = sampling.draw()
         engine = build_engine(self.model, self.tokenizer, slots=sampling.slots)
 
         async def answer(index: int, prompt: Prompt) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""How often pairs are ordered as labelled, by a judge's scores or by the log-ratios of a policy to its reference."""
+"""Accuracy on pairs, by a judge's scores or by the log-ratios of a policy to its reference."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from plaudit.types import Row
 
 
 def margin_figures(margins: Sequence[float], prompts: Sequence[int]) -> dict[str, Interval]:
-    """Share of margins (chosen - rejected) above 0, a tie counting half, and their mean; `prompts` says whose each is.
-
-    Pairs of one prompt are averaged first: they depend on each other, and prompts weigh alike, as in training.
-    """
+    """Share of margins (chosen - rejected) above 0, a tie counting half, and their mean; `prompts` gives each pair's
+    prompt. Pairs of one prompt are averaged first: they depend on each other, and prompts weigh alike, as in
+    training."""
     of_prompt: dict[int, list[float]] = {}
     for margin, prompt in zip(margins, prompts, strict=True):
         of_prompt.setdefault(prompt, []).append(margin)
@@ -26,8 +25,8 @@ def margin_figures(margins: Sequence[float], prompts: Sequence[int]) -> dict[str
 
 
 def judge_margins(judge: Judge, rows: Sequence[Row]) -> list[float]:
-    """Score of the chosen answer minus that of the rejected one, for rows that alternate so."""
-    scores = judge.scores(Batch.of(rows))
+    """Score of the chosen answer minus that of the rejected one, for alternating rows."""
+    scores = judge.of_sequences([row.tokens for row in rows])
     return [chosen - rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
 
 

@@ -1,12 +1,15 @@
-"""Settings of evaluation: which models, which data, which figures; and what contradicts what."""
+"""Settings of evaluation: models, data, figures, and what contradicts what."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, sources
-from plaudit.paths import at_home
+from plaudit.support.fields import Section, check, setting
+from plaudit.support.paths import at_home
+from plaudit.types import Sampling
 
 KINDS = ("perplexity", "generation", "reward", "kl", "comparison", "preference")
 DATA = ("prompts", "demonstrations", "preferences")
@@ -16,53 +19,55 @@ WHOLE = (
 
 
 @dataclass
-class SamplingSettings:
+class SamplingSettings(Section):
     """How answers are drawn."""
 
-    temperature: float = 1.0
+    temperature: float = setting(1.0, least=0)
     """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: float = setting(1.0, above=0, most=1)
+    """1 keeps all."""
+    top_k: int = setting(0, least=0)
     """0 keeps all."""
-    min_tokens: int = 0
+    min_tokens: int = setting(0, least=0, unit="tokens")
     """The answer may not end before."""
-    max_tokens: int = 64
-    """Longest answer, in tokens."""
+    max_tokens: int = setting(64, least=1, unit="tokens")
+    """Longest answer."""
     stop: list[str] = field(default_factory=list)
-    """Texts that end an answer."""
-    samples: int = 1
+    """Texts that end an answer; they may hold special tokens."""
+    special_tokens: bool = False
+    """Show and score answers with their special tokens, except the end token."""
+    samples: int = setting(1, least=1)
     """Answers to each prompt."""
-    slots: int = 64
+    slots: int = setting(64, least=1)
     """Sequences decoded side by side."""
 
     @property
     def whole(self) -> bool:
-        """Whether the policy's own distribution is drawn from, nothing cut off."""
+        """True if answers are drawn from the policy's whole distribution."""
         return self.temperature > 0 and self.top_p == 1 and self.top_k == 0 and self.min_tokens == 0
 
-    def problems(self) -> list[str]:
-        """What is impossible in itself."""
-        found = [
-            f"sampling.{name}={getattr(self, name)} must be at least 1"
-            for name in ("max_tokens", "samples", "slots")
-            if getattr(self, name) < 1
-        ]
-        if not 0 <= self.temperature < float("inf"):
-            found.append(f"sampling.temperature={self.temperature} must be 0 (greedy) or more")
-        if not 0 < self.top_p <= 1:
-            found.append(f"sampling.top_p={self.top_p} must be in (0, 1]; 1 keeps all")
-        if self.top_k < 0:
-            found.append(f"sampling.top_k={self.top_k} must be 0 (keep all) or more")
-        if not 0 <= self.min_tokens <= self.max_tokens:
-            found.append(f"sampling.min_tokens={self.min_tokens} must be between 0 and max_tokens={self.max_tokens}")
+    def draw(self) -> Sampling:
+        """How the engine draws one answer."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_tokens=self.min_tokens,
+            max_tokens=self.max_tokens,
+            special_tokens=self.special_tokens,
+            stop=tuple(self.stop),
+        )
+
+    def contradictions(self) -> Iterator[str]:
+        if self.min_tokens > self.max_tokens:
+            yield f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}: lower it"
         if self.temperature == 0 and self.samples > 1:
-            found.append(f"sampling.samples={self.samples} greedy answers would all be the same: set samples=1")
-        return found
+            yield f"samples={self.samples} greedy answers would all be the same: set samples=1"
 
 
 @dataclass
-class MeasureSettings:
-    """What policies are measured on and with, whether one is looked at or two."""
+class MeasureSettings(Section):
+    """What policies are measured on and with, for one policy or two."""
 
     gold: str | None = None
     """A reward function as an independent measure: "file.py:function" or "package.module:function"."""
@@ -74,48 +79,34 @@ class MeasureSettings:
     """Answers whose perplexity is taken, likewise."""
     preferences: Any = None
     """Pairs of answers that a judge should order as labelled, likewise."""
-    limit: int | None = 256
-    """At most the first this many rows of each source; null takes all."""
+    limit: int | None = setting(256, least=1)
+    """Most rows of each source, from its beginning. Null takes all."""
     data: DataSettings = field(default_factory=DataSettings)
     """How rows are read and rendered, as in training (templates, lengths, split); its `train` is not used."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     seed: int = 0
-    """Of the answers: each prompt has its own stream, the same for every policy."""
+    """Seed of the answers. Each prompt has its own random stream, the same for every policy."""
     device: str = "auto"
     """cpu, cuda, or auto."""
-    score_tokens: int = 16384
+    score_tokens: int = setting(16384, least=1, unit="tokens")
     """Tokens in one forward pass."""
 
     def check(self) -> None:
-        """Raise ValueError with every contradiction at once, before anything is loaded."""
-        problems = self.problems()
-        if problems:
-            lines = "\n".join(f"  - {problem}" for problem in problems)
-            raise ValueError(f"the evaluation's settings contradict themselves:\n{lines}")
+        """Raise SettingsError with everything that is wrong, before anything is loaded."""
+        check(self)
 
-    def problems(self) -> list[str]:
-        """Every contradiction, each with what to do."""
-        problems = [*self.sampling.problems(), *self._about_data()]
-        if self.limit is not None and self.limit < 1:
-            problems.append(f"limit={self.limit} must be at least 1, or null for all rows")
-        if self.score_tokens < 1:
-            problems.append(f"score_tokens={self.score_tokens} must be at least 1")
+    def contradictions(self) -> Iterator[str]:
         if self.gold_options and self.gold is None:
-            problems.append("gold_options are for a gold function, and there is none: set gold")
+            yield "gold_options are for a gold function, and there is none: set gold"
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
-            problems.append(f"device={self.device} is not one of auto, cpu, cuda")
-        return problems
-
-    def _about_data(self) -> list[str]:
-        problems = []
-        if sources(self.data.train) or sources(self.data.validation):
-            problems.append("data.train and data.validation are for training: set prompts, demonstrations, preferences")
-        problems += [f"{kind}: there is no {name}" for kind in DATA for name in absent(getattr(self, kind))]
-        return problems
+            yield f"device={self.device} must be one of auto, cpu, cuda"
+        if self.data.train or self.data.validation:
+            yield "data.train and data.validation are for training: set prompts, demonstrations, preferences"
+        yield from (f"{kind}: there is no {name}" for kind in DATA for name in absent(vars(self)[kind]))
 
     def given(self, name: str) -> bool:
-        """Whether a field names something."""
-        value = getattr(self, name)
+        """True if a field names something."""
+        value = vars(self)[name]
         return bool(sources(value)) if name in DATA else value is not None
 
 
@@ -123,18 +114,15 @@ class MeasureSettings:
 class BeforeAfterSettings(MeasureSettings):
     """A policy before and after training: gold and judge's rewards, KL, perplexity, and answers side by side."""
 
-    examples: int = 5
+    examples: int = setting(5, least=0)
     """Prompts whose answers are shown side by side."""
 
-    def problems(self) -> list[str]:
-        problems = super().problems()
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if not self.given("prompts"):
-            problems.append("before and after are compared by their answers: set prompts")
+            yield "prompts: before and after are compared by their answers: set prompts"
         if not self.sampling.whole:
-            problems.append(f"the KL of after from before {WHOLE}")
-        if self.examples < 0:
-            problems.append(f"examples={self.examples} must be 0 or more")
-        return problems
+            yield f"sampling: the KL of after from before {WHOLE}"
 
 
 @dataclass
@@ -144,13 +132,13 @@ class EvaluationSettings(MeasureSettings):
     model: str | None = None
     """The policy: folder of a Hugging Face checkpoint, or a hub id."""
     reference: str | None = None
-    """The policy it was trained from, for kl, and for the preferences that its log-ratios imply."""
+    """The policy that it was trained from, for kl and for the preferences that log-ratios imply."""
     other: str | None = None
     """A second policy that answers the same prompts, for comparison."""
     judge: str | None = None
     """A reward model that scores answers and is tested on preferences."""
-    kinds: list[str] = field(default_factory=list)
-    """Any of perplexity, generation, reward, kl, comparison, preference; empty: all that models and data allow."""
+    kinds: list[str] = setting(list, choices=KINDS)
+    """Kinds of figures. Empty measures all that models and data allow."""
     out: str | None = None
     """Folder for evaluation.json, generations.jsonl and comparison.jsonl."""
     plugins: list[str] = field(default_factory=list)
@@ -172,27 +160,15 @@ class EvaluationSettings(MeasureSettings):
         }
         return [need for need in needs[kind] if not any(self.given(name) for name in need.split(" or "))]
 
-    def problems(self) -> list[str]:
-        return [*self._about_kinds(), *super().problems(), *self._about_models()]
-
-    def _about_kinds(self) -> list[str]:
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
-        if unknown:
-            return [f"kinds={unknown}: there are {', '.join(KINDS)}"]
-        problems = [
-            f"kinds has {kind}, which needs {' and '.join(lacking)}"
-            for kind in self.kinds
-            if (lacking := self.lacking(kind))
-        ]
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
+        for kind in self.kinds:
+            if kind in KINDS and (lacking := self.lacking(kind)):
+                yield f"kinds has {kind}, which needs {' and '.join(lacking)}"
         if not self.chosen():
-            problems.append(
-                "nothing to evaluate: set model and one of demonstrations and prompts, or judge and preferences"
-            )
+            yield "kinds: nothing to evaluate: set model and demonstrations or prompts, or judge and preferences"
         if "kl" in self.chosen() and not self.sampling.whole:
-            problems.append(f"kl {WHOLE}, or name the other kinds in `kinds`")
-        return problems
-
-    def _about_models(self) -> list[str]:
-        named = {name: getattr(self, name) for name in ("model", "reference", "other", "judge")}
-        local = {name: path for name, path in named.items() if path and path.startswith((".", "/", "~"))}
-        return [f"{name}: there is no folder {path}" for name, path in local.items() if not at_home(path).is_dir()]
+            yield f"sampling: kl {WHOLE}, or name the other kinds in `kinds`"
+        models = {"model": self.model, "reference": self.reference, "other": self.other, "judge": self.judge}
+        local = {name: path for name, path in models.items() if path and path.startswith((".", "/", "~"))}
+        yield from (f"{name}: there is no folder {path}" for name, path in local.items() if not at_home(path).is_dir())

@@ -1,7 +1,7 @@
-"""How sure a figure is: 95 % intervals for means, ratios, shares and win rates. Plain numbers in, an `Interval` out.
+"""95 % confidence intervals for means, ratios, shares and win rates: plain numbers in, an `Interval` out.
 
-What is averaged must be independent: several answers to one prompt are averaged first, so that prompts are counted.
-Left out: other levels than 95 %, and corrections for looking at many figures at once.
+Averaged values must be independent. Several answers to one prompt are therefore averaged first, and prompts are
+counted. Left out: other levels than 95 %, and corrections for looking at many figures at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Interval:
     low: float
     high: float
     count: int
-    """Independent observations behind it."""
+    """Number of independent observations."""
 
     def map(self, monotone: Callable[[float], float]) -> Interval:
         """The interval of an increasing function of the figure."""
@@ -79,7 +79,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 def wilson(successes: float, count: int) -> Interval:
     """Interval of a share, inside [0, 1] and honest near its ends; ties may count half. Wilson 1927."""
     if not 0 <= successes <= count or count < 1:
-        raise ValueError(f"{successes} successes out of {count} is no share")
+        raise ValueError(f"{successes} successes out of {count} is not a share")
     share, z2 = successes / count, Z * Z / count
     centre = (share + z2 / 2) / (1 + z2)
     reach = math.sqrt(z2 * share * (1 - share) + z2 * z2 / 4) / (1 + z2)

@@ -1,35 +1,39 @@
-"""One model, its optimizer and one loss: a batch in, an optimizer step out.
+"""One model, its optimizer and its loss: a batch comes in, an optimizer step goes out.
 
-    Batch (whole step, weighed) -> micro-batches -> forward, loss, backward, summed -> clip -> AdamW
+    Batch (weighed) -> micro-batches -> forward, loss, backward -> summed gradients -> clip -> AdamW -> figures
 
-The learner does not know which method runs: the loss is handed in. It never divides by the number of micro-batches:
-the weights in the batch already are shares of the whole step.
+The learner gets the loss and does not know the method. It never divides by the number of micro-batches, since the
+batch's weights are shares of the whole step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import LossFn
+from plaudit.algorithms.figures import merge_stats, plain
 from plaudit.batch import Batch
 from plaudit.learn.optim import Optimizer, schedule
-from plaudit.learn.readout import READOUTS, counts_once, shares
+from plaudit.learn.passes import Passes, UnitTooLong
+from plaudit.learn.readout import READOUTS, counts_once
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
-from plaudit.learn.sharding import Placement, Whole
+from plaudit.learn.sharding import Placement, finite, local
 from plaudit.models.base import LanguageModel
-from plaudit.types import Role, Stats, merge_stats, plain
+from plaudit.types import Role, Stats
 
-Halt = Callable[[Stats], str | None]
+TOO_LONG = "too_long/max"
+"""Name of a rank's figure for the tokens of a unit that does not fit."""
 
 
-class Learner:
-    """Trains `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule; `placement` knows the
-    other ranks, which train the same model on other shards of each batch."""
+class Learner(Scorer):
+    """A scorer that also trains: `model` in `role` by `loss`. `total_steps` is the run's length, for the schedule.
+    `placement` knows the other ranks, which train the same model on other shards of each batch."""
 
     def __init__(
         self,
@@ -41,31 +45,34 @@ class Learner:
         settings: LearnSettings,
         total_steps: int,
         temperature: float = 1.0,
-        halt: Halt = lambda stats: None,
+        halt: Callable[[Stats], str | None] = lambda stats: None,
         placement: Placement | None = None,
+        passes: Passes | None = None,
     ):
-        self.placement = placement or Whole(model)
-        self.model, self.role, self.loss, self.halt = model, role, loss, halt
-        self.settings, self.optimizer_settings, self.total_steps = settings, optimizer, total_steps
+        """`passes` are shared with the other models of the rank."""
+        self.passes = passes or Passes.of(settings.micro_tokens, settings.score_tokens)
+        super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
+        self.loss, self.halt, self.settings = loss, halt, settings
+        self.optimizer_settings, self.total_steps = optimizer, total_steps
         self.optimizer = Optimizer(model, optimizer, self.placement)
-        budget = settings.score_tokens
-        self.scorer = Scorer(model, role, temperature=temperature, token_budget=budget, placement=self.placement)
 
     def step(self, batch: Batch, step: int) -> Stats:
-        """One optimizer step on a weighed batch, or none: `prepare`, and `apply` where nothing speaks against it."""
-        stats = self.prepare(batch, step)
+        """Make one optimizer step on a weighed batch (`prepare`, then `apply`), unless it is skipped or halted."""
+        stats = self.prepare(batch, step, 1.0)
         self.apply(not (stats["skipped"] or stats["halted"]))
         return stats
 
-    def prepare(self, batch: Batch, step: int) -> Stats:
-        """Gradients of a weighed batch, as part of training step `step` (0-based); `apply` must follow.
+    def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
+        """Compute gradients of a weighed batch, as part of training step `step` (0-based). Call `apply` afterwards.
+        `rate` multiplies the learning rate.
 
-        `skipped` is 1 if the loss or a gradient is not finite, `halted` if the method's `halt` has a reason to stop.
+        `skipped` is 1 if the loss or a gradient is not finite, `halted` if the method's `halt` gives a reason. If
+        memory runs out in a pass, this rank repeats all of its passes with smaller ones, and ranks then agree on the
+        size. Raises UnitTooLong on all ranks if a unit does not fit on one.
         """
-        rate = self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
+        rate *= self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
         self.optimizer.rate = rate
-        parts = self._micro(batch, self.settings.micro_tokens)
-        stats = self.placement.ranks.merge(merge_stats([self._backward(part) for part in parts]))
+        stats = self._backwards(batch)
         self.optimizer.collect()
         self.placement.sum(self.optimizer.gradients())
         norm = self.optimizer.gradient_norm()
@@ -78,17 +85,45 @@ class Learner:
         return stats
 
     def apply(self, take: bool) -> None:
-        """Take the prepared step, or leave weights and moments as they are."""
+        """Take the prepared step, or drop it and leave weights and moments unchanged."""
         if take:
             self.optimizer.step()
         self.optimizer.clear()
 
+    def rise(self) -> None:
+        self.optimizer.rise()
+
+    def rest(self) -> None:
+        self.optimizer.rest()
+
+    def sound(self, whole: bool) -> bool:
+        """True if this rank's part of the trained weights is finite; with `whole`, of all weights, masters and
+        moments."""
+        if not whole:
+            return finite(local(p) for p in self.optimizer.parameters.values())
+        return finite((*(local(p) for p in self.model.parameters()), *self.optimizer.state().values()))
+
     def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
-        """As many micro-batches as every other rank has, where each forward pass holds collectives."""
-        together = self.settings.share_prefixes and shares(self.model, self.placement.device)
+        """Cut the batch into as many micro-batches as every other rank has, if forward passes contain collectives."""
+        together = self.settings.share_prefixes and self.model.caches
         once = together and counts_once(self.model, self.placement.device)
         parts = batch.micro(tokens, together=together, once=once)
         return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
+
+    def _backwards(self, batch: Batch) -> Stats:
+        """Run the backward passes of all micro-batches and return the figures of all ranks."""
+        passes, cut = self.passes, partial(self._micro, batch)
+        try:
+            again = not self.placement.meets
+            stats = merge_stats(passes.micro.fit(cut, self._backward, clear=self.optimizer.clear, again=again))
+        except UnitTooLong as error:  # the others wait for this rank's figures
+            stats = {TOO_LONG: float(error.tokens)}
+        stats = self.placement.ranks.merge(stats | passes.figures())
+        passes.agree(stats)
+        if TOO_LONG in stats:
+            self.optimizer.clear()
+            raise UnitTooLong(int(stats[TOO_LONG]), passes.micro.advice)
+        return stats
 
     def _backward(self, part: Batch) -> Stats:
         loss, stats = self._loss(part)
@@ -97,31 +132,26 @@ class Learner:
 
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
         part = part.to(self.placement.device)
-        output = READOUTS[self.role](self.model, part, self.scorer.temperature, share=self.settings.share_prefixes)
+        output = READOUTS[self.role](self.model, part, self.temperature, share=self.settings.share_prefixes)
         loss, figures = self.loss(output, part)
         stats = plain(figures, f"the figures of the {self.role}'s loss")
         return loss, stats if f"loss/{self.role}" in stats else {f"loss/{self.role}": float(loss.detach())} | stats
 
-    def annotate(self, batch: Batch) -> Batch:
-        """The batch with this role's columns (proximal log-probs of a policy, values of a critic)."""
-        return self.scorer.annotate(batch)
-
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Stats:
-        """The loss's figures over a weighed batch, without learning from it."""
-        stats = merge_stats([self._loss(part)[1] for part in self._micro(batch, self.settings.score_tokens)])
+        """Return figures of the loss over a weighed batch, without learning from it."""
+        room, cut = self.passes.score, partial(self._micro, batch)
+        found = room.fit(cut, lambda part: self._loss(part)[1], again=not self.placement.meets)
         self.placement.settle()
-        return stats
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """The parameters themselves, by name: shared, not copied, and in shards where they are spread."""
-        return dict(self.model.named_parameters())
+        return merge_stats(found)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The optimizer's tensors by parameter name, whole, from the first rank; all must be asked. The weights are the
-        model's own checkpoint."""
-        return self.placement.full(self.optimizer.state()), {}
+        """Return the optimizer's whole tensors by parameter name, on the first rank; all ranks must call it. The
+        model's own checkpoint has the weights."""
+        passes = self.passes.state()
+        return self.placement.full(self.optimizer.state()), {"passes": passes} if passes else {}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Back to `state`. Raises ValueError if the tensors are not this model's."""
+        """Restore `state`. Raises ValueError if the tensors are not this model's."""
         self.optimizer.restore(tensors)
+        self.passes.restore(values.get("passes", {}))

@@ -1,4 +1,7 @@
-"""Optimizer and learning-rate schedule."""
+"""Optimizer and learning-rate schedule.
+
+summed gradients -> collect -> gradient_norm -> step: AdamW on the masters -> parameters, rounded
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from plaudit.learn.settings import OptimizerSettings
 from plaudit.learn.sharding import Placement, Whole, in_host_memory, local
 
 MASTER = "master"
-"""Kind of the tensors of `Optimizer.state` that hold masters, beside AdamW's moments."""
+"""Kind of the tensors in `Optimizer.state` that are masters; the other kinds are AdamW's moments."""
 
 
 def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
@@ -33,11 +36,12 @@ def schedule(step: int, total: int, settings: OptimizerSettings) -> float:
 class Optimizer:
     """AdamW in float32 on a model's trained parameters, whatever their precision; decay on matrices only.
 
-    A parameter of lower precision has a master, a float32 copy, which moves; the parameter is what it rounds to. In
-    bfloat16 most steps of a small learning rate would round to nothing. Its gradients are added up in float32 too, over
-    its uses and over micro-batches. Of sharded parameters, which are float32, a rank moves its own rows.
+    A parameter of lower precision has a master, a float32 copy. Updates change the master, and the parameter is its
+    rounded value: in bfloat16, most steps of a small learning rate would round to nothing. Gradients of such a
+    parameter are summed in float32 too, over its uses and over micro-batches. Sharded parameters are float32, and each
+    rank updates its own rows.
 
-    Torch's kernel is called directly: its `torch.optim` loads the compiler, for seconds, to be passed over by it.
+    Torch's kernel is called directly, since `torch.optim` would load the compiler, for seconds, without using it.
     """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, placement: Placement | None = None):
@@ -50,28 +54,28 @@ class Optimizer:
             parameter.grad_dtype = torch.float32
 
     def collect(self) -> None:
-        """The masters have the gradients that autograd has added up by now."""
+        """Give the masters the gradients that autograd has summed."""
         for name, parameter in self.parameters.items():
             master = self.masters[name]
             if master is not parameter and parameter.grad is not None:
                 master.grad = local(parameter.grad)
 
     def gradients(self) -> Iterator[Tensor]:
-        """What was collected for every trained parameter; one that no row touched has zeros."""
+        """Yield the collected gradient of every trained parameter: zeros if no row used it."""
         for master in self.masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
             yield master.grad
 
     def gradient_norm(self) -> float:
-        """Over everything collected; the next step is scaled by it."""
+        """Norm of all collected gradients; the next step is scaled by it."""
         gradients = [master.grad for master in self.masters.values() if master.grad is not None]
         self.norm = self.placement.norm(float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
         return self.norm
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move by `rate`; gradients of a norm beyond the limit are scaled down to it. Call `gradient_norm` before."""
+        """Update by `rate`. Gradients of a norm above the limit are scaled down to it. Call `gradient_norm` first."""
         limit = self.settings.max_gradient_norm
         excess = self.norm / limit if 0.0 < limit < self.norm else None
         moving = [name for name, master in self.masters.items() if master.grad is not None]
@@ -87,7 +91,7 @@ class Optimizer:
             [self.moments[name][kind] for name in names] for kind in ("exp_avg", "exp_avg_sq", "step")
         )
         torch._foreach_add_(steps, 1.0)
-        # The kernel divides by grad_scale as it reads: a pass over all gradients less than scaling them before.
+        # The kernel divides by grad_scale as it reads, which saves a pass over all gradients.
         torch._fused_adamw_(
             masters,
             [master.grad for master in masters if master.grad is not None],
@@ -107,11 +111,11 @@ class Optimizer:
         torch.autograd.graph.increment_version(masters)  # the kernel does not, and copies elsewhere go by it
 
     def rest(self) -> None:
-        """Moments and masters wait in host memory until `rise`, and leave the device to others."""
+        """Move moments and masters to host memory until `rise`, to free the device."""
         self._bring(lambda tensor, device: in_host_memory(tensor))
 
     def rise(self) -> None:
-        """Back to where the parameters are."""
+        """Move moments and masters back to the parameters' device."""
         self._bring(lambda tensor, device: tensor.to(device, non_blocking=True))
 
     def _bring(self, move: Callable[[Tensor, torch.device], Tensor]) -> None:
@@ -122,24 +126,26 @@ class Optimizer:
             self.moments[name] = {kind: move(value, device) for kind, value in self.moments[name].items()}
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for tensor in (*self.parameters.values(), *self.masters.values()):
             tensor.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and masters, as kind/parameter: this rank's rows of them, where parameters are sharded."""
+        """Return moments and masters by kind/parameter. Sharded parameters have this rank's rows."""
         moments = {f"{kind}/{name}": value for name, kinds in self.moments.items() for kind, value in kinds.items()}
         names = self.masters if self.placement.rounds else [name for name, _ in self._rounded()]
         return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name in names}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Back to `state`, from whole tensors. Raises ValueError if they are not this model's, or of another
-        precision."""
+        """Restore `state` from whole tensors. Raises ValueError if they belong to another model or precision."""
         own = self.state()
         unknown = sorted(key for key in tensors if key.split("/", 1)[1] not in self.masters)
         if unknown:
-            raise ValueError(f"the optimizer state has tensors of parameters this model lacks: {unknown[:3]}")
+            raise ValueError(
+                f"the optimizer state has {unknown[:3]}, parameters that this model lacks. Resume with the model that "
+                "the run began with"
+            )
         if differing := sorted(own.keys() ^ tensors.keys()):
             raise ValueError(
                 f"the optimizer state was saved under another learn.precision: {differing[:3]} is on one side only. "
@@ -150,7 +156,7 @@ class Optimizer:
         self._round()
 
     def _rounded(self) -> list[tuple[str, Tensor]]:
-        """The parameters that have a master apart."""
+        """Parameters with a separate master."""
         return [(name, p) for name, p in self.parameters.items() if self.masters[name].dtype != p.dtype]
 
     @torch.no_grad()

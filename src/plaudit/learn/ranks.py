@@ -1,29 +1,30 @@
-"""What the ranks of one training gang tell each other: gradients are summed, figures merged, counts agreed on.
+"""Communication between the ranks of a training gang: gradients are summed, figures merged, counts agreed on.
 
-Alone      one process: nothing to say
-Together   one of several, in a torch.distributed process group (gloo or NCCL)
+    Alone     one process: nothing to communicate
+    Together  one of several, in a torch.distributed process group (gloo or NCCL)
 
-Everything is a sum, never a mean: a batch's weights are shares of the whole optimizer step already. Figures travel as
-JSON in plain tensors: nothing is pickled. Every collective has the group's time-out, after which it raises.
+Everything is a sum, never a mean: a batch's weights already are shares of the whole optimizer step. Figures travel as
+JSON in plain tensors; nothing is pickled. Every collective has the group's time-out, after which it raises.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from plaudit.runtime.network import let_gloo_be_reached, let_nccl_raise, own_address
-from plaudit.types import Stats, merge_stats
+from plaudit.algorithms.figures import merge_stats
+from plaudit.runtime.network import let_gloo_be_reached, let_nccl_raise, listening
+from plaudit.types import Stats
 
 BUCKET_ELEMENTS = 1 << 24
-"""Gradients travel in flat runs of about this many elements: one call a parameter costs more than the copy."""
+"""Gradients travel in flat buckets of about this size, since one call a parameter would cost more than the copy."""
 
 
 class Ranks(Protocol):
@@ -33,23 +34,23 @@ class Ranks(Protocol):
     world: int
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by its sum over ranks, bit for bit the same on all."""
+        """Replace each tensor by its sum over ranks, with equal bits on all ranks."""
         ...
 
     def merge(self, stats: Stats) -> Stats:
-        """The figures of all ranks as one, the same on all."""
+        """Return the merged figures of all ranks, equal on each."""
         ...
 
     def most(self, count: int) -> int:
-        """The largest count of any rank."""
+        """Return the largest count of any rank."""
         ...
 
     def total(self, value: float) -> float:
-        """A number's sum over ranks, the same on all."""
+        """Return the sum over ranks, equal on each."""
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which are alike in shape, in rank order; for rank 0 alone, the others get none."""
+        """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them."""
         ...
 
 
@@ -75,8 +76,8 @@ class Alone:
 
 
 class Together:
-    """One of several ranks of the default process group, which `join` makes. Gloo sums tensors of GPUs, and gathers
-    those of CPUs alone: figures are told on `device`, gradients lie where they are."""
+    """One of several ranks of the default process group, which `join` makes. Gloo sums tensors of GPUs but gathers only
+    those of CPUs: figures travel on `device`, gradients stay where they are."""
 
     def __init__(self, device: torch.device):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -120,7 +121,7 @@ class Together:
 
 
 def buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Neighbours of one dtype, together at most BUCKET_ELEMENTS (a larger tensor goes alone)."""
+    """Group neighbours of one dtype into at most BUCKET_ELEMENTS each; a larger tensor has its own group."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -133,14 +134,6 @@ def buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
         yield bucket
 
 
-def free_address() -> str:
-    """Where this process could be met by others: its address in the network, and a port that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port = listener.getsockname()[1]
-    return f"{own_address()}:{port}"
-
-
 def join(
     address: str,
     rank: int,
@@ -151,10 +144,12 @@ def join(
     always: bool = False,
     backend: str = "auto",
 ) -> Together | Alone:
-    """Meet the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds. One rank
-    alone has no group, unless `always`. Raises ValueError where the ranks' device is not for the backend."""
+    """Join the other ranks at `address` (`free_address` of rank 0). A collective may take `timeout` seconds. A single
+    rank makes no group, unless `always`. Raises ValueError if the backend does not fit the ranks' device."""
     if backend == "nccl" and device.type != "cuda":
-        raise ValueError(f"runtime.backend=nccl: this rank computes on {device}, where there is no GPU. Take gloo")
+        raise ValueError(
+            f"runtime.backend=nccl: this rank computes on {device}, which is no GPU. Set runtime.backend=gloo"
+        )
     if world == 1 and not always:
         return Alone()
     if backend == "auto":
@@ -162,7 +157,9 @@ def join(
     let_gloo_be_reached()
     if backend == "nccl":
         let_nccl_raise()
-    dist.init_process_group(
-        backend, init_method=f"tcp://{address}", rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
-    )
+    host, _, port = address.rpartition(":")
+    patience = timedelta(seconds=timeout)
+    where: Any = {"master_listen_fd": listening(host, int(port))} if rank == 0 else {}
+    store = TCPStore(host, int(port), world, is_master=rank == 0, timeout=patience, wait_for_workers=False, **where)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
     return Together(device)

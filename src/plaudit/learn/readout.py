@@ -1,6 +1,6 @@
-"""What a model says of a batch, by role: log-probs of a policy, values of a critic, scores of a judge.
+"""Read a model's outputs for a batch, by role: log-probs of a policy, values of a critic, scores of a judge.
 
-Column rule: the decision to emit token t was made from the hidden state of token t - 1.
+Column rule: the hidden state of token t - 1 decides token t.
 """
 
 from __future__ import annotations
@@ -13,42 +13,34 @@ from torch.nn import functional as F
 
 from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
-from plaudit.kernels.library import available
-from plaudit.maths.invariant import few, linear
-from plaudit.maths.logprobs import chosen_logprobs, logprobs_by
+from plaudit.compute.calls import available
+from plaudit.compute.context import Packed
+from plaudit.compute.invariant import few, linear
+from plaudit.compute.logprobs import chosen_logprobs, logprobs_by
+from plaudit.learn.prefixes import shared
 from plaudit.models.base import LanguageModel
-from plaudit.models.context import Packed
-from plaudit.models.prefixes import shared
 from plaudit.types import Role
 
 WORTH = 0.97
-"""Share of the tokens that must be left for sharing to be worth its gathers."""
+"""Prefixes are shared if at most this share of the tokens is left: gathers cost time too."""
 
 
 class Readout(Protocol):
     def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
-        """`temperature` divides a policy's logits. `share`: rows that begin alike compute that once."""
+        """`temperature` divides a policy's logits. `share`: compute the common beginning of rows once."""
         ...
 
 
-def shares(model: LanguageModel, device: torch.device | str) -> bool:
-    """Whether a pass now can compute what rows share once. Without gradients rows are as if alone, on the CPU
-    (maths/invariant.py); but under torch's attention a prefix goes by whose row it is read from, since its kernels go
-    by a row's length."""
-    alone = not torch.is_grad_enabled() and torch.device(device).type == "cpu"
-    return model.caches and (not alone or available(model.dtype))
-
-
 def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
-    """Whether what rows share also takes the room of one: our kernels attend to it where it is, torch's to copies."""
-    return shares(model, device) and torch.device(device).type == "cpu" and available(model.dtype)
+    """True if a shared prefix also takes memory only once: our kernels read it in place, torch's read copies."""
+    return model.caches and torch.device(device).type == "cpu" and available(model.dtype)
 
 
 def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
-    """After the last norm, of the tokens at `read` (m,), (m, width). On the CPU sequences that nobody reads are
-    computed beside them, so that the number of rows is one of few."""
+    """Hidden states after the last norm of the tokens at `read` (m,), (m, width). On the CPU, unused filler sequences
+    are added so that the number of rows is one of few."""
     tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
-    if share and len(lengths) > 1 and shares(model, tokens.device):
+    if share and len(lengths) > 1 and model.caches:
         rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
         computed, places = shared(rows)
         if len(computed) <= WORTH * len(tokens):
@@ -66,7 +58,7 @@ def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Te
 
 
 def _read(model: LanguageModel, batch: Batch, places: Tensor, share: bool) -> Tensor:
-    """Hidden states at `places` (n,), which on the CPU are filled up to one of few numbers: (m, width), m >= n."""
+    """Hidden states at `places` (n,), filled up on the CPU to one of few numbers: (m, width), m >= n."""
     if places.device.type == "cpu":
         places = F.pad(places, (0, few(len(places)) - len(places)))
     return _hidden(model, batch, places, share)
@@ -81,22 +73,23 @@ def policy_output(model: LanguageModel, batch: Batch, temperature: float, *, sha
     head = model.head
     if isinstance(head, nn.Linear):
         chosen, entropy = chosen_logprobs(before, head.weight, targets, temperature=temperature, bias=head.bias)
-    else:  # of a family that transformers computes
+    else:  # a family that runs through transformers
         chosen, entropy = logprobs_by(head, before, targets, vocabulary=model.vocab_size, temperature=temperature)
-    zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
-    return Output(
-        logprobs=zeros.index_copy(0, place, chosen[:n]),
-        entropy=zeros.index_copy(0, place, entropy[:n]),
-    )
+    return Output(logprobs=_placed(chosen[:n], place, batch), entropy=_placed(entropy[:n], place, batch))
 
 
 def critic_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
     place, ends = batch.trainable.nonzero()[:, 0], batch.ends
     scores = _scores(model, _read(model, batch, torch.cat((place - 1, ends)), share))
-    zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
     n = len(place)
-    return Output(values=zeros.index_copy(0, place, scores[:n]), scores=scores[n : n + len(ends)])
+    return Output(values=_placed(scores[:n], place, batch), scores=scores[n : n + len(ends)])
+
+
+def _placed(values: Tensor, place: Tensor, batch: Batch) -> Tensor:
+    """The values at their tokens' places, 0 elsewhere, (n,)."""
+    zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
+    return zeros.index_copy(0, place, values)
 
 
 def judge_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
@@ -105,7 +98,7 @@ def judge_output(model: LanguageModel, batch: Batch, temperature: float, *, shar
 
 
 def _scores(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """One number a state, (n,), in float32 whatever the model's precision: bfloat16 would leave it three digits."""
+    """One number a state, (n,), always in float32: bfloat16 would leave it three digits."""
     head = model.head
     assert isinstance(head, nn.Linear)
     return linear(hidden.float(), head.weight.float(), head.bias)[:, 0]

@@ -1,31 +1,36 @@
-"""A model that is only asked, never trained: the reference's columns, a judge's scores, and all of evaluation."""
+"""A model that is run but not trained: a reference, a judge, a policy in evaluation.
+
+Batch -> consecutive parts within the token budget -> forward -> Output, ... -> columns of the batch
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
+from plaudit.learn.passes import Passes, Room
 from plaudit.learn.readout import READOUTS, counts_once
-from plaudit.learn.sharding import Placement, Whole, local
+from plaudit.learn.sharding import Placement, Whole, finite, local
 from plaudit.models.base import LanguageModel
 from plaudit.models.lowrank import adapters_off
 from plaudit.types import Role
 
-COLUMNS: Mapping[Role, tuple[tuple[str, str], ...]] = {
-    Role.POLICY: (("proximal", "logprobs"),),
-    Role.REFERENCE: (("reference", "logprobs"),),
-    Role.CRITIC: (("values", "values"), ("bootstrap", "scores")),
+COLUMNS: Mapping[Role, Callable[[Output], dict[str, Tensor | None]]] = {
+    Role.POLICY: lambda output: {"proximal": output.logprobs},
+    Role.REFERENCE: lambda output: {"reference": output.logprobs},
+    Role.CRITIC: lambda output: {"values": output.values, "bootstrap": output.scores},
 }
-"""Which batch columns a role fills, and from which field of its output."""
+"""The batch columns that a role fills, from its output."""
 
 
 class Scorer:
-    """Runs a model over batches of any size without gradients, `token_budget` tokens at a time. `leader` is the model
-    that it moves after, if any."""
+    """Runs a model without gradients over batches of any size, `token_budget` tokens at a time (a number, or a Room
+    shared with other models). If memory does not hold them, it uses fewer from then on. `leader` is the model that it
+    follows, if any."""
 
     def __init__(
         self,
@@ -33,36 +38,54 @@ class Scorer:
         role: Role,
         *,
         temperature: float = 1.0,
-        token_budget: int = 16384,
+        token_budget: int | Room = 16384,
         leader: LanguageModel | None = None,
         placement: Placement | None = None,
     ):
         self.model, self.role, self.leader = model, role, leader
         self.placement = placement or Whole(model)
-        self.temperature, self.token_budget = temperature, token_budget
+        self.temperature = temperature
+        self.room = Passes.of(1, token_budget).score if isinstance(token_budget, int) else token_budget
 
     def annotate(self, batch: Batch) -> Batch:
-        """The batch with this role's columns."""
-        wanted = COLUMNS[self.role]
-        parts: list[list[Tensor]] = [[] for _ in wanted]
-        for number, output in enumerate(self.outputs(batch)):
-            for (_, source), part in zip(wanted, parts, strict=True):
-                column = getattr(output, source)
-                assert column is not None, (self.role, source, number)
-                part.append(column.to(batch.tokens.device))
-        return batch.with_columns(**{name: torch.cat(part) for (name, _), part in zip(wanted, parts, strict=True)})
+        """Return the batch with this role's columns."""
+        parts: dict[str, list[Tensor]] = {}
+        for output in self.outputs(batch):
+            for name, column in COLUMNS[self.role](output).items():
+                assert column is not None, (self.role, name)
+                parts.setdefault(name, []).append(column.to(batch.tokens.device))
+        return batch.with_columns(**{name: torch.cat(part) for name, part in parts.items()})
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:
-        """Outputs of consecutive runs of rows, each within the token budget; together they cover the batch in order."""
+        """Return outputs of consecutive parts of the batch, in order, each within the token budget.
+        Raises UnitTooLong if memory does not hold one row."""
         readout, device = READOUTS[self.role], self.placement.device
-        parts = batch.consecutive(self.token_budget, once=counts_once(self.model, device))
-        needed = len(parts)
-        parts += [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for this one in each pass
+        needed = 0
+
+        def cut(tokens: int) -> list[Batch]:
+            nonlocal needed
+            parts = batch.consecutive(tokens, once=counts_once(self.model, device))
+            needed = len(parts)
+            return parts + [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for each pass
+
+        def run(part: Batch) -> Output:
+            return readout(self.model, part.to(device), self.temperature)
+
         with self.placement.present():
-            outputs = [readout(self.model, part.to(device), self.temperature) for part in parts]
+            outputs = self.room.fit(cut, run, again=not self.placement.meets)
             self.placement.settle()
         return outputs[:needed]
+
+    def sound(self, whole: bool) -> bool:
+        """True if this rank's part of the weights is finite."""
+        return finite(local(p) for p in self.model.parameters())
+
+    def rise(self) -> None:
+        """Be ready to train."""
+
+    def rest(self) -> None:
+        """Free the device, except for weights, until `rise`."""
 
     def follow(self, share: float) -> None:
         """Move by `share` of the way towards the leader."""
@@ -81,7 +104,7 @@ class Scorer:
 
 
 class BaseScorer(Scorer):
-    """Asks a model with adapters for what it said before it got them: the reference of a LoRA run, at no memory."""
+    """Runs a model with its adapters off: the reference of a LoRA run, which takes no memory."""
 
     def outputs(self, batch: Batch) -> list[Output]:
         with adapters_off(self.model):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from plaudit.models.settings import LoraSettings
+from plaudit.support.fields import setting
+
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -12,47 +15,47 @@ PRECISIONS = ("float32", "bfloat16")
 class OptimizerSettings:
     """AdamW (Loshchilov and Hutter 2019) and its schedule."""
 
-    learning_rate: float = 1e-5
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    learning_rate: float = setting(1e-5, above=0)
+    """The highest rate of the schedule."""
+    betas: tuple[float, float] = setting((0.9, 0.95), count=2, least=0, below=1)
+    """Decay of the running means of gradients and of their squares."""
+    eps: float = setting(1e-8, above=0)
+    """Added to the divisor; at 0 a weight without a gradient would be divided by it."""
+    weight_decay: float = setting(0.0, least=0)
     """On matrices only, never on norms and biases."""
-    schedule: str = "linear"
-    """constant, linear (to min_ratio) or cosine (to min_ratio)."""
-    warmup: float = 0.0
+    schedule: str = setting("linear", choices=("constant", "linear", "cosine"))
+    """How the rate falls to min_ratio."""
+    warmup: float = setting(0.0, least=0, below=1)
     """Share of all steps over which the rate rises from 0."""
-    min_ratio: float = 0.0
+    min_ratio: float = setting(0.0, least=0)
     """The rate at the end, as a share of learning_rate."""
-    max_gradient_norm: float = 1.0
+    max_gradient_norm: float = setting(1.0, least=0)
     """Gradients are scaled down to this norm; 0 turns it off."""
 
     def __post_init__(self) -> None:
-        self.betas = cast(Any, tuple(self.betas))  # a list, where it comes from a file; `check` counts them
+        self.betas = cast(Any, tuple(self.betas))  # a list, where it comes from a file
 
 
 @dataclass
 class LearnSettings:
-    """How a batch becomes gradients. None but the precision changes the gradient."""
+    """How a batch becomes gradients. Only the precision changes the gradient."""
 
-    precision: str = "float32"
+    precision: str = setting("float32", choices=PRECISIONS)
     """Of weights and activations: float32, or bfloat16 with float32 masters and moments in the optimizer, which is
     faster where the device multiplies bfloat16: GPUs, and x86 processors with AVX-512."""
-    micro_tokens: int = 8192
+    micro_tokens: int = setting(8192, least=1, unit="tokens")
     """Tokens in one forward and backward pass; a step is cut to fit and accumulated. A prompt that a pass computes once
     counts once on the CPU, where its answers read it in place."""
     activation_checkpointing: bool = False
-    """Keep each layer's input alone for the backward pass, and compute the layer again there: less memory, a third more
+    """Keep only each layer's input for the backward pass, and compute the layer again there: less memory, a third more
     work, the same gradient."""
-    score_tokens: int = 16384
+    score_tokens: int = setting(16384, least=1, unit="tokens")
     """Tokens in one forward pass without gradients."""
     share_prefixes: bool = True
     """Rows that begin alike, such as the answers to one prompt and both of a pair, compute that part once in a pass."""
-    max_skipped: int = 3
-    """This many steps in a row with a non-finite loss or gradient end the run."""
-
-    def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision={self.precision} is not one of {', '.join(PRECISIONS)}")
+    rollback_rate: float | None = setting(0.5, above=0, most=1)
+    """Factor of all learning rates after the run went back to its last sound checkpoint, which it does once, after
+    three steps in a row with a loss or gradient that is not finite, or after weights that are not; null: it ends."""
 
 
 @dataclass
@@ -61,8 +64,9 @@ class ReferenceSettings:
 
     path: str | None = None
     """Where it is loaded from, a model with the policy's tokenizer; null takes the policy as it starts."""
-    ema: float = 0.0
-    """After every step, move the reference this far towards the policy (0.001 is usual); 0 keeps it frozen."""
+    ema: float = setting(0.0, least=0, most=1)
+    """After every step, move the reference this far towards the policy (0.001 is usual); 0 keeps it frozen, as TRL
+    and InstructGPT do: KL is then measured from one model."""
     once: bool = False
     """Offline methods: compute its columns once before training, not in every epoch."""
     offload: bool = False
@@ -76,4 +80,7 @@ class CriticSettings:
     path: str | None = None
     """Where it is loaded from, a model with the policy's tokenizer; null takes the checkpoint of a judge with it if
     there is one, else the policy's."""
-    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(learning_rate=1e-5))
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    """Adapters of the critic, trained with its scalar head; without them it is trained whole."""
+    learning_rate: float = setting(1e-5, above=0)
+    """The highest rate of its schedule, usually above the policy's; all else of the optimizer is as in `optimizer`."""

@@ -1,11 +1,11 @@
-"""Where a model's parameters lie among the ranks that train it or ask it: whole on each, or in shards.
+"""Where a model's parameters are: whole on each rank that trains or runs it, or in shards.
 
-    load -> Whole     every rank has all of the model; gradients are summed over ranks after the backward pass
-         -> Waiting   likewise, but they wait in host memory and are on the device only while the model is asked
-         -> Sharded   FSDP2: a rank keeps its rows of weights, gradients and moments; a layer is put together while it
-                      computes, and its gradients are summed straight into shards
+    load -> Whole     every rank has the whole model; gradients are summed over ranks after the backward pass
+         -> Waiting   the same for a frozen model in host memory, which is on the device only while it is used
+         -> Sharded   FSDP2: a rank keeps its rows of weights, gradients and moments; a layer is gathered while it
+                      computes, and its gradients are summed directly into shards
 
-A placement also gives whole tensors back, for checkpoints and samplers, and takes them apart. Left out: tensor and
+A placement also gathers whole tensors for checkpoints and samplers, and splits them again. Left out: tensor and
 pipeline parallelism, and loading by shards: a rank loads the whole model first.
 """
 
@@ -30,7 +30,9 @@ class Placement(Protocol):
 
     ranks: Ranks
     rounds: bool
-    """Parameters are kept in float32 and computed with in a lower precision."""
+    """True if parameters are kept in float32 and computed with in a lower precision."""
+    meets: bool
+    """True if ranks wait for each other within a pass, so that none can repeat one."""
 
     @property
     def device(self) -> torch.device:
@@ -38,11 +40,11 @@ class Placement(Protocol):
         ...
 
     def present(self) -> AbstractContextManager[None]:
-        """Within it the model can be asked: its parameters are on the device."""
+        """While active, the model's parameters are on the device and it can be run."""
         ...
 
     def passes(self, count: int) -> int:
-        """How many forward passes this rank must make which needs `count`."""
+        """Number of forward passes that this rank must make if it needs `count`."""
         ...
 
     def settle(self) -> None:
@@ -50,35 +52,35 @@ class Placement(Protocol):
         ...
 
     def sum(self, gradients: Iterable[Tensor]) -> None:
-        """Sum gradients over ranks, where the backward pass has not."""
+        """Sum gradients over ranks, unless the backward pass has done so."""
         ...
 
     def norm(self, mine: float) -> float:
-        """The norm of the whole gradient, from that of what this rank holds."""
+        """Return the norm of the whole gradient, from the norm of this rank's part."""
         ...
 
     def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from what ranks hold of them, by kind/parameter, on the CPU: whoever saves them may have no
-        GPU. For rank 0 alone, the others get none."""
+        """Gather whole tensors, by kind/parameter, on the CPU (the process that saves them may have no GPU). Only rank
+        0 gets them."""
         ...
 
     def part(self, key: str, tensor: Tensor) -> Tensor:
-        """What this rank holds of a whole tensor of that kind/parameter."""
+        """Return this rank's part of a whole tensor of that kind/parameter."""
         ...
 
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """These parameters, whole and in the model's precision; for rank 0 alone, the others get none."""
+        """Gather these parameters, whole and in the model's precision. Only rank 0 gets them."""
         ...
 
     def whole(self) -> LanguageModel | None:
-        """The model with all of its parameters, to be saved or sent; for rank 0 alone."""
+        """Return the model with all of its parameters, to be saved or sent. Only for rank 0."""
         ...
 
 
 class Whole:
     """Every rank has all of the model."""
 
-    rounds = False
+    rounds = meets = False
 
     def __init__(self, model: Any, ranks: Ranks | None = None):
         self.model, self.ranks = model, ranks or Alone()
@@ -117,8 +119,8 @@ class Whole:
 
 
 class Waiting(Whole):
-    """Every rank has all of a model that is not trained, in host memory: for the time that it is asked its parameters
-    have copies on the device. What is there for good are buffers, which are small."""
+    """Every rank has a whole frozen model in host memory. While it is used, its parameters have copies on the device.
+    Buffers are small and always there."""
 
     def __init__(self, model: LanguageModel, ranks: Ranks | None = None, *, device: torch.device):
         super().__init__(model, ranks)
@@ -150,6 +152,8 @@ class Sharded:
     gradients are summed in float32. `cpu_offload` keeps shards, gradients and moments in the CPU's memory.
     """
 
+    meets = True
+
     def __init__(self, model: LanguageModel, ranks: Ranks, *, device: torch.device, cpu_offload: bool = False):
         self.model, self.ranks = model, ranks
         self._device = device
@@ -176,7 +180,7 @@ class Sharded:
         return self.ranks.most(count)
 
     def settle(self) -> None:
-        """Let go of what the last forward pass put together: it would go stale, and takes memory."""
+        """Free what the last forward pass gathered: it would become stale, and takes memory."""
         self.model.reshard()  # type: ignore[operator]
 
     def sum(self, gradients: Iterable[Tensor]) -> None:
@@ -220,7 +224,7 @@ class Sharded:
         return copy.deepcopy(self.empty, filled)
 
     def _share(self, key: str) -> int:
-        """Rows of a rank; the last ones may have fewer, or none."""
+        """Return a rank's rows; the last ranks may have fewer, or none."""
         return -(-self.rows[_parameter(key)] // self.ranks.world)
 
     def _padded(self, key: str, shard: Tensor) -> Tensor:
@@ -231,20 +235,31 @@ class Sharded:
 
 @torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: itself, or the shard of a sharded one, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory: the tensor itself, or its local shard."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+@torch.no_grad()
+def finite(tensors: Iterable[Tensor]) -> bool:
+    """True if all numbers are finite. Reads each once: the sum of squares shows it, with a second look if that
+    overflows."""
+    held = [tensor for tensor in tensors if tensor.numel()]
+    if not held:
+        return True
+    norms = [norm.to(held[0].device, torch.float32) for norm in torch._foreach_norm(held)]
+    found = torch.stack(norms).isfinite().tolist()  # the one wait for a GPU
+    return all(sound or bool(one.isfinite().all()) for one, sound in zip(held, found, strict=True))
+
+
 def apart(device: torch.device | str) -> bool:
-    """Whether its memory is not the host's, so that there is something to wait in host memory for."""
+    """True if the device's memory is not the host's, so that tensors can wait in host memory."""
     return torch.device(device).type != "cpu"
 
 
 def in_host_memory(values: Tensor) -> Tensor:
-    """Of a tensor on a GPU a copy where that reads and writes at full speed, and while the host goes on; itself, where
-    it lies on the CPU."""
+    """Return a pinned host copy of a GPU tensor, copied asynchronously; return a CPU tensor unchanged."""
     if not apart(values.device):
         return values
     pinned = values.device.type == "cuda"
@@ -252,8 +267,8 @@ def in_host_memory(values: Tensor) -> Tensor:
 
 
 def recompute_layers(model: LanguageModel) -> None:
-    """Activation checkpointing (Chen et al. 2016, https://arxiv.org/abs/1604.06174): a layer keeps its input alone for
-    the backward pass, which computes the layer again. In place."""
+    """Enable activation checkpointing in place (Chen et al. 2016, https://arxiv.org/abs/1604.06174): a layer keeps only
+    its input and computes again in the backward pass."""
     if not model.blocks:
         raise ValueError(
             f"{type(model).__name__} does not say what its layers are: set learn.activation_checkpointing=false"
@@ -273,9 +288,12 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> A
 def _shard(
     model: LanguageModel, device: torch.device, world: int, *, compute: torch.dtype | None, cpu_offload: bool
 ) -> None:
-    """Each layer is a unit; embeddings, last norm and head are one, which stays put together until its backward pass:
-    log-probs are read off the head's weight after `forward`. Raises ValueError where passes go by the rows' lengths, or
-    parameters by the tokens and torch could not sum them."""
+    """Shard the model: each layer is a unit, and embeddings, last norm and head are one. The latter stays gathered
+    until its backward pass, since log-probs are read from the head's weight after `forward`.
+
+    Raises ValueError if passes depend on the rows' lengths, or if parameters depend on the tokens and torch could not
+    sum them.
+    """
     if model.turn:
         raise ValueError(
             "runtime.strategy=fsdp cannot shard a model with rotary frequencies of two kinds (longrope): rows of "
@@ -291,11 +309,11 @@ def _shard(
         fully_shard,
     )
 
-    sums_unused = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # from torch 2.13 on
+    sums_unused = "set_reduce_scatter_unused_params" in vars(FSDPModule)  # from torch 2.13 on
     if not (sums_unused or model.caches):
         raise ValueError(
             f"runtime.strategy=fsdp with torch {torch.__version__} cannot shard a model that runs through "
-            "transformers: where it uses some parameters for some tokens alone (experts), ranks would sum others' "
+            "transformers: if only some tokens use some of its parameters (experts), ranks would sum others' "
             "gradients. Take torch 2.13 or newer, or set runtime.strategy=replicate"
         )
     mesh = init_device_mesh(device.type, (world,))
@@ -313,7 +331,7 @@ def _shard(
 
 
 def _without_values(model: LanguageModel) -> LanguageModel:
-    """The model's shape, on no memory."""
+    """Return the model without values, which takes no memory."""
     empty: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in model.parameters()
@@ -322,5 +340,5 @@ def _without_values(model: LanguageModel) -> LanguageModel:
 
 
 def _parameter(key: str) -> str:
-    """Of kind/parameter, or of a parameter's name alone."""
+    """Return the parameter's name, from kind/parameter or from the name itself."""
     return key.rpartition("/")[2]

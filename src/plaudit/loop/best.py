@@ -1,4 +1,4 @@
-"""Which evaluation of a run was its best, and whether it has stopped getting better."""
+"""Keep track of a run's best evaluation, and of whether evaluations still get better."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import math
 from typing import Any
 
 from plaudit.loop.progress import Moment, Progress
+from plaudit.support.visible import rounded
 from plaudit.types import Stats
 
 
 class Best:
-    """A hook behind the evaluation; what it knows is saved with every checkpoint.
+    """A hook that runs after the evaluation; every checkpoint saves its state.
 
-    Of figures called a loss, `loss` or `.../loss`, the lowest is the best, of all others the highest. A value that is
-    not a finite number is never better. An evaluation whose rewards failed has none, and counts for nothing.
+    Losses (`loss` or `.../loss`) are best when lowest, all other figures when highest. A value that is not finite is
+    never better. An evaluation whose rewards all failed has no value and does not count.
     """
 
     def __init__(self, figure: str | None, patience: int | None):
-        """`figure`: of the evaluation, without `validation/`; None compares nothing. `patience`: evaluations in a row
-        without a better one after which `exhausted` is true; None waits for ever."""
+        """`figure`: one of the evaluation's figures, without `validation/`; None compares nothing. `patience`:
+        evaluations in a row without a better one until `exhausted` is true; None waits forever."""
         self.figure, self.patience = figure, patience
         self.step: int | None = None
         self.checkpoint: str | None = None
@@ -31,7 +32,8 @@ class Best:
         if self.figure is None or not names:
             return {}
         value = moment.stats.get(f"validation/{self.figure}")
-        if value is None and (self.step is not None or moment.stats.get("validation/reward/failed") == 1.0):
+        unrewarded = "validation/reward/failed" in moment.stats and "validation/reward/mean" not in moment.stats
+        if value is None and (self.step is not None or unrewarded):
             return self._figures()
         if value is None:
             there = ", ".join(sorted(name.removeprefix("validation/") for name in names))
@@ -55,21 +57,21 @@ class Best:
 
     @property
     def exhausted(self) -> bool:
-        """The run need not go on."""
+        """True once patience is used up: the run may end."""
         return self.patience is not None and self.stood >= self.patience
 
     def now(self, progress: Progress) -> bool:
-        """Whether no step before this one was as good."""
+        """True if this step's evaluation is the best so far."""
         return self.step == progress.step
 
     def told(self, *, early: bool) -> list[str]:
-        """Lines for people, at the end of a run. `early`: it would have had further steps."""
+        """Lines for the end of a run. `early`: the run had further steps planned."""
         ended = [f"ended early: no better in {self.stood} evaluations"] if early and self.exhausted else []
-        best = [] if self.step is None else [f"best: validation/{self.figure} {self.value:.4f} at step {self.step}"]
-        return ended + best
+        value = rounded(self.value, ".4f")
+        return ended + [f"best: validation/{self.figure} {value} at step {self.step}"] * (self.step is not None)
 
     def state(self) -> dict[str, Any] | None:
-        """As JSON; None where nothing is compared."""
+        """The state as JSON; None if nothing is compared."""
         if self.figure is None:
             return None
         value = None if self.step is None else self.value
@@ -77,7 +79,7 @@ class Best:
         return kept | {"stood": self.stood}
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Go on from there, unless that was another figure."""
+        """Continue from a saved state, unless it belongs to another figure."""
         if state is not None and state["figure"] == self.figure:
             self.step, self.checkpoint, self.stood = state["step"], state["checkpoint"], state["stood"]
             self.value = math.nan if state["value"] is None else state["value"]

@@ -1,65 +1,110 @@
-"""The models of a run by role, as the loop calls them: typed, awaitable, wherever they run."""
+"""The models of a run by call, as the loop asks for them: typed and awaitable, in any process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from plaudit.algorithms.base import Objective
+from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
+from plaudit.learn.learner import Learner
+from plaudit.learn.scorer import Scorer
 from plaudit.runtime.gang import Gang
-from plaudit.types import Role, Stats, merge_stats
+from plaudit.types import Role, Stats
 
 
-class Actor:
-    """One role's gang behind typed calls. A reference answers `annotate` and `follow`; learners all the others."""
+class Scorers:
+    """The gang of a model that is only run."""
 
-    def __init__(self, gang: Gang):
+    def __init__(self, gang: Gang[Scorer]):
         self.gang = gang
+        self.moves = 0
+        """Number of times that its weights were asked to move."""
 
-    async def prepare(self, batch: Batch, step: int) -> Stats:
-        """Gradients of a weighed batch, spread over the ranks, which agree on its figures; `apply` must follow."""
-        stats: Stats = (await self.gang.split("prepare", batch, step))[0]
-        return stats
+    async def annotate(self, batch: Batch) -> Batch:
+        """Return the batch with this role's columns, rows in the given order."""
+        return batch.rejoined(await self.gang.split(Scorer.annotate, batch))
+
+    async def sound(self, *, whole: bool) -> bool:
+        """True if the weights are finite on every rank; with `whole`, also everything else that a checkpoint holds of
+        them."""
+        return all(await self.gang.each(Scorer.sound, whole))
+
+    async def follow(self, share: float) -> None:
+        """Move a reference by `share` of the way towards the policy, which is on every rank too."""
+        self.moves += 1
+        await self.gang.each(Scorer.follow, share)
+
+
+class Learners(Scorers):
+    """The gang of a model that is trained."""
+
+    gang: Gang[Learner]
+
+    def __init__(self, gang: Gang[Learner]):
+        super().__init__(gang)
+
+    async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
+        """Compute gradients of a weighed batch, spread over the ranks, and return figures that all ranks agree on. Call
+        `apply` afterwards. `rate` multiplies the learning rate."""
+        return (await self.gang.split(Learner.prepare, batch, step, rate))[0]
 
     async def apply(self, take: bool) -> None:
         """Take the prepared optimizer step, or drop it."""
-        await self.gang.each("apply", take)
+        self.moves += take
+        await self.gang.each(Learner.apply, take)
 
     async def evaluate(self, batch: Batch) -> Stats:
-        """Figures of the loss on a weighed batch."""
-        return merge_stats(await self.gang.split("evaluate", batch))
-
-    async def annotate(self, batch: Batch) -> Batch:
-        """The batch with this role's columns, rows in the order given."""
-        return batch.rejoined(await self.gang.split("annotate", batch))
-
-    async def follow(self, share: float) -> None:
-        """Move a reference by `share` of the way towards the policy, which stands beside it on every rank."""
-        await self.gang.each("follow", share)
+        """Return figures of the loss on a weighed batch."""
+        return merge_stats(await self.gang.split(Learner.evaluate, batch))
 
     async def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        state: tuple[dict[str, Tensor], dict[str, Any]] = (await self.gang.each("state"))[0]
-        return state
+        return (await self.gang.each(Learner.state))[0]
 
     async def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        await self.gang.each("restore", tensors, values)
+        await self.gang.each(Learner.restore, tensors, values)
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Who plays in this run: the models it trains, and the reference where the method asks for one."""
+    """The models of a run: those it trains, and the reference if the method asks for one."""
 
     objective: Objective
-    trained: Mapping[Role, Actor]
-    reference: Actor | None = None
+    trained: Mapping[Role, Learners]
+    reference: Scorers | None = None
     reference_ema: float = 0.0
+    rate: float = 1.0
+    """Factor of all learning rates."""
+
+    @classmethod
+    def together(cls, ranks: Gang[Any], objective: Objective, reference_ema: float) -> Self:
+        """Every model on every rank of one gang, as a part named for its role."""
+        trained = {role: Learners(ranks.part(Learner, role)) for role in objective.losses()}
+        asked = Role.REFERENCE in objective.asks
+        reference = Scorers(ranks.part(Scorer, Role.REFERENCE)) if asked else None
+        return cls(objective, trained, reference, reference_ema)
+
+    @property
+    def saved(self) -> Mapping[Role, Scorers]:
+        """The models that a checkpoint holds: those that move."""
+        moving = {Role.REFERENCE: self.reference} if self.reference is not None and self.reference_ema else {}
+        return {**self.trained, **moving}
+
+    @property
+    def moves(self) -> int:
+        """Grows whenever weights were asked to move."""
+        return sum(model.moves for model in self.saved.values())
+
+    async def sound(self, *, whole: bool = False) -> bool:
+        """True if the weights that move are finite on every rank; with `whole`, the optimizers' moments too."""
+        return all([await model.sound(whole=whole) for model in self.saved.values()])
 
     async def annotate(self, batch: Batch) -> Batch:
-        """Fill the columns that the objective asks for and that the rows do not bring along."""
+        """Fill the columns that the objective asks for and that the rows lack."""
         asks = self.objective.asks
         if self.objective.recompute_old:
             batch = await self.trained[Role.POLICY].annotate(batch)

@@ -1,12 +1,12 @@
 """Checkpoints that are whole or absent.
 
     checkpoints/policy/epoch1epochstep5globalstep5/   Hugging Face files + manifest.json
-    checkpoints/critic/...                            likewise, for every role that is trained
+    checkpoints/critic/...                            the same, for every role that is trained
     checkpoints/state/epoch1epochstep5globalstep5/    optimizer, cursor, counters, RNG + manifest.json
 
 Each folder is written under a temporary name, flushed to disk, sealed by a manifest of SHA-256 digests and renamed. The
-state folder comes last and names the digests of the role folders' manifests: it is what commits the checkpoint.
-Tensors are safetensors and the rest is JSON; nothing is ever unpickled.
+state folder comes last; it names the digests of the role folders' manifests and commits the checkpoint. Tensors are
+safetensors and the rest is JSON; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from plaudit.models.load import best_checkpoint
-from plaudit.paths import unwritable
+from plaudit.models.folders import best_checkpoint
+from plaudit.support.paths import unwritable
+from plaudit.types import Ended
 
 STATE, MANIFEST = "state", "manifest.json"
 _NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
@@ -35,11 +36,13 @@ Writer = Callable[[Path], None]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, incomplete or not there."""
+    """A checkpoint is damaged, incomplete or missing."""
 
 
-class UnwritableError(RuntimeError):
-    """Storage took nothing more: it is full, or may not be written to."""
+class UnwritableError(Ended):
+    """Storage is full or cannot be written to."""
+
+    status = 7
 
 
 class Store:
@@ -51,7 +54,7 @@ class Store:
     def write(
         self, name: str, roles: Mapping[str, Writer], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
-        """Save and commit one checkpoint. An older uncommitted one of the same name is replaced."""
+        """Save and commit one checkpoint. It replaces an uncommitted one of the same name."""
         seals = {role: self._publish(role, name, write) for role, write in roles.items()}
 
         def write_state(folder: Path) -> None:
@@ -62,8 +65,8 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self, what: Path) -> Iterator[None]:
-        """Within it, storage that cannot be written to ends as an UnwritableError, which says from where the run can go
-        on. What is half written then makes room. `what`: what is being written, or the folder of it."""
+        """Turn an error of storage into an UnwritableError that names the checkpoint to resume from. Half-written files
+        are removed first, to free space. `what` is the file or folder being written."""
         try:
             yield
         except Exception as error:
@@ -72,34 +75,39 @@ class Store:
                 raise
             self.sweep()
             place = getattr(error, "filename", None) or what
-            raise UnwritableError(f"{place} cannot be written: {reason}. {self._left()}") from error
+            mend = f"Free or open that storage. {self.left()}"
+            raise UnwritableError(f"{place} cannot be written: {reason}. {mend}") from error
 
-    def _left(self) -> str:
-        """From where a run can go on, for people."""
+    def left(self, *, before: int | None = None) -> str:
+        """Describe the checkpoint from which a run can continue; `before`: only checkpoints of steps before this
+        one."""
         try:
-            newest = self.latest()[0]
+            newest = self.latest(before=before)[0]
         except CheckpointError:
-            return f"{self.folder} has no whole checkpoint yet: once it can be written to, start the run again"
-        return f"The newest whole checkpoint is {newest}: once it can be written to, resume=latest goes on from there"
+            which = "whole checkpoint" if before is None else f"checkpoint of a step before {before}"
+            return f"{self.folder} has no {which}: start the run again with overwrite=true"
+        if before is None:
+            return f"The newest whole checkpoint is {newest}: resume=latest continues from there"
+        return f"The newest checkpoint before that is {newest}: resume={newest} continues from there"
 
     def _publish(self, role: str, name: str, write: Writer) -> str:
         with self.writing(self.folder / role / name):
             return _publish(self.folder / role / name, write)
 
     def staging(self, role: str) -> Path:
-        """Where a role's files may lie until they are written; `sweep` removes what is left there."""
+        """A folder for a role's files before they are saved; `sweep` removes what is left there."""
         return self.folder / role / ".writing-ahead"
 
     def names(self) -> list[str]:
-        """Committed checkpoints, oldest first."""
+        """Names of committed checkpoints, oldest first."""
         found = [p.name for p in (self.folder / STATE).glob("*") if _NAME.fullmatch(p.name)]
         return sorted(found, key=_step)
 
-    def latest(self) -> tuple[str, list[str]]:
-        """The newest checkpoint that verifies, and what was wrong with newer ones. Raises CheckpointError without
-        one."""
+    def latest(self, *, before: int | None = None) -> tuple[str, list[str]]:
+        """Return the newest checkpoint that verifies (of a step before `before`, if given) and the faults of newer
+        ones. Raises CheckpointError without one."""
         problems: list[str] = []
-        for name in reversed(self.names()):
+        for name in reversed([name for name in self.names() if before is None or _step(name) < before]):
             try:
                 self.verify(name)
             except CheckpointError as error:
@@ -110,25 +118,25 @@ class Store:
         raise CheckpointError(f"no whole checkpoint in {self.folder}{detail}")
 
     def verify(self, name: str) -> None:
-        """Raise CheckpointError unless every file of the checkpoint is what was written, and no other is there."""
+        """Raise CheckpointError unless every file of the checkpoint is as it was written and there are no others."""
         folder = self.folder / STATE / name
         _verify(folder)
         for role, seal in self._values(folder)["roles"].items():
             part = self.folder / role / name
             if _verify(part) != seal:
-                raise CheckpointError(f"{part} is not the one that {folder} was saved with")
+                raise CheckpointError(f"{part} is not the one that was saved with {folder}")
 
     def read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and values of a checkpoint's state. Call `verify` before."""
+        """Return tensors and values of a checkpoint's state. Call `verify` first."""
         folder = self.folder / STATE / name
         return load_file(folder / "tensors.safetensors"), self._values(folder)
 
     def model(self, role: str, name: str | None = None) -> Path:
-        """Folder of a role's model, of the best checkpoint (`evaluate.best`) or else the newest unless named."""
+        """Folder of a role's model in checkpoint `name`; by default the best (`evaluate.best`), else the newest."""
         return self.folder / role / (name or self._best_or_newest())
 
     def _best_or_newest(self) -> str:
-        """The best checkpoint that the newest whole one tells of, if that is whole too."""
+        """The best checkpoint named in the newest whole one, if it is whole too; else the newest."""
         newest = self.latest()[0]
         best = best_checkpoint(self.folder / STATE / newest)
         if best is None or best == newest:
@@ -140,20 +148,19 @@ class Store:
         return best
 
     def prune(self, keep: int, *, spare: str | None = None) -> None:
-        """Remove all but the newest `keep` checkpoints, and the one to `spare`; 0 keeps all."""
+        """Remove all but the newest `keep` checkpoints and `spare`; 0 keeps all."""
         for name in self.names()[:-keep] if keep else []:
             if name != spare:
                 self._remove(name)
 
     def drop_after(self, name: str) -> None:
-        """Remove every checkpoint of a later step: a run that goes on from `name` makes its own."""
+        """Remove every checkpoint of a later step: a run that continues from `name` writes its own."""
         for later in self.names():
             if _step(later) > _step(name):
                 self._remove(later)
 
     def sweep(self) -> None:
-        """Remove what an interrupted save or removal left behind; models alone, where somebody took all states away,
-        stay."""
+        """Remove what an interrupted save or removal left. If there are no states at all, models stay."""
         for path in self.folder.glob("*/.writing-*"):
             shutil.rmtree(path, ignore_errors=True)
         committed = set(self.names())
@@ -162,7 +169,7 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _remove(self, name: str) -> None:
-        """The state first: half a removal is no checkpoint."""
+        """Remove the state first: half a removal then leaves no checkpoint."""
         folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
         for folder in folders:
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -180,7 +187,7 @@ def _step(name: str) -> int:
 
 
 def _publish(target: Path, write: Writer) -> str:
-    """Write, flush, seal, rename. Returns the digest of the manifest."""
+    """Write, flush, seal and rename. Return the digest of the manifest."""
     writing = target.parent / f".writing-{target.name}"
     shutil.rmtree(writing, ignore_errors=True)
     make_folder(target.parent)
@@ -203,7 +210,7 @@ def _publish(target: Path, write: Writer) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, their entries flushed: without its entry, what is flushed inside is lost."""
+    """Create a folder and its missing parents, and flush their entries; without them, flushed content would be lost."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
@@ -211,7 +218,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    """Every file in the folder and those below it, by its path from there."""
+    """Paths of all files in the folder and below, relative to it."""
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(str(path.relative_to(folder)) for path in found)
 
@@ -225,7 +232,7 @@ def _verify(folder: Path) -> str:
         raise CheckpointError(f"{folder} is incomplete: {error}") from error
     if damaged:
         raise CheckpointError(f"{folder} is damaged: {', '.join(damaged[:3])} changed since it was saved")
-    # Hidden ones are the file system's own business, and nothing here reads them.
+    # Hidden files belong to the file system; nothing here reads them.
     added = [name for name in _names(folder) if name not in files and name != MANIFEST and not _hidden(name)]
     if added:
         listed = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
@@ -251,7 +258,7 @@ def _flush(path: Path) -> None:
 
 
 def moved(staging: Path, folder: Path) -> None:
-    """A writer's work where it was written elsewhere."""
+    """Move a writer's files from the folder where they were written ahead."""
     for path in list(staging.iterdir()):
         path.rename(folder / path.name)
     staging.rmdir()

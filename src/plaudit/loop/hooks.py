@@ -1,34 +1,39 @@
-"""What happens after a step beside learning: records, samples, evaluation, checkpoints.
+"""Hooks that run after each step: records, samples, evaluation, checkpoints.
 
 A hook takes a Moment and returns further figures. Order matters: evaluation adds figures, then they are recorded, then
-a checkpoint is taken that the records lead up to.
+a checkpoint is taken that includes the records.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Store, Writer
+from plaudit.loop.checkpoint import Store, UnwritableError, Writer
 from plaudit.loop.progress import BatchSource, Moment, Progress
 from plaudit.loop.settings import EverySettings
-from plaudit.loop.train import diverged
+from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
 from plaudit.monitor.console import Reporter, Tracker, step_line
 from plaudit.monitor.health import Health
 from plaudit.monitor.trackers import Tracker as Figures
-from plaudit.rollout.rollouter import Rollouter, rollout_figures
+from plaudit.rollout.figures import rollout_figures
+from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
-from plaudit.types import Group, Prompt, Stats, merge_stats
+from plaudit.types import Group, Prompt, Row, Stats
 
 
 class Sink(Protocol):
@@ -36,7 +41,7 @@ class Sink(Protocol):
 
 
 class Due:
-    """Whether something is due after a step: every so many steps, epochs or seconds, and at the end if asked."""
+    """True when something is due after a step: by steps, epochs or seconds, and at the end if `at_end`."""
 
     def __init__(self, every: EverySettings, *, at_end: bool):
         self.every, self.at_end = every, at_end
@@ -44,7 +49,7 @@ class Due:
         self._seconds = 0.0
 
     def start(self, progress: Progress) -> None:
-        """Go on from here: a resumed run does not save at once."""
+        """Start counting here: a resumed run does not save at once."""
         self._epochs, self._seconds = progress.epochs_done, progress.seconds
 
     def __call__(self, progress: Progress, *, last: bool) -> bool:
@@ -59,7 +64,7 @@ class Due:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """What is due, and takes place within it, counts for nothing among the seconds until it is due again."""
+        """Exclude the time spent inside from the seconds until the next one is due."""
         started = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
@@ -76,13 +81,15 @@ class RecordMetrics:
         tokens = 0 if moment.batch is None else int(moment.batch.tokens.shape[0])
         seconds = moment.stats["time/step"]
         more = {"tokens": float(progress.tokens), "tokens_per_second": tokens / seconds}
+        if progress.rollbacks:
+            more["rollbacks"] = float(progress.rollbacks)
         record = {"step": progress.step, "epoch": progress.epoch, "time": round(progress.seconds, 3)}
         self.sink.write(record | moment.stats | more)
         return more
 
 
 class RecordSamples:
-    """Every `every`-th step's first groups: prompt, completion, rewards by part, advantage, versions."""
+    """Record the first groups of every `every`-th step: prompt, completion, rewards by part, advantage, versions."""
 
     def __init__(self, sink: Sink, *, every: int, groups: int):
         self.sink, self.every, self.groups = sink, every, groups
@@ -97,7 +104,7 @@ class RecordSamples:
 
 
 def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], list[float]]:
-    """Mean advantages of the rows, by their group and tokens, which several answers may share."""
+    """Mean advantages of rows by group and tokens; several equal answers may share a key."""
     if batch.advantages is None:
         return {}
     found: dict[tuple[int, tuple[int, ...]], list[float]] = {}
@@ -111,12 +118,12 @@ def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], list[float
 def sample_records(
     group: Group, advantages: Mapping[tuple[int, tuple[int, ...]], Sequence[float]]
 ) -> Iterable[dict[str, Any]]:
-    """A group's responses as JSON; equal answers have their advantages in the order of their rows."""
+    """A group's responses as JSON. Equal answers get their advantages in the order of their rows."""
     left = {row: iter(values) for row, values in advantages.items()}
     for number, response in enumerate(group.responses):
         completion = response.completion
         row = (group.index, (*group.prompt.tokens, *completion.tokens))
-        rowless = response.greedy or response.reward is None
+        rowless = response.greedy or not response.trained or (response.reward is None and not response.continues)
         yield {
             "group": group.index,
             "sample": number,
@@ -143,15 +150,19 @@ class Evaluate:
         self.due, self.figures = due, figures
 
     async def __call__(self, moment: Moment) -> Stats:
-        if not self.due(moment.progress, last=moment.last):
+        if not self.due(moment.progress, last=moment.last) or moment.failed:
             return {}
         with self.due.apart(), diverged(moment.progress.step):
             figures = await self.figures()
         return {f"validation/{name}": value for name, value in figures.items()}
 
 
-async def validation_loss(cast: Cast, batch: Batch) -> Stats:
-    """The loss's figures on held-out rows; the loss is called `loss` whatever the role."""
+def validation_loss(cast: Cast, items: Sequence[Sequence[Row]]) -> Callable[[], Awaitable[Stats]]:
+    """Figures of the loss on held-out rows; the loss is called `loss` for every role."""
+    return partial(_validation_loss, cast, Batch.of([row for item in items for row in item], unit=cast.objective.unit))
+
+
+async def _validation_loss(cast: Cast, batch: Batch) -> Stats:
     figures = []
     batch = cast.objective.weigh(await cast.annotate(batch))
     for role, actor in cast.trained.items():
@@ -161,12 +172,26 @@ async def validation_loss(cast: Cast, batch: Batch) -> Stats:
 
 
 Prepare = Callable[[Path], Awaitable[Writer]]
-"""Gets a role's model ready to be written; the folder is one that it may use meanwhile."""
+"""Prepares a role's model for writing; it may use the folder meanwhile."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Everything that a checkpoint holds after a step, except models and optimizers."""
+
+    progress: Progress
+    values: Mapping[str, Any]
+    rng: Tensor
+    moves: int
+    """`Cast.moves` at that time: while it is unchanged, the models are those of this step."""
 
 
 class SaveCheckpoint:
-    """Commits a checkpoint when due, after the best evaluation so far, and when the run ends: models by role, then all
-    that the run remembers. The newest `keep` stay, and the best."""
+    """Commit a checkpoint when due, after the best evaluation so far, and at the run's end.
+
+    The newest `keep` checkpoints and the best stay; while steps are skipped, all do. Values that are not finite are
+    never committed.
+    """
 
     def __init__(
         self,
@@ -182,40 +207,79 @@ class SaveCheckpoint:
     ):
         self.store, self.due, self.cast, self.source = store, due, cast, source
         self.memory, self.best, self.writers, self.keep = memory, best, writers, keep
+        self._unsaved: Remembered | None = None
 
     async def __call__(self, moment: Moment) -> Stats:
         due = self.due(moment.progress, last=moment.last)
+        self._unsaved = self._now(moment.progress)
         if due or moment.stopping or self.best.now(moment.progress):
             with self.due.apart():
-                await self.save(moment.progress)
+                await self._save(self._unsaved)
         return {}
 
-    async def save(self, progress: Progress) -> None:
-        tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
-        actors: dict[str, Any] = {}
-        for role, actor in self.cast.trained.items():
-            mine, values = await actor.state()
-            tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
-            actors[role] = values
+    @asynccontextmanager
+    async def ends(self) -> AsyncIterator[None]:
+        """End the run, saved, if anything inside fails, unless the run may go back to a checkpoint. Close the
+        source."""
+        try:
+            yield
+        except GOES_BACK:
+            raise
+        except Exception as error:
+            await self._last(error)
+            raise
+        finally:
+            await self.source.close()
+
+    async def _last(self, error: Exception) -> None:
+        """Commit the last finished step unless it is committed or weights have moved since. Add notes to the error that
+        say which checkpoint is the newest."""
+        if isinstance(error, UnwritableError):  # its message says so itself
+            return
+        if self._unsaved is not None and self._unsaved.moves == self.cast.moves:
+            try:
+                await self._save(self._unsaved)
+            except Exception as further:  # noqa: BLE001  # the run ends with `error`, whatever this one is
+                error.add_note(f"Step {self._unsaved.progress.step} could not be saved: {further}")
+        error.add_note(self.store.left())
+
+    def _now(self, progress: Progress) -> Remembered:
         values = {
             "progress": progress.state(),
             "source": self.source.state(),
             "memory": dict(self.memory),
             "best": self.best.state(),
-            "actors": actors,
         }
+        return Remembered(progress, values, torch.get_rng_state(), self.cast.moves)
+
+    async def _save(self, remembered: Remembered) -> None:
+        progress, memory = remembered.progress, remembered.values["memory"]
+        if not (await self.cast.sound(whole=True) and all(map(math.isfinite, memory.values()))):
+            raise NonFiniteError(
+                f"weights or moments are not finite after step {progress.step}, which was not saved. Lower the "
+                "learning rate.",
+                suspect=progress.step,
+            )
+        tensors: dict[str, Tensor] = {"rng": remembered.rng}
+        actors: dict[str, Any] = {}
+        for role, actor in self.cast.trained.items():
+            mine, values = await actor.state()
+            tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
+            actors[role] = values
         writers: dict[str, Writer] = {}
         for name, prepare in self.writers.items():
-            with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead of it
+            with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead
                 writers[name] = await prepare(self.store.staging(name))
-        self.store.write(progress.name, writers, tensors, values)
-        self.store.prune(self.keep, spare=self.best.checkpoint)
+        self.store.write(progress.name, writers, tensors, {**remembered.values, "actors": actors})
+        self._unsaved = None
+        if not progress.skipped:
+            self.store.prune(self.keep, spare=self.best.checkpoint)
 
 
 async def restore(
     store: Store, name: str, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
-    """Everything but the model weights, which whoever builds the models loads from the same checkpoint."""
+    """Restore everything but model weights, which the builder of the models loads from the same checkpoint."""
     tensors, values = store.read(name)
     for role, actor in cast.trained.items():
         prefix = f"{role}/"
@@ -226,17 +290,21 @@ async def restore(
     memory.update(values["memory"])
     best.restore(values.get("best"))
     torch.set_rng_state(tensors["rng"])
-    store.drop_after(name)  # later ones are damaged, or of the sitting that this one replaces
+    store.drop_after(name)  # later ones are damaged, or of the process that this one replaces
     return Progress(**values["progress"])
 
 
-async def validation_rewards(rollouter: Rollouter, prompts: Sequence[Prompt]) -> Stats:
-    """Rewards and lengths of fresh answers to held-out prompts: the same prompts and seeds every time."""
-    return rollout_figures(await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts)))
+async def validation_rewards(
+    rollouter: Rollouter, prompts: Sequence[Prompt], waited: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]]
+) -> Stats:
+    """Rewards and lengths of fresh answers to held-out prompts, with the same prompts and seeds every time. `waited`
+    returns the groups after waiting for failed rewards."""
+    groups = await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts))
+    return rollout_figures(await waited(groups))
 
 
 class Track:
-    """Figures of every step to TensorBoard and the like."""
+    """Send the figures of every step to trackers such as TensorBoard."""
 
     def __init__(self, trackers: Sequence[Figures]):
         self.trackers = trackers
@@ -248,7 +316,7 @@ class Track:
 
 
 class Speak:
-    """The terminal's line of a step, every so many steps and after an evaluation, and whatever looks unhealthy."""
+    """Print a step's line every `every` steps and after an evaluation, and every health warning."""
 
     def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, *, every: int):
         self.reporter, self.tracker, self.health, self.every = reporter, tracker, health, every

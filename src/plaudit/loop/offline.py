@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
+from plaudit.data.store import References, Writer
 from plaudit.loop.cast import Cast
 from plaudit.loop.progress import Delivery
 from plaudit.types import Row
@@ -19,7 +20,7 @@ Item = tuple[Row, ...]
 
 
 class OfflineSource:
-    """Takes `batch_size` items at a time in the cursor's order; an epoch's last batch may be smaller."""
+    """Take `batch_size` items at a time in the cursor's order; an epoch's last batch may be smaller."""
 
     def __init__(self, items: Sequence[Item], cursor: Cursor, *, batch_size: int, unit: int):
         self.items, self.cursor = items, cursor
@@ -47,9 +48,48 @@ class OfflineSource:
         return None
 
 
-async def with_reference(items: Sequence[Item], cast: Cast, *, unit: int) -> list[Item]:
-    """Every row with its reference log-probs, computed in one pass before training."""
-    batch = await cast.annotate(Batch.of([row for item in items for row in item], unit=unit))
-    assert batch.reference is not None
-    columns = iter(torch.split(batch.reference, batch.lengths.tolist()))
-    return [tuple(replace(row, reference=tuple(next(columns).tolist())) for row in item) for item in items]
+class WithReference(Sequence[Item]):
+    """Items whose rows have their reference log-probs."""
+
+    def __init__(self, items: Sequence[Item], references: Sequence[tuple[tuple[float, ...], ...]]):
+        self.items, self.references = items, references
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> WithReference: ...
+    def __getitem__(self, index: int | slice) -> Item | WithReference:
+        if isinstance(index, slice):
+            return WithReference(self.items[index], self.references[index])
+        pairs = zip(self.items[index], self.references[index], strict=True)
+        return tuple(replace(row, reference=reference) for row, reference in pairs)
+
+
+async def with_reference(
+    items: Sequence[Item], cast: Cast, *, unit: int, folder: str | None = None, at_once: int = 1 << 22
+) -> WithReference:
+    """Compute the reference log-probs of all rows before training, about `at_once` tokens at a time. They are stored
+    like the items, in `folder` if they are large."""
+    writer = Writer(References(), folder)
+    waiting: list[Item] = []
+    tokens = 0
+
+    async def compute() -> None:
+        batch = await cast.annotate(Batch.of([row for item in waiting for row in item], unit=unit))
+        assert batch.reference is not None
+        columns = (tuple(column.tolist()) for column in torch.split(batch.reference, batch.lengths.tolist()))
+        writer.add([tuple(next(columns) for _ in item) for item in waiting])
+
+    for item in items:
+        waiting.append(item)
+        tokens += sum(len(row.tokens) for row in item)
+        if tokens >= at_once:
+            await compute()
+            waiting.clear()
+            tokens = 0
+    if waiting:
+        await compute()
+    return WithReference(items, writer.items())

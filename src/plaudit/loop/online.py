@@ -1,33 +1,32 @@
 """Batches from the policy's own answers.
 
-    feeder: slot -> prompt -> rollout task -> queue     next: queue (in order) -> rows -> Batch     done: slots back
+    slot, Prompt -> feeder -> rollout task -> queue -> next (in order) -> Group, rows -> Delivery -> done -> slots
 
-A slot is taken before a prompt starts and comes back when the weights that learned from it were published (or at
-once, if its group carries no signal). With (max_lag + 1) * prompts_per_step slots a sample is at most max_lag versions
-old; synchronous training is max_lag 0, not another trainer.
+A slot is taken before a prompt starts. It is returned when the weights that learned from it are published, or at once
+if its group carries no signal. With (max_lag + 1) * prompts_per_step slots, a sample is at most max_lag versions old.
+Synchronous training is max_lag=0, not another trainer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from plaudit.algorithms.base import Algorithm
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
+from plaudit.loop.outage import failed
 from plaudit.loop.progress import Delivery
-from plaudit.rollout.rollouter import Groups, rollout_figures
-from plaudit.types import Group, Prompt, Row
-
-
-class RewardFailureError(RuntimeError):
-    """So many rewards failed that the rest would bias training."""
+from plaudit.rollout.figures import rollout_figures
+from plaudit.rollout.rollouter import Groups
+from plaudit.types import Group, Prompt
 
 
 class OnlineSource:
-    """Keeps slots filled with rollouts and hands out groups in the order in which their prompts were drawn."""
+    """Keep slots filled with rollouts and deliver groups in the order of their prompts."""
 
     def __init__(
         self,
@@ -39,17 +38,17 @@ class OnlineSource:
         prompts_per_step: int,
         max_lag: int = 0,
         max_redraw: float = 3.0,
-        max_failed: float = 0.1,
+        mended: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]] | None = None,
     ):
-        """`max_redraw` bounds the prompts drawn for one step, as a multiple of prompts_per_step, where groups without a
-        signal are replaced; `max_failed` is the share of rewards that may fail in a step."""
+        """`max_redraw` limits the prompts drawn for one step, as a multiple of prompts_per_step, if groups without a
+        signal are replaced. `mended` waits for the groups' rewards if too many failed, and may raise (`outage.py`)."""
         self.prompts, self.cursor, self.rollouter, self.algorithm = prompts, cursor, rollouter, algorithm
-        self.prompts_per_step, self.max_redraw, self.max_failed = prompts_per_step, max_redraw, max_failed
+        self.prompts_per_step, self.max_redraw, self.mended = prompts_per_step, max_redraw, mended
         self.slots = asyncio.Semaphore((max_lag + 1) * prompts_per_step)
         self.drawn = 0
         """Prompts started."""
         self.consumed = 0
-        """Prompts whose groups were delivered or dropped: where a resumed run goes on."""
+        """Prompts whose groups were delivered or dropped: a resumed run continues here."""
         self._running: deque[asyncio.Task[Group]] = deque()
         self._started = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
@@ -67,7 +66,7 @@ class OnlineSource:
         assert self._feeder is not None
         while not self._running:
             if self._feeder.done():
-                self._feeder.result()  # raises what ended it: nothing else would start another rollout
+                self._feeder.result()  # raises the feeder's error: nothing else would start another rollout
             self._started.clear()
             await self._started.wait()
         group = await self._running[0]
@@ -79,40 +78,35 @@ class OnlineSource:
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
             self._feeder.add_done_callback(lambda feeder: self._started.set())
-        first = self.consumed
-        kept: list[Group] = []
-        replaced: list[Group] = []
+        first, waited = self.consumed, 0.0
         seen: list[Group] = []
-        rows: list[Row] = []
-        dropped = 0
+        keep: list[bool] = []
         expected, most = self.prompts_per_step, int(self.max_redraw * self.prompts_per_step)
         while len(seen) < expected:
-            group = await self._oldest()
-            seen.append(group)
-            mine = self.algorithm.rows(group)
-            dropped += not mine
-            if mine or expected >= most:
-                kept.append(group)
-                rows.extend(mine)
-            else:  # its slot goes to a further prompt, which this step waits for: nothing it started is left running
-                expected += 1
-                replaced.append(group)
-                self.slots.release()
-        stats = rollout_figures(seen) | {"groups/dropped": float(dropped), "empty": float(not rows)}
-        self._check_failures(seen, stats["reward/failed"])
-        batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
-        length = self.cursor.length
-        epoch, done = first // length + 1, self.consumed // length
-        groups, others = tuple(kept), tuple(replaced)
-        return Delivery(batch=batch, epoch=epoch, epochs_done=done, stats=stats, groups=groups, dropped=others)
-
-    def _check_failures(self, groups: Sequence[Group], share: float) -> None:
-        if share <= self.max_failed:
-            return
-        reasons = {r.score.reason for group in groups for r in group.responses if r.score.value is None}
-        raise RewardFailureError(
-            f"{share:.0%} of the rewards of this step failed, {self.max_failed:.0%} are allowed "
-            f"(rollout.max_failed). Reasons: {sorted(map(str, reasons))[:3]}"
+            seen.append(await self._oldest())
+            if len(seen) == expected and self.mended is not None:
+                began = time.monotonic()
+                seen = list(await self.mended(seen))
+                waited += time.monotonic() - began
+            # A group with failed rewards has a known signal only after the step has waited for them.
+            while len(keep) < len(seen) and (len(seen) == expected or not failed([seen[len(keep)]])):
+                keep.append(bool(self.algorithm.rows(seen[len(keep)])) or expected >= most)
+                if not keep[-1]:  # its slot goes to a further prompt that this step waits for, so none is left running
+                    expected += 1
+                    self.slots.release()
+        kept = tuple(group for group, whether in zip(seen, keep, strict=True) if whether)
+        replaced = tuple(group for group, whether in zip(seen, keep, strict=True) if not whether)
+        parts = [self.algorithm.rows(group) for group in kept]
+        rows = [row for part in parts for row in part]
+        dropped = len(replaced) + sum(not part for part in parts)
+        stats = {"groups/dropped": float(dropped), "empty": float(not rows), "time/outage": waited}
+        return Delivery(
+            batch=Batch.of(rows, unit=self.algorithm.unit) if rows else None,
+            epoch=first // self.cursor.length + 1,
+            epochs_done=self.consumed // self.cursor.length,
+            stats=rollout_figures(seen) | stats,
+            groups=kept,
+            dropped=replaced,
         )
 
     async def done(self, delivery: Delivery) -> None:
@@ -127,8 +121,8 @@ class OnlineSource:
         self.consumed = self.drawn = int(state["consumed"])
 
     async def close(self) -> None:
-        """Cancel what still runs. What was not consumed is drawn again by a resumed run."""
-        tasks = [*self._running, *([self._feeder] if self._feeder is not None else [])]
+        """Cancel running rollouts. A resumed run draws again what was not consumed."""
+        tasks = [*self._running, *filter(None, [self._feeder])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Where a run is, what a step delivered, and what hooks get to see."""
+"""A run's counters, what a source delivers for a step, and what hooks receive."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from plaudit.types import Group, Stats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What a source hands to the loop: rows for one step and where they came from."""
+    """What a source delivers to the loop: rows for one step and their origin."""
 
     batch: Batch | None
-    """None if nothing drawn carried a signal: the step passes without an update and is counted."""
+    """None if no group carried a signal: the step makes no update and is counted."""
     epoch: int
     """1-based."""
     epochs_done: int = 0
-    """Passes over the data that are complete with it, all told: one delivery may complete several."""
+    """Passes over the data completed by the end of this delivery; one delivery may complete several."""
     stats: Stats = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     """Online methods: every group whose rows are in the batch."""
     dropped: tuple[Group, ...] = ()
-    """Those that others replaced, as they carried no signal."""
+    """Groups without a signal that were replaced by others."""
 
 
 class BatchSource(Protocol):
     """The caller promises to call `done` for each delivery after its weights were published. The implementer promises
-    deliveries in a fixed order for a seed, and that `restore(state())` goes on behind the last delivery."""
+    deliveries in a fixed order for a seed, and that `restore(state())` continues after the last delivery."""
 
     async def next(self) -> Delivery: ...
 
@@ -53,13 +53,17 @@ class Progress:
     epochs_done: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    """Wall-clock seconds up to the end of this step's training, with evaluations and saves before it and with earlier
-    sittings of a resumed run."""
+    """Wall-clock seconds up to the end of this step's training, including earlier evaluations and saves, and the time
+    before a resume."""
     skipped: int = 0
-    """Steps in a row with an update that was not made because a loss or gradient was not finite."""
+    """Steps in a row with an update skipped because a loss or gradient was not finite."""
+    rollbacks: int = 0
+    """Number of times that the run went back to a checkpoint because values were not finite."""
+    rate: float = 1.0
+    """Factor of all learning rates; each rollback lowers it."""
 
     def after(self, delivery: Delivery, *, seconds: float, skipped: bool) -> Progress:
-        """The counters once a delivery was learned from."""
+        """Return the counters after a delivery was learned from."""
         same = delivery.epoch == self.epoch
         tokens = 0 if delivery.batch is None else int(delivery.batch.tokens.shape[0])
         return replace(
@@ -84,7 +88,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What hooks see after a step. `stats` grows: what a hook returns is merged for the hooks behind it."""
+    """What hooks receive after a step. `stats` grows: figures that a hook returns are merged for the hooks after it."""
 
     progress: Progress
     delivery: Delivery
@@ -92,9 +96,12 @@ class Moment:
     """The delivered batch with all its columns."""
     stats: Stats
     last: bool
-    """The run ends after this step, as planned."""
+    """True if the run ends after this step as planned."""
     stopping: bool = False
-    """It ends after this step because it was asked to: save, but record nothing that an undisturbed run would not."""
+    """True if the run ends early after this step, by a signal or a failure: save, but record nothing that an
+    undisturbed run would not."""
+    failed: bool = False
+    """True if something failed in this step: use no engine and no reward."""
 
 
 class Hook(Protocol):
@@ -104,11 +111,12 @@ class Hook(Protocol):
 
 
 def checked(hooks: Iterable[Hook]) -> tuple[Hook, ...]:
-    """The hooks, kept for every time that the loop begins. Raises TypeError for what is none."""
+    """Return the hooks as a tuple, since the loop may begin several times. Raises TypeError for anything that is not a
+    hook."""
     if not isinstance(hooks, Iterable):
         raise TypeError(f"hooks={hooks!r:.80} must be a list of hooks: [{getattr(hooks, '__name__', 'hook')}]")
     hooks = tuple(hooks)
     for hook in hooks:
         if not callable(hook):
-            raise TypeError(f"hooks: {hook!r:.80} is no hook, which is called with a Moment after every step")
+            raise TypeError(f"hooks: {hook!r:.80} is not a hook: give a callable that takes a Moment")
     return hooks

@@ -1,10 +1,10 @@
-"""What an online run learned from, written down step by step, for a run that learns from it again instead of sampling.
+"""Record what each step of an online run learned from, and replay it instead of sampling.
 
     step -> RecordGroups -> groups.jsonl -> Record.rollout -> the same groups, by the same loop -> the same weights
 
-Only this much of an asynchronous run is up to chance: which version drew a token, which answer a reward failed on. What
-follows from a step's groups is computed alike every time. A line is a step, so that a torn one is no step; floats are
-written in full. Left out: evaluation, which samples too and changes nothing, and rewards, which are in the groups.
+In an asynchronous run, only two things are random: which version drew a token, and which answers' rewards failed.
+Everything after a step's groups is deterministic. Each step is one line, so a torn line is not a step; floats are
+written in full. Left out: evaluation, which samples too but changes nothing, and rewards, which are in the groups.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, St
 
 
 class RecordError(ValueError):
-    """A record that is not of this run, or not whole."""
+    """A record does not belong to this run, or is incomplete."""
 
 
 class RecordGroups:
-    """A hook that writes every group that a step drew, those without a signal included. The file's first line tells how
-    many threads a rank has: the last bits of a sum depend on it."""
+    """A hook that writes every group of a step, including those without a signal. The file's first line has the number
+    of threads of a rank, since the last bits of a sum depend on it."""
 
     def __init__(self, sink: JsonLines, *, after: int, threads: int):
-        """Go on behind step `after`; what was written of later steps is dropped."""
+        """Continue after step `after`; lines of later steps are removed."""
         self.sink, path = sink, sink.path
         self.sink.truncate_after(after)
         if not path.exists() or not path.stat().st_size:
@@ -38,7 +38,7 @@ class RecordGroups:
         found = Record(path)
         if found.steps != after:
             raise RecordError(
-                f"rollout.record=true goes on behind step {after}, but {path} has the first {found.steps} steps: "
+                f"rollout.record=true continues after step {after}, but {path} has the first {found.steps} steps: "
                 "record a run from its start, or set rollout.record=false"
             )
         if found.threads != threads:
@@ -61,15 +61,16 @@ class Record:
         self.threads = 0
         self.steps = 0
         """Whole steps, from the first on."""
-        self._places: dict[int, int] = {}  # of a group's line in the file, by its index
-        self._line: tuple[int, dict[int, Any]] = (-1, {})  # the newest one that was read: groups are asked for in order
+        self._places: dict[int, int] = {}  # offset of a group's line in the file, by the group's index
+        self._line: tuple[int, dict[int, Any]] = (-1, {})  # the line read last: groups are asked for in order
         for place, content in _lines(path):
             self.threads = content.get("threads", self.threads)
             self.steps = content.get("step", self.steps)
             self._places |= {group["index"]: place for group in content.get("groups", ())}
 
     async def rollout(self, index: int, prompt: Prompt) -> Group:
-        """The recorded group of this prompt. Raises RecordError where the record has none, or one of another prompt."""
+        """Return the recorded group of this prompt. Raises RecordError if there is none, or if it has another
+        prompt."""
         if index not in self._places:
             raise RecordError(f"{self.path} ends before prompt {index} of the run")
         values = self._groups(self._places[index])[index]
@@ -89,7 +90,7 @@ class Record:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each whole line's place in the file and what it says."""
+    """Yield the offset and the content of each whole line."""
     place = 0
     with path.open("rb") as file:
         for line in file:
@@ -99,7 +100,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Compare:
-    """A hook of a replay: says whether its figures are those of the recorded run, to the last digit."""
+    """A hook of a replay: report whether its figures equal those of the recorded run, to the last digit."""
 
     def __init__(self, recorded: Sequence[Mapping[str, Any]], say: Callable[[str], None]):
         self.recorded = {record["step"]: record for record in recorded}
@@ -109,7 +110,7 @@ class Compare:
     async def __call__(self, moment: Moment) -> Stats:
         step = moment.progress.step
         theirs = self.recorded.get(step)
-        if theirs is None:  # the run was ended between its record of samples and that of figures
+        if theirs is None:  # the run ended after it recorded samples and before it recorded figures
             self.missing.append(step)
             theirs = {}
         for name, value in moment.stats.items():
@@ -145,6 +146,7 @@ def _response_json(response: Response) -> dict[str, Any]:
         "parts": dict(score.parts),
         "reason": score.reason,
         "reward": response.reward,
+        "continues": response.continues,
         "greedy": response.greedy,
     }
 
@@ -168,5 +170,6 @@ def _response(values: Mapping[str, Any]) -> Response:
         trainable=tuple(place not in untrained for place in range(len(completion.tokens))),
         score=Score(value=values["score"], parts=values["parts"], reason=values["reason"]),
         reward=values["reward"],
+        continues=values["continues"],
         greedy=values["greedy"],
     )

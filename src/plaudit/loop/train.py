@@ -1,10 +1,10 @@
-"""The only loop. Offline or online, synchronous or not: the source decides what a step learns from.
+"""The only training loop. Its source decides whether it is offline or online, synchronous or asynchronous.
 
-source.next -> annotate (reference, critic) -> credit -> [weigh -> step] x updates -> publish -> hooks -> source.done
-               |------------------------- training -------------------------------|
+    source.next -> Delivery, Batch -> annotate -> credit -> [weigh -> step] x updates -> publish -> hooks -> source.done
+                                      |------------------ training -----------------|
 
-Hooks come before `done`: what they sample to evaluate shares no decoding step with the next rollouts, whose last bits
-would otherwise depend on whether this step was evaluated.
+Hooks run before `done`, so that their evaluation shares no decoding step with the next rollouts. Otherwise the
+rollouts' last bits would depend on whether this step was evaluated.
 """
 
 from __future__ import annotations
@@ -13,22 +13,69 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from inspect import isawaitable
 
 import torch
 
 from plaudit.algorithms.base import Algorithm, Memory
+from plaudit.algorithms.figures import plain
 from plaudit.batch import Batch
 from plaudit.loop.cast import Cast
 from plaudit.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
-from plaudit.types import Role, Stats, plain
+from plaudit.runtime.memory import RankOutOfMemory
+from plaudit.runtime.worker import WorkerLost
+from plaudit.types import Ended, Role, Stats
 
 Publish = Callable[[int], Awaitable[None]]
 Training = Callable[[], AbstractAsyncContextManager[None]]
 
 
-class NonFiniteError(RuntimeError):
-    """Losses or gradients were not finite in several steps in a row, or logits that answers are drawn from were not."""
+class NonFiniteError(Ended):
+    """Losses or gradients were not finite in several steps in a row, or weights or logits of answers were not.
+    Checkpoints of step `suspect` and later may hold the cause."""
+
+    status = 6
+
+    def __init__(self, message: str, *, suspect: int):
+        super().__init__(message)
+        self.suspect = suspect
+
+
+class Ending:
+    """An exception that ends the run after the current step, because the step's weights had already moved."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.moved = False
+        """True if weights have moved, by whole updates of all models: the present state can be saved."""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the first exception raised inside if the step's work can be saved. Otherwise raise it at once, as well
+        as errors after which the run may go back to a checkpoint."""
+        try:
+            yield
+        except GOES_BACK:
+            raise
+        except Exception as error:
+            if not self.moved:
+                raise
+            self.error = self.error or error
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Mark a section in which weights move: a failure inside leaves nothing to save."""
+        self.moved = False
+        yield
+        self.moved = True
+
+
+GOES_BACK = (WorkerLost, NonFiniteError, RankOutOfMemory)
+"""After these errors nothing in memory can be saved: the run goes back to a checkpoint, or ends."""
+
+MAX_SKIPPED = 3
+"""Steps in a row with an update that is not finite: one is chance, three are a run that learns nothing."""
 
 
 async def train(
@@ -43,52 +90,84 @@ async def train(
     progress: Progress,
     memory: Memory,
     seed: int,
-    max_skipped: int = 3,
 ) -> Progress:
-    """Train from `progress` on, until `until` says so. `publish(version)` makes the weights known to the sampler;
-    within `training()` the devices are the learners' alone.
+    """Train from `progress` on until `until` is true. `publish(version)` gives the weights to the sampler. Within
+    `training()` only learners use the devices.
 
-    Once `stop` is true the run ends behind the step under way, early: hooks are told apart `last` and `stopping`.
-    Raises NonFiniteError after `max_skipped` steps in a row with an update that was not finite; whatever a stage raises
-    ends the run.
+    Once `stop` is true, the run ends early after the current step: hooks see `last` for a planned end and `stopping`
+    for an early one.
+
+    An exception in any stage ends the run. It ends at once if no weights have moved since the last finished step;
+    otherwise after this step, whose hooks record and save it (`stopping`, `failed`). Raises NonFiniteError in the same
+    way after MAX_SKIPPED steps in a row with an update that was not finite, and at once if weights are not finite.
     """
     clock = time.perf_counter()
     while not until(progress):
-        started = time.perf_counter()
+        started, ending = time.perf_counter(), Ending()
         with diverged(progress.step):
             delivery = await source.next()
-        sampled = time.perf_counter()
-        async with training():
-            batch, stats = await learn(cast, delivery, memory, step=progress.step, seed=seed)
-        learned = time.perf_counter()
-        await publish(progress.step + 1)
+        sampled = learned = time.perf_counter()
+        batch, stats = delivery.batch, Stats()
+        with ending.kept():
+            async with training():
+                batch, stats = await learn(cast, delivery, memory, ending, step=progress.step, seed=seed)
+                learned = time.perf_counter()
+        await check_weights(cast, progress.step + 1)
+        if ending.error is None:
+            with ending.kept():
+                await publish(progress.step + 1)
         before, clock = clock, time.perf_counter()
         seconds = clock - started
         progress = progress.after(delivery, seconds=clock - before, skipped=stats.get("skipped", 0.0) > 0)
         stats = delivery.stats | stats
         stats |= {"time/batch": sampled - started, "time/learn": learned - sampled, "time/step": seconds}
-        stopping = False
+        ending.error = ending.error or _too_many_skipped(progress)
+        moment = Moment(progress=progress, delivery=delivery, batch=batch, stats=stats, last=False)
         for hook in hooks:
-            last = until(progress)  # asked anew: an evaluation may end the run,
-            stopping = not last and stop()  # and a signal during one still gets its checkpoint
-            moment = Moment(
-                progress=progress, delivery=delivery, batch=batch, stats=stats, last=last, stopping=stopping
-            )
-            stats = stats | await _figures(hook, moment)
-        await source.done(delivery)
-        if progress.skipped >= max_skipped:
-            raise NonFiniteError(
-                f"a loss or gradient was not finite in {progress.skipped} steps in a row (up to step {progress.step}). "
-                "No such update was made on any model, so the weights are sound. Lower the learning rate, or look at "
-                "the data and rewards of these steps"
-            )
-        if stopping:
+            failed = ending.error is not None
+            last = not failed and until(progress)  # asked again: an evaluation may end the run,
+            stopping = not last and (failed or stop())  # and a signal during one still gets its checkpoint
+            moment = replace(moment, stats=stats, last=last, stopping=stopping, failed=failed)
+            with ending.kept():
+                stats = stats | await _figures(hook, moment)
+        with ending.kept():
+            await source.done(delivery)
+        if ending.error is not None:
+            raise ending.error
+        if moment.stopping:
             break
     return progress
 
 
+def _too_many_skipped(progress: Progress) -> NonFiniteError | None:
+    if progress.skipped < MAX_SKIPPED:
+        return None
+    # The weights of the last step that was not skipped may be the cause: no step has learned from them.
+    return NonFiniteError(
+        f"a loss or gradient was not finite in {progress.skipped} steps in a row (up to step {progress.step}). No such "
+        "update was made on any model. Lower the learning rate, or look at the data and rewards of these steps.",
+        suspect=progress.step - progress.skipped,
+    )
+
+
+async def check_start(cast: Cast, whose: str) -> None:
+    """Raise ValueError if a run would begin from weights that are not finite; `whose` names them."""
+    if not await cast.sound():
+        raise ValueError(f"{whose} has weights that are not finite: start from another model")
+
+
+async def check_weights(cast: Cast, step: int) -> None:
+    """Raise NonFiniteError if the weights after `step` are not finite; call this before they are published."""
+    if not await cast.sound():
+        raise NonFiniteError(
+            f"weights are not finite after step {step}, so they were neither published nor saved. Lower the learning "
+            "rate.",
+            suspect=step,
+        )
+
+
 async def _figures(hook: Hook, moment: Moment) -> Stats:
-    """What a hook returns, as plain figures; None is none. Raises TypeError that names the hook."""
+    """Return a hook's figures, {} for None. Raises TypeError with the hook's name."""
     told = hook(moment)
     name = getattr(hook, "__name__", type(hook).__name__)
     if not isawaitable(told):
@@ -98,38 +177,42 @@ async def _figures(hook: Hook, moment: Moment) -> Stats:
 
 @contextmanager
 def diverged(step: int) -> Iterator[None]:
-    """Within it answers may be drawn from what the policy has become."""
+    """Turn logits that are not finite into NonFiniteError: answers inside are drawn from the policy."""
     try:
         yield
     except FloatingPointError as error:
         raise NonFiniteError(
-            f"after step {step} the policy's logits are not finite, so that it answers nothing: its weights have "
-            "diverged, and so may those of the newest checkpoint. Lower the learning rate, and begin anew or with an "
-            "earlier one (resume=NAME)"
+            f"after step {step} the policy's logits are not finite, so it cannot answer: its weights have "
+            "diverged. Lower the learning rate.",
+            suspect=step,
         ) from error
 
 
-async def learn(cast: Cast, delivery: Delivery, memory: Memory, *, step: int, seed: int) -> tuple[Batch | None, Stats]:
-    """Everything between a delivery and its published weights: columns, credit, optimizer steps."""
+async def learn(
+    cast: Cast, delivery: Delivery, memory: Memory, ending: Ending, *, step: int, seed: int
+) -> tuple[Batch | None, Stats]:
+    """Do everything between a delivery and its published weights: columns, credit, optimizer steps."""
     if delivery.batch is None:
+        ending.moved = True
         return None, {}
     batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
     if isinstance(cast.objective, Algorithm):
         before = dict(memory)
         batch, credit = cast.objective.credit(batch, memory)
-        stats |= plain(credit, "the figures of `credit`")
+        batch, stats = batch.trained(), stats | plain(credit, "the figures of `credit`")
         memory.update(plain(memory, "the memory of `credit`"))
         if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
             memory.clear()
             memory.update(before)
-    stats |= await update(cast, batch, step=step, seed=seed)
-    await cast.follow()
+    stats |= await update(cast, batch, ending, step=step, seed=seed)
+    with ending.moving():
+        await cast.follow()
     return batch, stats
 
 
 def staleness(batch: Batch, version: int) -> Stats:
-    """How many versions older than `version` the batch's sampled tokens are: mean, largest, and the share of each age.
-    Nothing for rows that were not sampled."""
+    """Figures of how many versions older than `version` the sampled tokens are: mean, largest, share of each age. Empty
+    for rows that were not sampled."""
     if batch.version is None:
         return {}
     age = version - batch.version[batch.version >= 0]
@@ -139,8 +222,9 @@ def staleness(batch: Batch, version: int) -> Stats:
     return {"lag/mean": float(age.float().mean()), "lag/max": float(age.max())} | shares
 
 
-async def update(cast: Cast, batch: Batch, *, step: int, seed: int) -> Stats:
-    """All optimizer steps on one batch: passes over shuffled mini-batches, ended early where the method says halt."""
+async def update(cast: Cast, batch: Batch, ending: Ending, *, step: int, seed: int) -> Stats:
+    """Make all optimizer steps on one batch, in passes over shuffled mini-batches. End early if the method says halt,
+    or if an update fails after others were made."""
     passes, parts = cast.objective.updates()
     units = len(batch) // batch.unit
     taken: list[Stats] = []
@@ -151,42 +235,39 @@ async def update(cast: Cast, batch: Batch, *, step: int, seed: int) -> Stats:
             generator = torch.Generator().manual_seed(mixed % (1 << 64))  # torch takes 64 bits
             order = torch.randperm(units, generator=generator)
         for mini in batch.split(min(parts, units), order=order):
-            stats = await _one_update(cast, cast.objective.weigh(mini), step)
-            taken.append(stats)
-            if stats["halted"]:
+            with ending.kept():
+                taken.append(await _one_update(cast, cast.objective.weigh(mini), ending, step))
+            if ending.error is not None or taken[-1]["halted"]:
                 return _over_updates(taken)
     return _over_updates(taken)
 
 
-async def _one_update(cast: Cast, mini: Batch, step: int) -> Stats:
-    """One optimizer step of every trained model, or of none: a critic must not move on without its policy."""
+async def _one_update(cast: Cast, mini: Batch, ending: Ending, step: int) -> Stats:
+    """Make one optimizer step of every trained model, or of none: a critic must not move without its policy."""
     stats: Stats = {}
     prepared = []
     for role in sorted(cast.trained, key=lambda role: role is not Role.POLICY):
         prepared.append(cast.trained[role])
-        stats |= await cast.trained[role].prepare(mini, step)
+        stats |= await cast.trained[role].prepare(mini, step, cast.rate)
         if stats["skipped"] or stats["halted"]:
             break
-    for actor in prepared:
-        await actor.apply(not (stats["skipped"] or stats["halted"]))
+    take = not (stats["skipped"] or stats["halted"])
+    with ending.moving() if take else nullcontext():
+        for actor in prepared:
+            await actor.apply(take)
     return stats
 
 
 def _over_updates(taken: Sequence[Stats]) -> Stats:
-    """Figures of a step from those of its updates: means, extremes where the name says so, and what only the first
-    or the sum can tell: the gap between sampler and learner, and how many updates were taken or skipped."""
-    names = {name: None for stats in taken for name in stats}
+    """Merge the figures of a step's updates: means, extremes for names that say so, sums of skipped and halted updates,
+    and the first update's gap between sampler and learner."""
     merged: Stats = {}
-    for name in names:
+    for name in dict.fromkeys(name for stats in taken for name in stats):
         values = [stats[name] for stats in taken if name in stats]
-        if name.endswith("max"):
-            merged[name] = max(values)
-        elif name.endswith("min"):
-            merged[name] = min(values)
-        elif name in ("skipped", "halted"):
-            merged[name] = sum(values)
+        if name.endswith(("max", "min")):
+            merged[name] = max(values) if name.endswith("max") else min(values)
         else:
-            merged[name] = sum(values) / len(values)
+            merged[name] = sum(values) / (1 if name in ("skipped", "halted") else len(values))
     if "kl/old" in taken[0]:
         merged["kl/sampler"] = taken[0]["kl/old"]
     return merged | {"updates": float(len(taken)) - merged["skipped"] - merged["halted"]}

@@ -34,7 +34,7 @@ def generalised_advantages(
     """GAE: delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lambda A_{t+1};  R = A + V. Both (n,).
 
     Steps go from trained token to trained token; prompt or tool tokens in between are skipped, not stepped through.
-    `bootstrap` (r,) is V after the last token: 0 where the answer ended, the critic's value where it was cut off.
+    `bootstrap` (r,) is V after the last token: 0 where a reward ends the return, the critic's value where none does.
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
     """
     rows = bootstrap.shape[0]

@@ -15,13 +15,22 @@ def k1(d: Tensor) -> Tensor:
 
 
 def k2(d: Tensor) -> Tensor:
-    """d^2 / 2: biased, low variance; its gradient is the KL's own on-policy gradient."""
+    """d^2 / 2: biased, low variance; under samples of the policy its gradient, d grad log pi, is the KL's own."""
     return 0.5 * d.square()
 
 
 def k3(d: Tensor) -> Tensor:
-    """exp(-d) - 1 + d: unbiased and never negative. The one to put into a loss (GRPO)."""
+    """exp(-d) - 1 + d: unbiased and never negative. In a loss its gradient is that of KL(reference || policy)."""
     return torch.expm1(-d) + d  # exp(-d) - 1 + d loses a small KL to rounding, and may come out below 0
+
+
+def weighted_k3(d: Tensor, log_ratio: Tensor) -> Tensor:
+    """rho k3(d), rho = exp(log_ratio) = pi / pi_old with its gradient, (n,), under samples of pi_old.
+
+    Unbiased in value and gradient: that is rho d grad log pi, the KL's own (DeepSeek-V3.2, 2025,
+    https://arxiv.org/abs/2512.02556, section 3.1). Where rho is 1 it is k2's, token for token.
+    """
+    return log_ratio.exp() * k3(d)
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}

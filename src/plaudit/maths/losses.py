@@ -1,4 +1,4 @@
-"""Losses, one value a token (n,) or a pair (p,): who minimises them multiplies by weights and sums (`aggregate.py`)."""
+"""Losses, one value a token (n,) or a pair (p,). Methods multiply them by weights and sum (`aggregate.py`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from plaudit.maths.ragged import row_mean, row_sum
+
+LEVELS = ("token", "sequence", "geometric")
+"""Levels of importance ratios, see `log_ratio`."""
 
 
 def log_ratio(current: Tensor, old: Tensor, trainable: Tensor, row: Tensor, rows: int, *, level: str) -> Tensor:
@@ -44,20 +47,19 @@ def clipped_policy(
 
 
 def off_policy_weight(
-    learner: Tensor, sampler: Tensor, trainable: Tensor, row: Tensor, rows: int, *, how: str, cap: float
+    learner: Tensor, sampler: Tensor, trainable: Tensor, row: Tensor, rows: int, *, level: str, how: str, cap: float
 ) -> Tensor:
     """w = pi_learner / pi_sampler of samples that another policy drew, bounded; 1 on untrained tokens, (n,).
 
-    `truncate`: each token's own, at most `cap` (truncated importance sampling, Ionides 2008; for samplers that are not
-    the learner, Yao et al. 2025). `mask`: 1 for the tokens of a row whose ratio of all tokens together lies in
-    [1 / cap, cap], else 0. `learner` are its log-probs before the step's first update, `sampler` the behaviour's.
+    `level` is that of `log_ratio`: each token's own w, the row's product or its geometric mean. `truncate`: w, at most
+    `cap` (truncated importance sampling, Ionides 2008; for samplers that are not the learner, Yao et al. 2025). `mask`:
+    1 where w lies in [1 / cap, cap], else 0. `learner` are its log-probs before the step's first update, `sampler` the
+    behaviour's.
     """
-    difference = torch.where(trainable, learner - sampler, torch.zeros_like(learner))
+    difference = log_ratio(learner, sampler, trainable, row, rows, level=level)
     if how == "truncate":
         return difference.clamp(max=math.log(cap)).exp()
-    whole = row_sum(difference, row, rows)
-    within = whole.abs() <= math.log(cap)
-    return torch.where(trainable, within[row].to(learner), torch.ones_like(learner))
+    return (difference.abs() <= math.log(cap)).to(learner)
 
 
 def clip_fraction(log_ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:

@@ -24,7 +24,7 @@ def last_in_row(mask: Tensor, row: Tensor, rows: int) -> Tensor:
     return last.scatter_reduce(0, row, index, reduce="amax")
 
 
-def to_grid(x: Tensor, mask: Tensor, row: Tensor, rows: int, *, fill: float = 0.0) -> tuple[Tensor, Tensor]:
+def to_grid(x: Tensor, mask: Tensor, row: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The masked entries of each row side by side: grid (rows, longest) and `place` (n,), their flat index in it.
 
     `place` is -1 where the mask is off. Steps between neighbours of the grid skip untrained tokens in between.
@@ -34,7 +34,7 @@ def to_grid(x: Tensor, mask: Tensor, row: Tensor, rows: int, *, fill: float = 0.
     rank = mask.to(torch.int64).cumsum(0) - 1
     rank = rank - (counts.cumsum(0) - counts)[row]
     place = torch.where(mask, row * width + rank, -1)
-    grid = torch.full((rows * width,), fill, dtype=x.dtype, device=x.device)
+    grid = torch.zeros(rows * width, dtype=x.dtype, device=x.device)
     grid[place[mask]] = x[mask]
     return grid.view(rows, width), place
 

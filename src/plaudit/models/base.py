@@ -1,7 +1,7 @@
-"""What every language model here offers: hidden states of a flat run of tokens, one head, and its Hugging Face form.
+"""The interface of every language model: hidden states of flat tokens, one head, and its Hugging Face form.
 
-The learner, the scorer and the engine hold a `LanguageModel` and never ask which kind it is: the native `Decoder`, or
-any other causal LM through transformers (`fallback.py`).
+The learner, the scorer and the engine hold a `LanguageModel` and do not know its kind: the native `Decoder`, or any
+other causal LM through transformers (`fallback.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from plaudit.compute.context import Context, Packed
 from plaudit.models.config import HeadKind
-from plaudit.models.context import Context, Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,17 @@ class SpecialTokens:
     eos: tuple[int, ...] = ()
     pad: int | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """What else its generation_config.json says: how others sample by default. It is kept, and not read here."""
+    """The rest of its generation_config.json: default sampling of other systems. It is kept but not read here."""
 
 
 class LanguageModel(nn.Module, ABC):
-    """The implementer sets `head`, `head_kind` and `special`, and computes a sequence alike whatever lies beside it."""
+    """The implementer sets `head`, `head_kind` and `special`, and computes a sequence independently of those beside
+    it."""
 
     caches: ClassVar[bool]
-    """Whether contexts with a KV cache are understood; if not, `forward` takes whole sequences (`Packed`) alone."""
+    """True if contexts with a KV cache are supported; otherwise `forward` takes only whole sequences (`Packed`)."""
     turn: int = 0
-    """Length up to which rows are computed apart from longer ones; 0 if all are computed alike."""
+    """Rows up to this length are computed separately from longer ones; 0: no such limit."""
     head: nn.Module
     """Hidden states (tokens, width) to logits (tokens, vocab_size), or to one number a token (tokens, 1)."""
     head_kind: HeadKind
@@ -63,20 +64,20 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,); with `read` (m,) those of
-        the tokens at these places alone, (m, width), in that order."""
+        """Hidden states after the last norm, (tokens, width), for int64 token ids (tokens,). With `read` (m,), only
+        those of the tokens at these places, (m, width), in that order."""
 
     @abstractmethod
     def hf_config(self) -> dict[str, Any]:
-        """Content of config.json that transformers reads as this model, head included."""
+        """Content of a config.json that transformers reads as this model, head included."""
 
     @abstractmethod
     def hf_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its Hugging Face name, a shared one once; views where possible, detached."""
+        """All parameters by Hugging Face name, a shared one once; views if possible, detached."""
 
     @abstractmethod
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
-        """Write config.json's companions: the weights, as safetensors."""
+        """Write the weights, as safetensors, beside config.json."""
 
     def packed(self, lengths: Sequence[int]) -> Packed:
         """The context of whole sequences laid end to end, on this model's device and with its window."""

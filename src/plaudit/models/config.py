@@ -1,11 +1,11 @@
-"""What tells one dense decoder from another: sizes, positions, norms, biases. Plain values, no tensors.
+"""The differences between dense decoders: sizes, positions, norms, biases. Plain values, no tensors.
 
 Hugging Face's own keys for the same things are `families.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 HeadKind = Literal["lm", "scalar"]
@@ -55,9 +55,10 @@ class DecoderConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
+        given = asdict(self)
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{self.family}: {name}={getattr(self, name)} must be at least 1.")
+            if given[name] < 1:
+                raise ValueError(f"{self.family}: {name}={given[name]} must be at least 1.")
         if not self.rope_theta > 0:
             raise ValueError(f"{self.family}: rope_theta={self.rope_theta} must be above 0.")
         if not self.init_std >= 0:

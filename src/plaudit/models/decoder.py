@@ -1,48 +1,37 @@
-"""One decoder for the dense families: GPT-2, Llama, Mistral, Qwen2, Qwen3 and their like, by configuration.
+"""One decoder for the dense families: GPT-2, Llama, Mistral, Qwen2, Qwen3 and similar ones, by configuration.
 
     tokens (n,) + context -> embed -> layers x [norm, attention, norm, MLP] -> norm -> hidden (n, width) -> head
 
-The tokens of all sequences lie end to end; who sees whom is the context's affair (`context.py`). Training and
-generation run this same code on the same parameters, so sampler and learner agree. Hugging Face names and files are
-`families.py` and `load.py`. Left out: dropout (RLHF recipes train without it), experts, cross-attention, encoders.
+The tokens of all sequences are laid end to end; the context (`compute/context.py`) decides which tokens see each other.
+Training and generation run this same code on the same parameters, so sampler and learner agree. Hugging Face names and
+files are in `families.py` and `load.py`. Left out: dropout (RLHF recipes train without it), experts, cross-attention,
+encoders.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from plaudit.maths.invariant import Linear, entrywise, filled
+from plaudit.compute.context import Context
+from plaudit.compute.fused import activate, embed, rms_norm, rotate, swiglu
+from plaudit.compute.gather import Reading, gathered
+from plaudit.compute.invariant import Linear, filled
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
-from plaudit.models.context import Context
 from plaudit.models.families import write_config
 from plaudit.models.files import write_safetensors
 from plaudit.models.fresh import draw_normal, generator
-from plaudit.models.fused import embed, gelu_tanh, rms_norm, rotate, swiglu
-from plaudit.models.gather import Reading, gathered
 from plaudit.models.layout import stored_tensors
 from plaudit.models.lowrank import merged_parameters
 from plaudit.models.settings import LoraSettings
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
-
-
-def _activation(name: str, x: Tensor) -> Tensor:
-    functions: dict[str, Callable[[Tensor], Tensor]] = {
-        "relu": F.relu,
-        "gelu_tanh": gelu_tanh,
-        "silu": partial(entrywise, F.silu),
-        "gelu": partial(entrywise, F.gelu),
-    }
-    return functions[name](x)
 
 
 def _norm(config: DecoderConfig, width: int) -> nn.Module:
@@ -52,7 +41,7 @@ def _norm(config: DecoderConfig, width: int) -> nn.Module:
 
 
 class Embedding(nn.Embedding):
-    """Torch's, but for random values on the meta device, which holds none: torch loads its compiler to make none."""
+    """Torch's embedding, without random values on the meta device: torch would load its compiler for them."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
@@ -60,7 +49,7 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Torch's, without its passes over memory on the CPU."""
+    """Torch's RMSNorm, by our kernel on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.eps is not None
@@ -120,18 +109,18 @@ class MLP(nn.Module):
         rows = x.shape[0]
         hidden = self.up(filled(x))
         if not self.gated:
-            hidden = _activation(self.activation, hidden)
+            hidden = activate(hidden, self.activation)
         elif self.activation == "silu":
             hidden = swiglu(hidden)
         else:
             gate, up = hidden.chunk(2, dim=-1)
-            hidden = _activation(self.activation, gate) * up
+            hidden = activate(gate, self.activation) * up
         out: Tensor = self.down(hidden)
         return out if out.shape[0] == rows else out[:rows]
 
 
 class Layer(nn.Module):
-    """Pre-norm residual block; after attention it may go on with some of the tokens alone."""
+    """Pre-norm residual block; after attention it may continue with some of the tokens only."""
 
     def __init__(self, config: DecoderConfig, layer: int):
         super().__init__()
@@ -170,7 +159,7 @@ class Decoder(LanguageModel):
 
     @classmethod
     def empty(cls, config: DecoderConfig, *, head: HeadKind, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-        """A decoder with uninitialised parameters, for weights that are about to be read."""
+        """Make a decoder with uninitialised parameters, for weights that will be read."""
         with torch.device("meta"):
             model = cls(config, head=head)
         model = model.to(dtype).to_empty(device=device)
@@ -178,7 +167,7 @@ class Decoder(LanguageModel):
         return model
 
     def tie(self) -> None:
-        """Make the LM head the token embedding, where the config says so."""
+        """Make the LM head the token embedding if the config says so."""
         if self.head_kind == "lm" and self.config.tied:
             self.head.weight = self.embedding.weight
 
@@ -253,5 +242,5 @@ class Decoder(LanguageModel):
             self.initialise_head(seed)
 
     def initialise_head(self, seed: int) -> None:
-        """A fresh scalar head on a trunk that was loaded."""
+        """Put a fresh scalar head on a loaded trunk."""
         draw_normal(self.head.weight, 1.0 / math.sqrt(self.config.width + 1), generator(seed))

@@ -1,4 +1,4 @@
-"""Which device a process computes on."""
+"""The device that a process computes on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 
 
 def device_of(name: str) -> str:
-    """The device that a setting names; `auto` is a GPU where there is one. Raises ValueError for what is not there."""
+    """The device that a setting names; `auto` is a GPU if there is one. Raises ValueError for a device that does not
+    exist."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return "cuda" if gpus else "cpu"

@@ -1,9 +1,10 @@
-"""Any causal LM that transformers has and the native decoder does not, behind the same interface.
+"""Any causal LM that transformers has and the native decoder does not, with the same interface.
 
     tokens (n,) + Packed -> right-padded rows -> transformers' trunk -> hidden (n, width) of the real tokens -> head
 
-Slower: it computes on padding, and there is no KV cache behind `Context`, so generation recomputes what it has read. It
-runs without dropout, as the native decoder does. Left out: code that ships with a checkpoint, and models whose logits
+It is slower: it computes on padding, and without a KV cache generation recomputes what it has read. It runs without
+dropout, as the native decoder does. Attention is torch's SDPA if that computes everything the model asks for, else
+transformers' eager attention (soft caps, sinks). Left out: code that comes with a checkpoint, and models whose logits
 are more than a head on the trunk's last hidden state (a probe at loading refuses those).
 """
 
@@ -15,22 +16,33 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from plaudit.compute.context import Context, Packed
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import HeadKind
-from plaudit.models.context import Context, Packed
 from plaudit.models.files import weight_files
 from plaudit.models.fresh import draw_normal, generator
-from plaudit.models.keys import UnknownKeyError, nearest
+from plaudit.models.keys import UnknownKeyError
+from plaudit.support.fields import nearest
+from plaudit.support.visible import visible
 
 log = logging.getLogger(__name__)
 
 SCALAR_HEAD = "score.weight"
+HARMLESS = frozenset(
+    """
+    sliding_window position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits
+    return_dict
+    """.split()
+)
+"""Arguments that models pass to SDPA, which ignores them without effect: a window, for instance, is in the mask
+already."""
 
 
 class Logits(nn.Module):
@@ -39,9 +51,8 @@ class Logits(nn.Module):
     def __init__(self, linear: nn.Module, config: Any):
         super().__init__()
         self.linear = linear
-        self.factor = float(getattr(config, "logit_scale", None) or 1.0)
-        self.factor /= float(getattr(config, "logits_scaling", None) or 1.0)
-        self.cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.factor = float(_set(config, "logit_scale") or 1.0) / float(_set(config, "logits_scaling") or 1.0)
+        self.cap: float | None = _set(config, "final_logit_softcapping")
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden) * self.factor
@@ -67,7 +78,7 @@ class Fallback(LanguageModel):
         self.eval()
 
     def train(self, mode: bool = True) -> Fallback:
-        """Gradients flow either way; training mode would only add dropout."""
+        """Do nothing: gradients flow in either mode, and training mode would only add dropout."""
         return super().train(False)
 
     @property
@@ -79,8 +90,14 @@ class Fallback(LanguageModel):
         return _positions(self._text)
 
     @property
+    def pad(self) -> int | None:
+        """The pad's id, which config.json may leave to the family's default."""
+        found: int | None = self._text.pad_token_id
+        return found
+
+    @property
     def blocks(self) -> Sequence[nn.Module]:
-        names = set(getattr(self.inner, "_no_split_modules", None) or ())
+        names = set(self.inner._no_split_modules or ())
         return [module for module in self.modules() if type(module).__name__ in names]
 
     def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
@@ -102,7 +119,7 @@ class Fallback(LanguageModel):
         return hidden if read is None else hidden.index_select(0, read)
 
     def _states(self, rows: Sequence[Tensor], chosen: Sequence[int]) -> list[Tensor]:
-        """Hidden states of the chosen rows, computed side by side."""
+        """Hidden states of the chosen rows, computed together."""
         lengths = [len(rows[k]) for k in chosen]
         padded = nn.utils.rnn.pad_sequence([rows[k] for k in chosen], batch_first=True)  # (rows, longest)
         ends = torch.tensor(lengths, device=padded.device)
@@ -125,7 +142,7 @@ class Fallback(LanguageModel):
 
 
 def folder_positions(folder: Path) -> int:
-    """`max_positions` of the model in a folder, by its configuration alone."""
+    """`max_positions` of the model in a folder, from its configuration."""
     from transformers import AutoConfig
 
     try:
@@ -136,23 +153,25 @@ def folder_positions(folder: Path) -> int:
 
 
 def _positions(config: Any) -> int:
-    for name in ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length"):
-        value = getattr(config, name, None)
-        if value:
-            return int(value)
-    return 2**31 - 1  # recurrent and ALiBi models have no limit of their own
+    names = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length")
+    return int(_set(config, *names) or 2**31 - 1)  # recurrent and ALiBi models have no limit of their own
+
+
+def _set(config: Any, *names: str) -> Any:
+    """The first of these keys that the configuration sets, or None: families have different keys."""
+    return next((value for name in names if (value := getattr(config, name, None))), None)
 
 
 def _turn(config: Any) -> int:
-    """Length beyond which transformers takes other rotary frequencies, for all that it is given at once (longrope):
-    rows of either kind are computed apart, so that none depends on its neighbours."""
-    rope = getattr(config, "rope_parameters", None) or {}
+    """The length above which transformers uses other rotary frequencies for everything in a call (longrope). Rows on
+    either side are computed separately, so that none depends on its neighbours."""
+    rope = _set(config, "rope_parameters") or {}
     longest = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
     return int(longest or 0)
 
 
 def load_fallback(folder: Path, *, head: HeadKind, dtype: torch.dtype, reason: str, seed: int) -> Fallback:
-    """The model of a folder through transformers; a scalar head that the folder lacks is fresh, from `seed`."""
+    """Load the model of a folder through transformers. A scalar head that the folder lacks is drawn from `seed`."""
     weight_files(folder)  # refuses pickles
     labels = {"num_labels": 1} if head == "scalar" else {}
     try:
@@ -176,7 +195,7 @@ def load_fallback(folder: Path, *, head: HeadKind, dtype: torch.dtype, reason: s
 
 
 def fresh_fallback(config: Mapping[str, Any], *, head: HeadKind, reason: str, seed: int) -> Fallback:
-    """A transformers model with random weights from config keys."""
+    """Make a transformers model with random weights from config keys."""
     from transformers import AutoConfig
 
     keys = dict(config)
@@ -189,7 +208,7 @@ def fresh_fallback(config: Mapping[str, Any], *, head: HeadKind, reason: str, se
     unknown = sorted(set(keys) - known)
     if unknown:
         raise UnknownKeyError(
-            f"Unknown in a {model_type} config: {', '.join(unknown)}. Nearest known keys: {nearest(unknown, known)}."
+            f"Unknown in a {model_type} config: {', '.join(unknown)}{nearest(next(iter(unknown)), known)}"
         )
     built = AutoConfig.for_model(model_type, **keys, **({"num_labels": 1} if head == "scalar" else {}))
     with torch.random.fork_rng(devices=[]):
@@ -205,8 +224,8 @@ def _auto_class(head: HeadKind) -> Any:
 
 
 def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallback:
-    """`seed` is that of a fresh scalar head, None where the head was loaded."""
-    if head == "scalar" and not hasattr(inner, "score"):
+    """Wrap a model. `seed` is for a fresh scalar head; None if the head was loaded."""
+    if head == "scalar" and "score" not in dict(inner.named_children()):
         raise ValueError(
             f"transformers' {type(inner).__name__} has no head named score, so it is no causal reward model. "
             "Use a causal family for judges and critics."
@@ -215,9 +234,40 @@ def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallb
     if seed is not None:
         weight = inner.score.weight
         draw_normal(weight, 1.0 / math.sqrt(weight.shape[1] + 1), generator(seed))
+    _attend_in_full(model)
     _probe(model)
     _warn_slower(inner.config.model_type, reason)
     return model
+
+
+@torch.no_grad()
+def _attend_in_full(model: Fallback) -> None:
+    """Use eager attention for a model that passes its attention more than SDPA computes."""
+    with _unread_by_sdpa() as unread:
+        model(torch.arange(4, device=model.device) % model.vocab_size, model.packed([4]))
+    if unread:
+        model.inner.set_attn_implementation("eager")
+
+
+@contextmanager
+def _unread_by_sdpa() -> Iterator[set[str]]:
+    """While active, collect the names of arguments that models pass to transformers' SDPA and that it ignores."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    functions: Any = ALL_ATTENTION_FUNCTIONS
+    sdpa = functions["sdpa"]
+    read = {*inspect.signature(sdpa).parameters, *HARMLESS}
+    unread: set[str] = set()
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        unread.update(name for name, value in named.items() if value is not None and name not in read)
+        return sdpa(*arguments, **{name: value for name, value in named.items() if name in read})
+
+    functions["sdpa"] = watched
+    try:
+        yield unread
+    finally:
+        del functions["sdpa"]
 
 
 @torch.no_grad()
@@ -241,4 +291,5 @@ def _probe(model: Fallback) -> None:
 
 @functools.cache
 def _warn_slower(model_type: str, reason: str) -> None:
-    log.warning("%s runs through transformers, slower than the native decoder. %s", model_type, reason)
+    text = f"{model_type} runs through transformers, slower than the native decoder. {reason}"
+    log.warning("%s", visible(text, line=True))

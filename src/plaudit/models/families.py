@@ -38,7 +38,7 @@ class Family:
     lm_head: str = "lm_head"
     scalar_head: str = "score"
     base_prefix: str = "model."
-    """Some checkpoints hold the trunk alone, without this prefix."""
+    """Some checkpoints hold only the trunk, without this prefix."""
     ignored: str = r"\.rotary_emb\.inv_freq$"
     """Regular expression for stored buffers that are no parameters."""
 
@@ -61,7 +61,7 @@ def family_of(model_type: str) -> Family:
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """`DecoderConfig` of a config.json's content; what it cannot compute alike is refused by name."""
+    """Make a `DecoderConfig` from a config.json's content; keys that it cannot follow exactly are refused by name."""
     if "model_type" not in config:
         raise ValueError(f"The model config has no model_type. Add it (native: {', '.join(FAMILIES)}).")
     keys = Keys(config)
@@ -164,7 +164,7 @@ register_family(
 def _read_rotary(
     keys: Keys, *, qkv_bias: bool, output_bias: bool, sizes: Mapping[str, int], **own: Any
 ) -> DecoderConfig:
-    """What Llama, Mistral and Qwen say alike. `sizes` are transformers' defaults for keys that are not given."""
+    """The keys that Llama, Mistral and Qwen share. `sizes` are transformers' defaults for absent keys."""
     width = keys.take("hidden_size", 4096)
     heads = keys.take("num_attention_heads", 32)
     max_positions = keys.take("max_position_embeddings", sizes["max_position_embeddings"])

@@ -36,7 +36,7 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], *, max_shard_
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError that names the file where it holds none."""
+    """Read the JSON object in a file. Raises ValueError that names the file if it holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -51,7 +51,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; an error that says what to do where there is none."""
+    """List the safetensors files of a folder. If there are none, the error says what to do."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / INDEX
@@ -74,7 +74,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor, one at a time, on the CPU. A tensor lies on the mapped file: copy it before the file changes."""
+    """Yield name and tensor, one at a time, on the CPU. A tensor is a view of the mapped file: copy it before the file
+    changes."""
     for path in files:
         with _opened(path) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping

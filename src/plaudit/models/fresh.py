@@ -1,4 +1,4 @@
-"""Random numbers for fresh parameters, the same for a seed on every device: a GPU's generator draws others."""
+"""Random numbers for fresh parameters, the same for a seed on every device: a GPU's generator would draw others."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def draw_uniform(parameter: Tensor, bound: float, source: torch.Generator) -> No
 
 
 def _here(parameter: Tensor) -> Tensor:
-    """Room on the CPU for its values: itself, where it lies there."""
+    """Memory on the CPU for a tensor's values: the tensor itself if it is there."""
     return parameter if parameter.device.type == "cpu" else torch.empty_like(parameter, device="cpu")

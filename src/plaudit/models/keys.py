@@ -5,19 +5,19 @@ What each family makes of its keys is `families.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from plaudit.models.config import Activation, RopeScaling
+from plaudit.support.fields import nearest
 
 
 class UnsupportedError(ValueError):
-    """A config asks for something that the native decoder does not compute."""
+    """A config needs something that the native decoder does not compute."""
 
 
 class UnknownKeyError(UnsupportedError):
-    """A config has keys that its family does not read: a newer feature, or a slip of the pen."""
+    """A config has keys that its family does not read: a newer feature, or a typing error."""
 
 
 _INERT = """
@@ -56,7 +56,7 @@ TYPES = {
 
 
 class Keys:
-    """A config's keys, taken one by one, so that what is left over at the end is what nobody computed."""
+    """A config's keys, taken one by one. Keys that are left at the end were not computed and are refused."""
 
     def __init__(self, config: Mapping[str, Any]):
         self.model_type = str(config["model_type"])
@@ -64,22 +64,22 @@ class Keys:
         self._known: set[str] = set()
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The key's value, or `default` where it is missing or null."""
+        """The key's value, or `default` if it is missing or null."""
         value = self.nullable(name, default)
         return default if value is None else value
 
     def nullable(self, name: str, default: Any) -> Any:
-        """The key's value where null is a value of its own, or `default` where it is missing."""
+        """The key's value, which may be null, or `default` if it is missing."""
         self._known.add(name)
         return self._typed(name, self._left.pop(name, default), default)
 
     def peek(self, name: str, default: Any = None) -> Any:
-        """The value of a key that someone else takes."""
+        """The value of a key that other code takes."""
         value = self._typed(name, self._left.get(name), default)
         return default if value is None else value
 
     def _typed(self, name: str, value: Any, like: Any) -> Any:
-        """`value`. Raises ValueError if it is of another type than `like`, where both are something."""
+        """Return `value`. Raises ValueError if neither is None and its type is not that of `like`."""
         fits = value is None or like is None or type(value) is type(like) or (type(like), type(value)) == (float, int)
         if not fits:
             raise ValueError(f"{self.model_type}: {name}={value!r} must be {TYPES[type(like)]}.")
@@ -132,7 +132,7 @@ class Keys:
         raise UnsupportedError(f"The native decoder does not compute this {self.model_type} config: {what}.")
 
     def finish(self) -> None:
-        """Refuse what was not taken. Null and empty values mean "off" whatever the key."""
+        """Refuse keys that were not taken. Null and empty values mean "off" for every key."""
         unknown = [
             name
             for name, value in self._left.items()
@@ -141,12 +141,5 @@ class Keys:
         if unknown:
             listed = ", ".join(f"{name}={self._left[name]!r}" for name in sorted(unknown))
             raise UnknownKeyError(
-                f"Unknown in a {self.model_type} config: {listed}. Nearest known keys: {nearest(unknown, self._known)}."
+                f"Unknown in a {self.model_type} config: {listed}{nearest(min(unknown), self._known)}"
             )
-
-
-def nearest(names: Iterable[str], known: Iterable[str]) -> str:
-    """The closest of `known` to each of `names`, for an error message."""
-    known = sorted(known)
-    found = [get_close_matches(name, known, n=1, cutoff=0.4) for name in names]
-    return ", ".join(match[0] for match in found if match) or "none"

@@ -58,7 +58,7 @@ def _sizes(config: DecoderConfig, pattern: str, count: int) -> list[int | None]:
 def stored_tensors(
     config: DecoderConfig, head: HeadKind, parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters under their stored names: what a checkpoint holds and what another engine is sent."""
+    """Our parameters under their stored names, for checkpoints and other engines."""
     for name, part in layout(config, head, parameters).items():
         tensor = parameters[part.ours].detach()
         tensor = tensor.narrow(0, part.start, part.size) if part.size is not None else tensor

@@ -22,16 +22,14 @@ from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, read_tensors, tensor_names, weight_files, write_json
+from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.layout import fill, layout, stored_name
 from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
-from plaudit.paths import at_home
 
-__all__ = ["check_scores", "fresh_model", "load_model", "load_tokenizer", "local_folder", "save_model"]
+__all__ = ["check_scores", "fresh_model", "load_model", "load_tokenizer", "save_model"]
 
 log = logging.getLogger(__name__)
-
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def load_model(
@@ -53,7 +51,9 @@ def load_model(
     except UnsupportedError as reason:
         from plaudit.models.fallback import load_fallback
 
-        model: LanguageModel = load_fallback(folder, head=head, dtype=dtype, reason=str(reason), seed=seed).to(device)
+        fallback = load_fallback(folder, head=head, dtype=dtype, reason=str(reason), seed=seed)
+        model: LanguageModel = fallback.to(device)
+        config = {**config, "pad_token_id": fallback.pad}
     else:
         model = Decoder.empty(decoder_config, head=head, dtype=dtype, device=device)
         _read_weights(model, weight_files(folder), seed=seed)
@@ -72,7 +72,7 @@ def check_scores(path: str) -> None:
         scalar_head = SCALAR_HEAD
     if scalar_head not in tensor_names(weight_files(folder)):
         raise ValueError(
-            f"{path} is no judge: the model in {folder} has no scalar head ({scalar_head}), so it gives no scores. "
+            f"{path} is not a judge: the model in {folder} has no scalar head ({scalar_head}), so it gives no scores. "
             "Give a checkpoint of `plaudit reward`, such as runs/reward."
         )
 
@@ -104,7 +104,9 @@ def fresh_model(
     except UnsupportedError as reason:
         from plaudit.models.fallback import fresh_fallback
 
-        model: LanguageModel = fresh_fallback(config, head=head, reason=str(reason), seed=seed).to(device, dtype)
+        fallback = fresh_fallback(config, head=head, reason=str(reason), seed=seed)
+        model: LanguageModel = fallback.to(device, dtype)
+        config = {**config, "pad_token_id": fallback.pad}
     else:
         decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=device)
         decoder.initialise(seed)
@@ -134,29 +136,8 @@ def save_model(
         tokenizer.save_pretrained(folder)
 
 
-def local_folder(path: str) -> Path:
-    """The folder itself, that of a run's model, or that of a hub id, downloaded or cached."""
-    folder = at_home(path)
-    if folder.is_dir():
-        return _model_of_run(folder) if _is_run(folder) else folder
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise FileNotFoundError(
-            f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(path, allow_patterns=HUB_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise FileNotFoundError(
-            f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). "
-            "Check the spelling; without a network, download it elsewhere and give its folder."
-        ) from error
-
-
 def positions(path: str) -> int:
-    """Tokens that a model's context has room for, by its configuration alone."""
+    """The number of tokens that a model's context has room for, from its configuration."""
     folder = local_folder(path)
     try:
         return read_config(_config(folder)).max_positions
@@ -166,30 +147,10 @@ def positions(path: str) -> int:
         return folder_positions(folder)
 
 
-def _is_run(folder: Path) -> bool:
-    """One that ended, or was refused, before its first checkpoint has its log alone."""
-    logs = (folder / "log.txt").is_file() and not any(folder.glob("*config.json"))
-    return logs or (folder / "checkpoints").is_dir()
-
-
-def _model_of_run(run: Path) -> Path:
-    """The policy (or judge) of a run's best committed checkpoint, where evaluations were compared, or else its
-    newest."""
-    states = (run / "checkpoints" / "state").glob("epoch*globalstep*")
-    found = sorted(states, key=lambda path: int(path.name.rpartition("globalstep")[2]))
-    for name in (best_checkpoint(found[-1]), found[-1].name) if found else ():
-        for role in ("policy", "judge"):
-            if name is not None and (run / "checkpoints" / role / name).is_dir():
-                return run / "checkpoints" / role / name
-    raise FileNotFoundError(f"The run {run} has no checkpoint yet. Let it reach one, or give another model.")
-
-
-def best_checkpoint(state: Path) -> str | None:
-    """Name of the checkpoint after the best evaluation, up to the one whose `state` folder this is; None where
-    evaluations were not compared (`evaluate.best`)."""
-    values = state / "values.json"
-    best = read_json(values).get("best") if values.exists() else None
-    return None if best is None else best["checkpoint"]
+def end_ids(path: str) -> tuple[int, ...]:
+    """The end tokens that a model's folder names, from its configuration."""
+    folder = local_folder(path)
+    return _special(_config(folder), folder).eos
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ embeddings and LM heads, ranks that differ between layers, biases, DoRA: such a 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +22,13 @@ from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, read_tensors, weight_files, write_json
+from plaudit.models.folders import local_folder
 from plaudit.models.fresh import generator
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.layout import Part, layout
-from plaudit.models.load import local_folder
 from plaudit.models.lowrank import LoraLinear, adapted_layers
 from plaudit.models.settings import LoraSettings, ModelSettings
-from plaudit.paths import at_home
+from plaudit.support.paths import at_home
 
 __all__ = [
     *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
@@ -35,26 +36,26 @@ __all__ = [
 ]
 
 FOLDER = "adapter"
-"""Where a checkpoint of ours keeps the adapters, beside the merged model."""
+"""The folder of the adapters in our checkpoints, beside the merged model."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 HALF = ".lora_A.weight"
 NATIVE_ONLY = "LoRA is for the families that the native decoder computes, not for {}. Set model.lora.rank=0."
 PLAIN = frozenset(
     """
-    peft_type peft_version task_type auto_mapping base_model_name_or_path revision inference_mode r lora_alpha bias
-    lora_dropout init_lora_weights fan_in_fan_out target_modules exclude_modules modules_to_save ensure_weight_tying
-    eva_config loftq_config corda_config megatron_core qalora_group_size
+    peft_type peft_version task_type auto_mapping base_model_name_or_path revision inference_mode r lora_alpha
+    use_rslora bias lora_dropout init_lora_weights fan_in_fan_out target_modules exclude_modules modules_to_save
+    ensure_weight_tying eva_config loftq_config corda_config megatron_core qalora_group_size
     """.split()
 )
-"""Keys of peft's config that are read, change nothing, or say no more than the tensors' names; any other is refused."""
+"""Keys of peft's config that are read, change nothing, or repeat the tensors' names; any other is refused."""
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
-"""How peft may have drawn fresh adapters. Others (PiSSA, OLoRA, LoftQ, ...) take something off the weights beneath."""
+"""How peft may have drawn fresh adapters. Others (PiSSA, OLoRA, LoftQ, ...) also change the base weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One stored projection: which rows of which of our layers it is."""
+    """A stored projection, as rows of one of our layers."""
 
     layer: str
     start: int
@@ -62,7 +63,7 @@ class Target:
 
 
 def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> Decoder:
-    """Give the model fresh adapters and freeze all else but a scalar head. They change nothing yet. In place."""
+    """Add fresh adapters, which change nothing yet, and freeze all else but a scalar head. In place."""
     if not isinstance(model, Decoder):
         raise ValueError(NATIVE_ONLY.format(type(model).__name__))
     if lora_of(model) is not None:
@@ -90,9 +91,9 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
 
 
 def check_lora(settings: ModelSettings) -> None:
-    """Raise ValueError if the adapters do not fit the model, as far as its configuration tells: no weight is read.
+    """Raise ValueError if the adapters do not fit the model's configuration; weights are not read.
 
-    A model that is not there yet, from the hub or of an earlier stage, is left to `add_lora`.
+    A model that is not on disk yet, from the hub or of an earlier stage, is left to `add_lora`.
     """
     config: Mapping[str, Any] = settings.config
     if settings.path is not None:
@@ -105,7 +106,7 @@ def check_lora(settings: ModelSettings) -> None:
     try:
         decoder = read_config(config)
     except UnknownKeyError:
-        return  # another complaint, that the loader makes
+        return  # the loader reports it
     except UnsupportedError as reason:
         raise ValueError(NATIVE_ONLY.format(f"this one: {str(reason).rstrip('.')}")) from reason
     with torch.device("meta"):
@@ -113,12 +114,12 @@ def check_lora(settings: ModelSettings) -> None:
 
 
 def lora_of(model: LanguageModel) -> LoraSettings | None:
-    """What adapters the model has, with the targets spelled out; None without any."""
+    """Return the settings of the model's adapters with all targets named, or None if it has none."""
     return model.lora if isinstance(model, Decoder) else None
 
 
 def merge_lora(model: LanguageModel) -> None:
-    """Fold the adapters into the weights and drop them: a plain decoder that computes the same. In place."""
+    """Add the adapters to the weights and drop them: a plain decoder that computes the same. In place."""
     for layer, module in list(adapted_layers(model)):
         model.set_submodule(layer, module.merged())
     if isinstance(model, Decoder):
@@ -126,20 +127,20 @@ def merge_lora(model: LanguageModel) -> None:
 
 
 def merged_copy(model: LanguageModel) -> LanguageModel:
-    """A plain decoder that computes the same now; what has no adapters it shares with the model."""
+    """Make a plain decoder that computes the same now. It shares layers without adapters with the model."""
     plain = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     merge_lora(plain)
     return plain
 
 
 def adapter_names(model: LanguageModel) -> list[str]:
-    """The adapters among the model's parameters."""
+    """Names of the adapters among the model's parameters."""
     adapters = (adapter for layer, module in adapted_layers(model) for adapter in module.adapters(layer))
     return list(adapters)
 
 
 def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) -> None:
-    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the model beneath."""
+    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the base model."""
     from safetensors.torch import save_file
 
     settings = lora_of(model)
@@ -167,7 +168,7 @@ def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) ->
 
 @torch.no_grad()
 def load_lora(model: LanguageModel, folder: Path) -> Decoder:
-    """Fill the adapters from a folder of `save_lora` or peft, bit for bit; a plain model gets them first. In place."""
+    """Read adapters that `save_lora` or peft wrote, bit for bit; a plain model gets them first. In place."""
     if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
         raise FileNotFoundError(
             f"{folder} lacks {CONFIG} or {WEIGHTS}. Give a folder that save_lora or peft wrote; a run that was started "
@@ -193,7 +194,7 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
 
 
 def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
-    """Fill the adapters from a run's checkpoint. Raises ValueError if the model beneath is not the one they grew on."""
+    """Read the adapters of a run's checkpoint. Raises ValueError if they were trained on another base model."""
     decoder = load_lora(model, checkpoint / FOLDER)
     merged = dict(decoder.hf_tensors())
     for name, tensor in read_tensors(weight_files(checkpoint)):
@@ -207,7 +208,8 @@ def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
 
 
 def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
-    """What peft's config says. Targets go by the tensors' names: peft takes patterns, too, or lists every module."""
+    """Read peft's config. Targets come from the tensors' names: peft also takes patterns, or lists every module.
+    rsLoRA (https://arxiv.org/abs/2312.03732) scales by lora_alpha / sqrt(r): here that is an alpha sqrt(r) times it."""
     config: Mapping[str, Any] = read_json(path)
     refused = [f"{key}={value!r}" for key, value in sorted(config.items()) if value and key not in PLAIN]
     plain = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": PLAIN_STARTS}
@@ -217,17 +219,20 @@ def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
             f"{path} has {', '.join(refused)}. Only plain LoRA without biases is read; merge others with peft."
         )
     targets = sorted({_leaf(name.removesuffix(HALF)) for name in names if name.endswith(HALF)})
-    return LoraSettings(rank=int(config["r"]), alpha=float(config["lora_alpha"]), targets=targets)
+    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    return LoraSettings(
+        rank=rank, alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha, targets=targets
+    )
 
 
 def _chosen(model: Decoder, targets: Sequence[str]) -> list[str]:
-    """The targets by name, all where none is named."""
+    """Return the named targets, or all if none is named."""
     known = sorted({_leaf(name) for name in _targets(model)})
     chosen = sorted(set(targets)) or known
     unknown = sorted(set(chosen) - set(known))
     if unknown:
         raise ValueError(
-            f"model.lora.targets names {', '.join(unknown)}, which no projection of {model.config.family} is called. "
+            f"lora.targets names {', '.join(unknown)}, which no projection of {model.config.family} is called. "
             f"There are: {', '.join(known)}."
         )
     return chosen
@@ -238,7 +243,7 @@ def _leaf(name: str) -> str:
 
 
 def _targets(model: Decoder) -> dict[str, Target]:
-    """Every projection but the head, by its stored module's name."""
+    """Every projection except the head, by its stored module's name."""
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     layers = {name: module for name, module in linear if name != "head"}
     parts = layout(model.config, model.head_kind, [f"{name}.weight" for name in layers])
@@ -251,7 +256,7 @@ def _target(part: Part, layers: Mapping[str, nn.Linear]) -> Target:
 
 
 def _stored(model: Decoder) -> dict[str, Tensor]:
-    """The trained tensors themselves under peft's names."""
+    """The trained tensors under peft's names; not copies."""
     stored: dict[str, Tensor] = {}
     for name, target in _targets(model).items():
         layer = model.get_submodule(target.layer)

@@ -1,8 +1,7 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) on linear layers: y = W x + b + (alpha / rank) B A x.
 
-A projection that is fused here may carry one adapter for each of its stored parts: an adapter of the query alone
-changes the query's rows alone. Which layers get one, and peft's files, are `lora.py`. Left out: dropout, DoRA,
-quantised weights.
+A projection that is fused here may carry one adapter for each of its stored parts: an adapter of the query changes only
+the query's rows. Which layers get one, and peft's files, are in `lora.py`. Left out: dropout, DoRA, quantised weights.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from plaudit.maths.invariant import Linear, linear
+from plaudit.compute.invariant import Linear, linear
 from plaudit.models.fresh import draw_uniform
 
 
@@ -40,7 +40,7 @@ class LoraLinear(nn.Linear):
 
     @torch.no_grad()
     def initialise(self, source: torch.Generator) -> None:
-        """A uniform in +-1/sqrt(in), B zero: as peft does."""
+        """Draw A uniformly from +-1/sqrt(in) and set B to zero, as peft does."""
         bound = 1.0 / math.sqrt(self.in_features)
         for name in self.rows:
             draw_uniform(self.lora_a[name], bound, source)
@@ -50,16 +50,17 @@ class LoraLinear(nn.Linear):
         output = linear(input, self.weight, self.bias)
         if not self.active:
             return output
-        pieces, done = [], 0
+        low, high = self.joined()
+        return output + linear(linear(input, low), high)
+
+    def joined(self) -> tuple[Tensor, Tensor]:
+        """All adapters as one: A (ranks, in_features) and B (out_features, ranks), times alpha / rank."""
+        low = torch.cat([self.lora_a[name] for name in self.rows])
+        columns = []
         for name, (start, size) in self.rows.items():
-            if start > done:
-                pieces.append(output.new_zeros(*output.shape[:-1], start - done))
-            low = linear(input, self.lora_a[name])  # (tokens, rank)
-            pieces.append(linear(low, self.lora_b[name]) * self.scaling)  # (tokens, size)
-            done = start + size
-        if done < self.out_features:
-            pieces.append(output.new_zeros(*output.shape[:-1], self.out_features - done))
-        return output + (pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1))
+            high = self.lora_b[name] * self.scaling
+            columns.append(F.pad(high, (0, 0, start, self.out_features - start - size)))
+        return low, torch.cat(columns, dim=1)
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
@@ -70,11 +71,11 @@ class LoraLinear(nn.Linear):
         return weight
 
     def adapters(self, layer: str) -> Iterator[str]:
-        """The parameters' names, where this layer has that name."""
+        """The names of its parameters in a model where this layer is named `layer`."""
         return (f"{layer}.{half}.{name}" for name in self.rows for half in ("lora_a", "lora_b"))
 
     def merged(self) -> nn.Linear:
-        """A plain layer that computes the same."""
+        """Make a plain layer that computes the same."""
         with torch.device("meta"):
             plain = Linear(self.in_features, self.out_features, bias=self.bias is not None)
         plain.weight, plain.bias = nn.Parameter(self.merged_weight(), requires_grad=False), self.bias
@@ -86,7 +87,7 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
 
 
 def merged_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of the plain model that computes the same, by name; without adapters, the model's own."""
+    """Return the parameters of the plain model that computes the same, by name."""
     merged: dict[str, Tensor] = dict(model.named_parameters())
     for layer, module in adapted_layers(model):
         merged[f"{layer}.weight"] = module.merged_weight()
@@ -97,7 +98,7 @@ def merged_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Within, the model computes what it did before it got adapters. Not to be awaited in: samplers share the model."""
+    """While active, the model computes what it did before it got adapters. Do not await within: samplers share it."""
     layers = [module for _, module in adapted_layers(model)]
     before = [module.active for module in layers]
     try:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from plaudit.support.fields import setting
+
 
 @dataclass
 class LoraSettings:
-    """Low-rank adapters that are trained in place of the weights of the policy or judge."""
+    """Low-rank adapters that are trained in place of a model's weights."""
 
-    rank: int = 0
+    rank: int = setting(0, least=0)
     """Rank of the adapters; 0 trains the whole model."""
-    alpha: float = 16.0
+    alpha: float = setting(16.0, above=0)
     """The adapters' share is scaled by alpha / rank."""
     targets: list[str] = field(default_factory=list)
     """Projections that get one, in Hugging Face's names (q_proj, v_proj; c_attn); empty takes all."""
@@ -20,7 +22,7 @@ class LoraSettings:
 
 @dataclass
 class ModelSettings:
-    """Where the trained model comes from: a checkpoint, or a configuration alone."""
+    """Where the trained model comes from: a checkpoint, or only a configuration."""
 
     path: str | None = None
     """Folder of a Hugging Face checkpoint, or a hub id."""

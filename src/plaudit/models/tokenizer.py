@@ -14,6 +14,7 @@ from typing import Any
 
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.files import read_json
+from plaudit.models.folders import local_folder
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,6 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
 
     `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one.
     """
-    from plaudit.models.load import local_folder
-
     folder = local_folder(path)
     try:
         tokenizer = tokenizer_class(folder).from_pretrained(folder)
@@ -58,7 +57,7 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
 
 
 def tokenizer_class(folder: Path) -> Any:
-    """AutoTokenizer, or at once the class that it would choose: AutoTokenizer alone loads for seconds."""
+    """Return AutoTokenizer, or the class that it would choose: importing AutoTokenizer takes seconds."""
     declared = _read(folder / "tokenizer_config.json")
     plain = declared.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in declared
     if (
@@ -75,7 +74,7 @@ def tokenizer_class(folder: Path) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file."""
+    """Read the JSON object in a file; empty if there is no such file."""
     return read_json(path) if path.exists() else {}
 
 

@@ -1,7 +1,5 @@
-"""What a person sees while a run goes on: lines that stay, and under them a bar with the remaining time.
-
-Everything said is also written to the run's log. On a terminal the bar is live; elsewhere only the lines appear.
-"""
+"""The terminal output of a run: lines that stay, and below them a bar with the remaining time. All lines are also
+written to the run's log. The bar appears only on a live terminal."""
 
 from __future__ import annotations
 
@@ -10,84 +8,88 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from plaudit.support.visible import rounded, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 SHOWN = (
-    ("loss", ("loss/policy", "loss/judge"), "{:z.4f}"),
-    ("accuracy", ("accuracy",), "{:.1%}"),
-    ("reward", ("reward/mean",), "{:+z.3f}"),
-    ("gold", ("reward/gold",), "{:+z.3f}"),
-    ("kl", ("kl/reference",), "{:z.2f}"),
-    ("length", ("length/mean",), "{:.1f}"),
-    ("lag", ("lag/mean",), "{:.2f}"),
-    ("gap", ("kl/sampler",), "{:.1e}"),
-    ("tok/s", ("tokens_per_second",), "{:,.0f}"),
+    ("loss", ("loss/policy", "loss/judge"), "z.4f"),
+    ("accuracy", ("accuracy",), ".1%"),
+    ("reward", ("reward/mean",), "+z.3f"),
+    ("gold", ("reward/gold",), "+z.3f"),
+    ("kl", ("kl/reference",), "z.2f"),
+    ("length", ("length/mean",), ".1f"),
+    ("lag", ("lag/mean",), ".2f"),
+    ("gap", ("kl/sampler",), ".1e"),
+    ("tok/s", ("tokens_per_second",), ",.0f"),
 )
 """Columns of a step line: label, metric names of which the first present is shown, format (z: never -0)."""
 STAMP = "%Y-%m-%d %H:%M:%S"
 """Before each line of a log."""
 NEXT_TO_NOTHING = {"lag": 1e-3, "gap": 1e-8}
-"""Columns that are left out below this: how old samples are, and how far sampler and learner are apart."""
+"""Columns that are hidden below this value: the age of samples, and the gap between sampler and learner."""
 
 
 class Reporter:
-    """Speaks to the terminal and to a log file; `quiet` keeps the terminal silent."""
+    """Print to the terminal and to a log file; `quiet` keeps the terminal silent."""
 
     def __init__(self, *, quiet: bool = False):
         from rich.console import Console
 
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=True)
         self.console.on_broken_pipe = self._unheard  # type: ignore[method-assign]  # rich's own ends the process
         self._log: Path | None = None
         self._bar: Bar | None = None
 
     def log_to(self, path: Path) -> None:
-        """Append what is said from now on to `path`."""
+        """Append all further output to `path`."""
         self._log = path
 
     def say(self, text: str) -> None:
-        """One line (or more) that stays."""
+        """Print one or more lines that stay."""
+        text = visible(text)
         self._record(text)
         self._print(text)
 
     def show(self, table: Any) -> None:
-        """A rich table, in the log as text."""
+        """Print a rich table; the log gets it as text."""
         from rich.console import Console
 
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as file:
-                Console(file=file, width=120).print(table)
-        self._print(table)
+                Console(file=file, width=120, markup=False).print(_Visible(table))
+        self._print(_Visible(table))
 
     @contextlib.contextmanager
     def last_words(self) -> Iterator[None]:
-        """What ends the run within it stands in the log too; the terminal is told of it by whoever started the run."""
+        """Write the error that ends the run inside to the log; its caller reports it on the terminal."""
         try:
             yield
         except BaseException as error:
             with contextlib.suppress(OSError):
-                self._record(f"the run ended: {str(error) or type(error).__name__}")
+                self._record(visible(f"the run ended: {str(error) or type(error).__name__}"))
             raise
 
     def _print(self, what: Any) -> None:
         try:
-            self.console.print(what, markup=False)
+            self.console.print(what)
         except OSError:  # a terminal that is closed, a full disk behind `>`
             self._unheard()
 
     def _unheard(self) -> None:
-        """Nobody reads along any more (`| head`, a closed terminal): that is no reason to end a run."""
+        """Ignore a closed output (`| head`, a closed terminal): it is no reason to end a run."""
         if not self.console.quiet:
             self.console.quiet = True
             with contextlib.suppress(OSError, ValueError):  # no file behind it
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what it holds yet may go
-            self._record("standard output takes nothing any more: what is said stands in this log alone")
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a place for its buffered output
+            self._record("standard output is closed: further output is in this log only")
 
     def _record(self, text: str) -> None:
         if self._log is not None:
@@ -96,7 +98,7 @@ class Reporter:
                 file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
 
     def track(self, title: str, total: int, *, done: int = 0) -> Tracker:
-        """A bar for `total` units of work, `done` of them behind us; use as a context manager."""
+        """A bar for `total` units of work, `done` of them finished; use as a context manager."""
         return Tracker(self, title, total, done)
 
     def _open_bar(self) -> Bar:
@@ -114,6 +116,19 @@ class Reporter:
         self._bar = Progress(*columns, *left, console=self.console, transient=True, refresh_per_second=4)
         self._bar.start()
         return self._bar
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    """A table with rich's layout and escaped cells."""
+
+    table: Any
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self.table, options):
+            yield Segment(visible(text), style, control)
 
 
 class Tracker:
@@ -140,19 +155,19 @@ class Tracker:
             self._bar.stop()
 
     def advance(self, by: int = 1) -> None:
-        """So many units more are done."""
+        """Count further finished units."""
         self.done += by
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self.done)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this sitting began."""
+        """Seconds since this process began the work."""
         return time.monotonic() - self._clock
 
     @property
     def remaining(self) -> float:
-        """Seconds that the rest will take at the pace so far."""
+        """Estimated seconds for the rest, at the pace so far."""
         fresh = self.done - self.started_at
         return self.elapsed / fresh * (self.total - self.done) if fresh else float("nan")
 
@@ -164,10 +179,10 @@ def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
     for label, names, form in SHOWN:
         value = next((record[name] for name in names if name in record), None)
         if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # one that is not finite is shown
-            parts.append(f"{label} {form.format(value)}")
+            parts.append(f"{label} {rounded(value, form)}")
     for name, value in record.items():
         if name.startswith("validation/"):
-            parts.append(f"{name} {value:z.4f}")
+            parts.append(f"{name} {rounded(value, 'z.4f')}")
     return "  ".join([*parts, f"elapsed {clock(tracker.elapsed)}", f"left {clock(tracker.remaining)}"])
 
 

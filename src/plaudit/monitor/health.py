@@ -1,9 +1,9 @@
-"""Says in plain words when a run looks ill: what is seen, what it usually means, what to try.
+"""Warns when a run's figures look wrong: what is seen, what it usually means, what to try.
 
     metrics of a step -> history (the first and the latest figures) -> every sign -> warnings
 
-A sign has a severity: at 1 it warns, once, and stays silent until it has been calm again and some steps have passed.
-Left out: stopping or changing a run, which is the person's decision.
+A sign has a severity. At 1 it warns once, and stays silent until it has been calm again for some steps. Left out:
+stopping or changing a run, which is the user's decision.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ BEGIN = 5
 RECENT = 5
 """How many figures make up "now"."""
 SETTLED = BEGIN + RECENT
-"""So many figures that "now" and "at the start" share none."""
+"""Number of figures from which "now" and "at the start" share none."""
 MEMORY = 160
-"""How many of the latest figures are kept."""
+"""Number of latest figures that are kept."""
 
+LOWERED = ("micro_tokens/min", "score_tokens/min")
+"""Figures that exist only if memory ran out."""
 FIRST_GAP = 1e-3
-"""Nats a token by which sampler and learner may differ before the first update."""
+"""Largest normal gap between sampler and learner before the first update, in nats a token."""
 FRESH_GAP = 0.02
-"""Likewise later, on samples of the newest weights."""
+"""The same for later steps, on samples of the newest weights."""
 OLD_GAP = 0.1
-"""Likewise on samples a version old or more: log-ratios then spread by sqrt(2 * 0.1) = 0.45, few weights are cut."""
+"""The same for samples a version old or more: log-ratios then have a deviation of sqrt(2 * 0.1) = 0.45, and few weights
+are cut."""
 
 
 @dataclass(slots=True)
@@ -59,7 +62,7 @@ class Series:
 
 
 class History(dict[str, Series]):
-    """The series of every metric seen so far; an empty one for a metric that is not there."""
+    """The series of every metric seen so far; empty for a missing metric."""
 
     def __missing__(self, name: str) -> Series:
         return Series()
@@ -67,7 +70,7 @@ class History(dict[str, Series]):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """How bad one thing looks (1: warn) and the words for it."""
+    """The severity of one sign (1: warn) and its message."""
 
     severity: float
     words: str
@@ -77,10 +80,10 @@ FINE = Sign(0.0, "")
 
 
 class Health:
-    """Watches the figures of one run. `check` takes a step's metrics and returns warnings, mostly none."""
+    """Watch the figures of one run. `check` takes a step's metrics and returns warnings, usually none."""
 
     def __init__(self, left_out: Collection[str] = ()):
-        """`left_out` names signs that say nothing of this run."""
+        """`left_out` names signs that do not apply to this run."""
         self._signs = {name: sign for name, sign in SIGNS.items() if name not in left_out}
         self._history = History()
         self._silent: dict[str, int] = {}  # checks for which a sign that warned stays silent at least
@@ -90,13 +93,13 @@ class Health:
         for name, value in figures.items():
             if value is not None and math.isfinite(value):
                 self._history.setdefault(name, Series()).add(float(value))
-        signs = {"finite": _not_finite(figures)}
+        signs = {"finite": _not_finite(figures), "memory": _memory(figures)}
         signs |= {name: sign(self._history) for name, sign in self._signs.items()}
         place = f"Step {metrics['step']:.0f}: " if "step" in metrics else ""
         return [place + sign.words for name, sign in signs.items() if self._newly(name, sign.severity)]
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs to go on as if nothing had happened; plain JSON."""
+        """State for `restore`, as plain JSON."""
         series = {name: [s.begin, s.latest, s.count] for name, s in self._history.items()}
         return {"series": series, "silent": dict(self._silent)}
 
@@ -142,6 +145,16 @@ def _not_finite(figures: Mapping[str, Any]) -> Sign:
         float(bool(bad)),
         f"{', '.join(bad)}. A loss or gradient has overflowed, or a reward divided by zero. Resume from the last good "
         "checkpoint with a lower learning rate or a smaller gradient norm limit, and look at the rewards of this step.",
+    )
+
+
+def _memory(figures: Mapping[str, Any]) -> Sign:
+    lowered = {name.removesuffix("/min"): value for name, value in figures.items() if name in LOWERED}
+    asked = ", ".join(f"learn.{name}={value:.0f}" for name, value in lowered.items())
+    return Sign(
+        float(bool(lowered)),
+        "memory did not hold a pass of the size in the settings; the step was repeated in smaller passes with "
+        f"the same gradient. The run keeps the smaller size; set {asked} to start with it.",
     )
 
 
@@ -216,7 +229,7 @@ def _unfinished(share: Series) -> Sign:
     return Sign(
         max(share.now / 0.5, grown),
         f"{share.now:.0%} of the answers are cut off by length ({share.start:.0%} at the start). The policy does not "
-        "end its answers, or there is too little room. Raise the limit on new tokens, or give unfinished answers a "
+        "end its answers, or the limit is too low. Raise the limit on new tokens, or give unfinished answers a "
         "penalty instead of scoring them as they are.",
     )
 
@@ -236,7 +249,8 @@ def _empty(share: Series) -> Sign:
     return Sign(
         share.now / 0.8,
         f"nothing was learned in {share.now:.0%} of the latest steps: no group had a signal. All answers to a prompt "
-        "had the same reward, or none had one, since it failed (reward/failed) or its answer was masked as unfinished. "
+        "had the same reward, or none had one: it failed (reward/failed), no reward was meant for such answers "
+        "(reward/not_applicable), or they were masked as unfinished. "
         "Read some samples; try prompts of medium difficulty, more samples a prompt, or more room for answers.",
     )
 
@@ -251,7 +265,8 @@ def _clipping(share: Series) -> Sign:
 
 
 def _sampler(history: History) -> Sign:
-    """Fresh samples differ by arithmetic alone; those of older versions by what the policy learned since, too."""
+    """The gap between sampler and learner. Fresh samples differ only by arithmetic, older ones also by what the policy
+    has learned since."""
     gap, lag = history["kl/sampler"], history["lag/mean"]
     if not gap.count:
         return FINE
@@ -278,15 +293,26 @@ def _sampler(history: History) -> Sign:
     )
 
 
+def _outage(history: History) -> Sign:
+    waited = history["time/outage"]
+    seconds = waited.latest[-1] if waited.count else 0.0
+    return Sign(
+        seconds,
+        f"the step waited {seconds:.0f} s for rewards that failed, and has the scores that it would have had. Nothing "
+        "was learned meanwhile. Look at the reward servers or functions that the log names; a second server of `urls` "
+        "answers while one is away.",
+    )
+
+
 def _starving(history: History) -> Sign:
-    """Without lag learning begins when the last answer is there, and waiting is no sign."""
+    """The learner's idle time. Without lag, learning begins when the last answer is there, so waiting is no sign."""
     waited, step, lag = history["time/batch"], history["time/step"], history["lag/mean"]
     if waited.count < SETTLED or not lag.count or lag.now <= 0:
         return FINE
     share = waited.now / max(step.now, 1e-9)
     return Sign(
         share / 0.5,
-        f"the learner stands still for {share:.0%} of its time and waits for samples, although they may be old. "
+        f"the learner is idle for {share:.0%} of its time, waiting for samples, although they may be old. "
         "Generation or rewards do not keep up with it. Try more rollout workers on processors of their own, or faster "
         "rewards; more lag helps where some answers or rewards take long, and not where all workers are busy.",
     )
@@ -302,5 +328,6 @@ SIGNS: Mapping[str, Look] = {
     "empty": _empty,
     "clipping": _clipping,
     "sampler": _sampler,
+    "outage": _outage,
     "starving": _starving,
 }

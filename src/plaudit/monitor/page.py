@@ -1,7 +1,7 @@
-"""A run's page: a file that a browser shows and renews by itself: how far it is, its curves, who works on it.
+"""A run's page: a file for a browser, which refreshes it: progress, curves, and the processes of the run.
 
     records of the steps -> Curves
-    Curves, stations (who works where, in which state) -> page -> page.html
+    Curves, stations (processes and their states) -> page -> page.html
 
 It needs no server and so opens no port. Left out: samples, and every other way to look into one step.
 """
@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from plaudit.support.visible import rounded, visible
 
 SHOWN = (
     ("loss/policy", "policy loss"),
@@ -36,11 +38,11 @@ SHOWN = (
     ("tokens_per_second", "tokens per second"),
     ("time/step", "seconds per step"),
 )
-"""Metrics with a curve, where a run has them, and what they are called."""
+"""Metrics with a curve, if a run has them, and their titles."""
 POINTS = 160
-"""Most points of a curve, about: a longer one has the least and the largest of every few steps."""
+"""Approximate most points of a curve; a longer one keeps the least and the largest of every few steps."""
 RECENT = 20
-"""How many of the latest steps tell the pace."""
+"""Number of latest steps for estimating the pace."""
 WIDTH, HEIGHT = 320, 60
 REFRESH = '<meta http-equiv="refresh" content="3">'
 STYLE = """
@@ -59,7 +61,7 @@ polyline { stroke: #5aa7e6; } .lost { color: #ee8888; } small { color: #999; } }
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One process of a run, as people are told of it."""
+    """One process of a run, as the page shows it."""
 
     name: str
     place: str
@@ -69,7 +71,7 @@ class Station:
 
 
 class Curves:
-    """What the page tells of all steps so far. It grows with the number of metrics, not with that of steps."""
+    """The curves of all steps so far. Its size grows with the number of metrics, not of steps."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()):
         self.step = 0
@@ -94,8 +96,8 @@ class Curves:
         return "".join(_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves)
 
     def remaining(self, steps: int) -> str:
-        """By the latest steps, which may be quicker or slower than the first ones, and by what has passed between
-        steps so far: evaluations and checkpoints."""
+        """Estimate the remaining seconds from the latest steps, which may differ from the first, and from the time
+        between steps so far: evaluations and checkpoints."""
         if not self._recent:
             return ""
         between = max(0.0, self._seconds - self._in_steps) / self._timed
@@ -104,7 +106,7 @@ class Curves:
 
 
 class Curve:
-    """One metric over steps: the least and the largest value of each of a few stretches, which get longer."""
+    """One metric over steps: the least and the largest value of each of a few stretches, which grow longer."""
 
     def __init__(self) -> None:
         self.latest = math.nan
@@ -143,15 +145,19 @@ def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point
     return min(one[0], other[0]), max(one[1], other[1])
 
 
-def page(title: str, *, curves: Curves, steps: int, stations: Sequence[Station], ended: str = "") -> str:
-    """The whole page; without `ended` it asks the browser to load it again every few seconds."""
+def page(
+    title: str, *, curves: Curves, steps: int, stations: Sequence[Station], ended: str = "", paused: str = ""
+) -> str:
+    """The whole page. Without `ended` it asks the browser to reload it every few seconds. `paused`: what the run waits
+    for."""
+    state = (ended and f", {ended}") or (paused and f", paused: {paused}") or curves.remaining(steps)
     rows = "".join(_row(station) for station in stations)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{"" if ended else REFRESH}
 <meta name="viewport" content="width=device-width"><title>{_text(title)}: step {curves.step} of {steps}</title>
 <style>{STYLE}</style></head><body>
 <h1>{_text(title)}</h1>
-<p>Step {curves.step} of {steps}{_text(ended and f", {ended}") or curves.remaining(steps)}{_as_of()}</p>
+<p>Step {curves.step} of {steps}{_text(state)}{_as_of()}</p>
 <div class="curves">{curves.shown()}</div>
 <h2>Who works</h2>
 <table><tr><th>worker</th><th>where</th><th>state</th></tr>{rows}</table>
@@ -160,7 +166,7 @@ def page(title: str, *, curves: Curves, steps: int, stations: Sequence[Station],
 
 
 def closed(text: str, why: str) -> str:
-    """A page whose run ended without a last word on it: nothing to go, and nothing to load again."""
+    """Close the page of a run that ended without updating it: no remaining time, no reload."""
     if REFRESH not in text:
         return text
     before, _, rest = text.replace(REFRESH, "", 1).partition("<p>")
@@ -170,7 +176,7 @@ def closed(text: str, why: str) -> str:
 
 
 def _as_of() -> str:
-    """When it was written: the page of a run that was killed says nothing else of its end."""
+    """The time of writing: for a killed run, the page has no other sign of its end."""
     return f" <small>as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}</small>"
 
 
@@ -203,7 +209,7 @@ def _panel(name: str, curve: Curve) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e12 else f"{value:.4g}"
+    return rounded(value, ",.0f" if abs(value) >= 1e3 else ".4g")
 
 
 def _share(value: float, low: float, high: float) -> float:
@@ -211,4 +217,4 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _text(given: str) -> str:
-    return html.escape(given)
+    return html.escape(visible(given))

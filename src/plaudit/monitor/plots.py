@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 METRICS, LOG = "metrics.jsonl", "log.txt"
 PALETTE = ("#1f6fb4", "#d9652b", "#3a9a5b", "#8a5bb5", "#b8435e", "#7a6a4f", "#2ba3a8", "#8c8c8c")
 LINES = ("-", ":", "-.")
-"""Of the runs that find all colours taken."""
+"""Colour of runs for which no other colour is left."""
 STYLE: Any = {  # the type that matplotlib gives its keys differs between its versions
     "font.size": 10,
     "axes.titlesize": 11,
@@ -46,7 +46,7 @@ STYLE: Any = {  # the type that matplotlib gives its keys differs between its ve
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One metric and how a person reads it."""
+    """One metric and its labels."""
 
     metric: str
     title: str
@@ -84,12 +84,12 @@ class Run:
     records: Sequence[dict[str, Any]]
 
     def curve(self, metric: str) -> Curve:
-        """Points of a metric; steps without it, or where it was not finite, are left out."""
+        """Points of a metric, without steps that lack it or where it is not finite."""
         points = [(r["step"], r[metric]) for r in self.records if "step" in r and r.get(metric) is not None]
         return Curve(self.name, [step for step, _ in points], [value for _, value in points])
 
     def validation(self, metric: str) -> Curve:
-        """Points of a metric as evaluations measured it."""
+        """Points of a metric from evaluations."""
         measured = self.curve(f"validation/{metric}")
         return Curve(f"{self.name}, validation", measured.steps, measured.values, True)
 
@@ -100,7 +100,7 @@ class Curve:
     steps: Sequence[float]
     values: Sequence[float]
     measured: bool = False
-    """Drawn point by point: measurements that come now and then, such as validation losses."""
+    """Drawn as points: occasional measurements such as validation losses."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list
     if not plots:
         metrics = [q.metric for name in wanted for q in (LOSSES if name == "loss" else PLOTS[name])]
         raise ValueError(
-            f"Nothing to draw for plot_type={plot_type!r}: none of {', '.join(metrics)} stands in "
+            f"Nothing to draw for plot_type={plot_type!r}: none of {', '.join(metrics)} is in "
             f"{', '.join(str(Path(run.name) / METRICS) for run in runs)} under {log_dir}. "
             "Choose another type, or wait for the run's first steps."
         )
@@ -153,7 +153,7 @@ def find_runs(log_dir: Path) -> list[Run]:
 
 
 def _began(metrics: Path) -> str:
-    """When a run began, as its log says; when its figures were last written, where there is no log."""
+    """When a run began, by its log; without one, when its figures were last written."""
     try:
         with (metrics.parent / LOG).open(encoding="utf-8", errors="replace") as log:
             stamp = log.readline()[:19]
@@ -164,7 +164,7 @@ def _began(metrics: Path) -> str:
 
 
 def _hidden(path: Path) -> bool:
-    """Whether it lies in a hidden folder, as a run that waits until another has taken its place."""
+    """True if it is in a hidden folder, as a run that is being replaced."""
     return any(part.startswith(".") for part in path.parts)
 
 
@@ -194,13 +194,14 @@ def _panels(plot: str, runs: Sequence[Run]) -> list[Panel]:
 
 
 def _same(panels: Sequence[Panel], first: str, second: str) -> bool:
-    """Whether two panels show the same figures: the judge is the whole reward."""
+    """True if two panels show the same figures: the judge is then the whole reward."""
     curves = {panel.title: panel.curves for panel in panels}
     return first in curves and curves[first] == curves.get(second)
 
 
 def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
-    """A panel a stage and loss, as losses of different stages share no scale; runs of one stage share its panels."""
+    """One panel for each stage and loss, since losses of different stages share no scale; runs of one stage share its
+    panels."""
     panels: dict[tuple[str, str], Panel] = {}
     for run in runs:
         validation = run.validation("loss")
@@ -218,9 +219,11 @@ def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _policy_unit(run: Run) -> str:
-    """What the policy minimised, told by what stands beside it."""
-    if run.curve("accuracy").steps:  # online DPO too, which has rewards
+    """The unit of what the policy minimised, found from the figures beside it."""
+    if run.curve("margin").steps:  # online DPO too, which has rewards
         return "nats per pair"
+    if run.curve("accuracy").steps:  # of answers that were called good or bad one by one
+        return "loss per answer"
     imitates = run.curve("kl/old").steps and not run.curve("ratio/mean").steps  # its own answers: best-of-k
     return "surrogate objective" if run.curve("reward/mean").steps and not imitates else "nats per token"
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plaudit.support.fields import setting
+
 
 @dataclass
 class LogSettings:
     """Records of a run. Metrics are written at every step, always."""
 
-    samples_every: int = 10
+    samples_every: int = setting(10, least=1)
     """Steps between two records of samples (online methods)."""
-    sample_groups: int = 4
+    sample_groups: int = setting(4, least=0)
     """Prompts of a step whose answers are recorded."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run's folder."""

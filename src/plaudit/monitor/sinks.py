@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-PARTIAL = ".partial"
-"""How the name of a file ends that is yet to take another's place."""
+from plaudit.support.paths import written_whole
+from plaudit.support.visible import visible
 
 
 class JsonLines:
@@ -31,14 +30,15 @@ class JsonLines:
         self._file: TextIO | None = None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        line = visible(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)) + "\n"
         if self._file is None:
             self._file = self.path.open("a", encoding="utf-8")
         self._file.write(line)
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Drop every record of a later step, before a resumed run writes those steps again. Others are kept as is."""
+        """Drop every record of a later step, before a resumed run writes those steps again. Other records stay as they
+        are."""
         self.close()
         if not self.path.exists():
             return
@@ -62,7 +62,7 @@ class JsonLines:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Every whole record of a file, also of one that is being written: a torn last line is left out."""
+    """Read every whole record of a file, which may still be written to: a torn last line is left out."""
     content = path.read_bytes()
     lines = content.splitlines()
     if lines and not content.endswith(b"\n") and not _whole(lines[-1]):
@@ -79,14 +79,16 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{number} is not JSON ({error}). Remove or mend that line.") from error
+        raise ValueError(f"{path}:{number} is not JSON ({error}). Remove or correct that line.") from error
     if not isinstance(record, dict):
-        raise ValueError(f"{path}:{number} is not a JSON object but {type(record).__name__}. Remove or mend that line.")
+        raise ValueError(
+            f"{path}:{number} is not a JSON object but {type(record).__name__}. Remove or correct that line."
+        )
     return record
 
 
 def _whole(line: bytes) -> bool:
-    """Whether the line is a complete record: a part of an object is never JSON, as its brace is missing."""
+    """True if the line is a complete record: part of an object is never JSON, since its brace is missing."""
     try:
         return isinstance(json.loads(line), dict)
     except ValueError:
@@ -103,16 +105,9 @@ def _repair(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the file, then rename: a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Replace a file's content; a crash leaves the old one or the new one."""
+    with written_whole(path, durable=True) as temporary:
+        temporary.write_bytes(content)
 
 
 def _finite(value: Any) -> Any:

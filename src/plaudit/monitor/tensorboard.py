@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 class TensorBoard:
-    """Writes event files into `folder`. A resumed run says after which step it goes on: later points are hidden."""
+    """Write event files into `folder`. A resumed run gives the step after which it continues: later points are
+    hidden."""
 
     def __init__(self, folder: Path, *, resumed_after: int = 0) -> None:
         try:
@@ -15,7 +16,7 @@ class TensorBoard:
         except ImportError as error:
             raise ImportError(
                 "The TensorBoard sink needs the package tensorboard, which is not installed. "
-                "Install it with: pip install 'plaudit[tensorboard]'"
+                "In Plaudit's folder: pip install -e '.[tensorboard]'"
             ) from error
         self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1)
 

@@ -11,12 +11,12 @@ from plaudit.monitor.settings import LogSettings
 
 
 class Tracker(Protocol):
-    """Takes the figures of each step. The caller writes steps in rising order and closes it once."""
+    """Receive the figures of each step. The caller writes steps in rising order and closes it once."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self, *, failed: bool = False) -> None:
-        """`failed`: the run may go on later, under the same name."""
+        """`failed`: the run may continue later, under the same name."""
         ...
 
 
@@ -24,10 +24,12 @@ class Tracker(Protocol):
 def opened_trackers(
     settings: LogSettings, folder: Path, run: Mapping[str, Any], *, resumed_after: int
 ) -> Iterator[list[Tracker]]:
-    """TensorBoard and Weights & Biases, where asked for; each raises ImportError with the install command. `run` is all
-    that the run was told, which W&B shows beside its figures. TensorBoard hides what it has of steps after
-    `resumed_after`, of a sitting that this one replaces. All are closed, whatever closing one raises; where the run
-    fails, that is what is raised."""
+    """Open TensorBoard and Weights & Biases if the settings ask for them; each raises ImportError with the install
+    command.
+
+    `run` has all settings of the run, which W&B shows beside its figures. TensorBoard hides its points of steps after
+    `resumed_after`. All trackers are closed, whatever closing one raises; if the run fails, its error is raised.
+    """
     trackers: list[Tracker] = []
     failed = True
     try:

@@ -1,7 +1,5 @@
-"""Sends a run's figures to Weights & Biases. The only file that imports wandb, which is optional.
-
-Keys, hosts and the offline mode are wandb's own business (`wandb login`, WANDB_MODE=offline): nothing is read here.
-"""
+"""Sends a run's figures to Weights & Biases. The only file that imports wandb, which is optional. wandb itself handles
+keys, hosts and the offline mode (`wandb login`, WANDB_MODE=offline)."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from typing import Any
 
 
 class WeightsAndBiases:
-    """One W&B run, its local files and its identity under `folder`, whose name it shows: what goes on in that folder
-    goes on there, and a run of the same name elsewhere is another one."""
+    """One W&B run, with its local files and its identity under `folder`, whose name it shows. A run that continues in
+    that folder continues there; a run of the same name elsewhere is another one."""
 
     def __init__(self, folder: Path, *, project: str, settings: Mapping[str, Any]) -> None:
         try:
@@ -21,7 +19,7 @@ class WeightsAndBiases:
         except ImportError as error:
             raise ImportError(
                 "The W&B sink needs the package wandb, which is not installed. "
-                "Install it with: pip install 'plaudit[wandb]'"
+                "In Plaudit's folder: pip install -e '.[wandb]'"
             ) from error
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(

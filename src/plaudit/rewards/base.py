@@ -1,4 +1,4 @@
-"""What every reward looks like: a prompt and its completions in, one Score each out.
+"""The interface of rewards: a prompt and its completions in, one Score each out.
 
     rules.py (Python functions), judge.py (a learned reward model), weighted.py (a sum of rewards)
 
@@ -7,17 +7,28 @@ Scale, shift, clip and the penalty for unfinished answers come after it, in `sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from plaudit.types import Completion, Prompt, Score
+
+Question = TypeVar("Question")
 
 
 class Reward(Protocol):
     """The caller passes completions of one prompt. The implementer returns one Score per completion, in order.
 
-    What cannot be scored is a Score without a value and with the reason: it is never 0, and one bad completion never
-    raises or takes the others with it. Raising is for what makes all scoring impossible, such as wrong settings.
+    What cannot be scored gets a Score without a value, with the reason (NOT_APPLICABLE if the reward is not meant for
+    such an answer), never 0. One bad completion neither raises nor affects the others. Raise only if no completion can
+    be scored, for example because of wrong settings.
     """
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]: ...
+
+
+async def completed(
+    found: Sequence[Question | Score], ask: Callable[[list[Question]], Awaitable[Sequence[Score]]]
+) -> list[Score]:
+    """Replace everything that is not yet a Score by the Score that `ask` gives."""
+    scores = iter(await ask([one for one in found if not isinstance(one, Score)]))
+    return [one if isinstance(one, Score) else next(scores) for one in found]

@@ -1,12 +1,12 @@
-"""A reward from a Python function, whatever of prompt and completion it wants to see.
+"""A reward from a Python function, which gets what its parameters ask for.
 
-    def reward(prompt, completion): ...                          two texts, by name or as the first two parameters,
-                                                                 whatever those are called, but for FOREIGN names
+    def reward(prompt, completion): ...                          two texts, by name or as the first two parameters
+                                                                 under any name that is not in FOREIGN
     def reward(question: Prompt, answer): ...                    the Prompt itself, by its annotation
     async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
 
-It returns a number or bool; a dict with the key "reward", whose other numbers become parts; or None: not scorable.
-What it raises, and a value that is no finite number, is a Score without value and with the reason.
+It returns a number or bool; a dict with the key "reward", whose other numbers become parts; or None if it does not
+apply. If it raises, or returns a value that is not finite, the Score has no value but a reason.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import difflib
 import inspect
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 from plaudit.runtime.coroutines import raise_in
-from plaudit.types import Completion, Finish, Prompt, Score
+from plaudit.support.fields import nearest
+from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 
 ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "prompt": lambda prompt, completion: prompt.text,
@@ -38,7 +39,7 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "tokens": lambda prompt, completion: completion.tokens,
     "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
 }
-"""What a function may ask for by the name of a parameter. `tokens` are those of the completion, its end included."""
+"""What a function may ask for by a parameter's name. `tokens` are the completion's, with its end token."""
 OF_PROMPT, OF_COMPLETION = ("prompt", "prompt_text"), ("completion", "completion_text", "text")
 
 FOREIGN: Mapping[str, str] = {
@@ -48,22 +49,22 @@ FOREIGN: Mapping[str, str] = {
         ("data_source", "solution_str", "ground_truth", "extra_info"), "what verl calls its functions with"
     ),
 }
-"""Parameters of functions written for other systems. Taken by their place they would get what they do not mean."""
+"""Parameter names of functions for other systems. Filled by position, they would get something else than they mean."""
 PATIENCE = 0.2
-"""Seconds after which calls that run inline let others run, before the next one."""
+"""Seconds of inline calls after which other tasks get their turn."""
 THREADS = 32
-"""Most calls of one reward that run at once in threads."""
+"""Most calls of one reward in threads at the same time."""
 
 
 class FunctionReward:
     """Calls a function once per completion.
 
-    Sync functions run inline, one after the other: fastest and deterministic, but nothing else runs during a call. A
-    call is interrupted after `deadline` seconds (Python code at once, other code when it returns): by SIGALRM in the
-    process's main thread, by a thread that waits in others, where a notebook's runs are. With `thread` they run in
-    threads, async ones as tasks: completions at once, each with `deadline` seconds from the start of its call. A thread
-    that outlives its deadline cannot be stopped: its result is dropped, it holds up neither other calls nor the end of
-    the process.
+    - Sync functions run inline, one after the other. This is fastest and deterministic, but nothing else runs during
+      a call. After `deadline` seconds a call is interrupted: Python code at once, other code when it returns. In the
+      process's main thread SIGALRM does it, in others (a notebook's runs) a waiting thread.
+    - With `thread` sync functions run in threads, all completions at once. Each call has `deadline` seconds. A thread
+      that takes longer cannot be stopped; its result is dropped, and neither other calls nor the process wait for it.
+    - Async functions run as tasks, all completions at once, each with `deadline` seconds.
     """
 
     def __init__(
@@ -76,14 +77,12 @@ class FunctionReward:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(function):
-            raise TypeError(f"A reward must be a function; {function!r} is a {type(function).__name__}.")
+            raise TypeError(f"A reward must be callable, but {function!r} is a {type(function).__name__}.")
         self.function = function
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.deadline = deadline
         self.options = dict(options or {})
-        self.asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - the method itself: objects with an async __call__
-        )
+        self.asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.thread = thread and not self.asynchronous
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self.arguments = _bindings(function, self.name, self.options)
@@ -105,7 +104,7 @@ class FunctionReward:
             with _interrupted_after(self.deadline):
                 return as_score(self._call(prompt, completion))
         except _Late:
-            return Score(value=None, reason=f"no answer within {self.deadline:g} s")
+            return _too_late(self.deadline)
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever a user function raises
             return _failure(error)
 
@@ -125,12 +124,12 @@ class FunctionReward:
                 return as_score(await call())
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # it was meant for whoever asks
+            if task is None or task.cancelling():  # the caller was cancelled
                 raise
             return _failure(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user function raises is a failed score
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user function raises
             if isinstance(error, TimeoutError) and limit.expired():
-                return Score(value=None, reason=f"no answer within {self.deadline:g} s")
+                return _too_late(self.deadline)
             return _failure(error)
 
     def _call(self, prompt: Prompt, completion: Completion) -> Any:
@@ -140,13 +139,13 @@ class FunctionReward:
 
 
 class _Late(BaseException):
-    """Not an Exception: functions that catch those are interrupted too."""
+    """A call took too long. It is no Exception, so functions that catch those are interrupted too."""
 
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """_Late is raised inside once so many seconds are over. A function that sets the timer itself has it."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    """Raise _Late inside after this time. A function that sets the process's timer itself replaces this one."""
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":  # no setitimer there
         with _WATCH.interrupting(seconds):
             yield
         return
@@ -164,11 +163,12 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 
 class _Watch:
-    """A thread that raises _Late in others whose calls are over their time. It ends where none has called for a while;
-    one for every call would take longer than most calls do."""
+    """A thread that raises _Late in others whose calls take too long. It ends after some time without calls.
+
+    Starting one for every call would take longer than most calls do."""
 
     EVERY, IDLE = 0.05, 20
-    """Seconds between two looks, and looks without a call before it ends."""
+    """Seconds between two checks, and checks without a call before it ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -186,7 +186,7 @@ class _Watch:
         try:
             yield
         finally:
-            with self._lock:  # what is raised here is raised before it is left
+            with self._lock:  # _Late can be raised here, but not after it
                 self._until.pop(here, None)
 
     def _look(self) -> None:
@@ -208,8 +208,8 @@ _WATCH = _Watch()
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """In a thread of its own that the process does not wait for: one of asyncio's pool, which has few, would block
-    others' calls and the end of the run for as long as it hangs."""
+    """Call it in a daemon thread. A hanging call in asyncio's small pool would block other calls and the process's
+    end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -222,11 +222,11 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
         failure: BaseException | None = None
         try:
             result = call()
-        except StopIteration as error:  # a future takes any error but this one
+        except StopIteration as error:  # the only error that a future refuses
             failure = RuntimeError(f"StopIteration: {error}")
         except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True).start()
@@ -234,9 +234,9 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def as_score(result: Any) -> Score:
-    """What a reward function returned, as a Score; TypeError for what is neither number, dict nor None."""
+    """Make a Score of what a function returned; TypeError if it is no number, dict or None."""
     if result is None:
-        return Score(value=None, reason="function returned None")
+        return Score(value=None, reason=NOT_APPLICABLE)
     if isinstance(result, Score):
         value, parts = result.value, _parts(result.parts)
         if value is None:
@@ -248,42 +248,59 @@ def as_score(result: Any) -> Score:
         raise TypeError(f"function returned a dict without the key 'reward'; it has {sorted(map(str, result))}")
     parts = _parts({key: value for key, value in result.items() if key != "reward"})
     if result["reward"] is None:
-        return Score(value=None, parts=parts, reason="function returned None as its 'reward'")
+        return Score(value=None, parts=parts, reason=NOT_APPLICABLE)
     return _finite(_number(result["reward"], "the reward"), parts)
 
 
 def _finite(value: float, parts: Mapping[str, float]) -> Score:
-    if not math.isfinite(value):
-        return Score(value=None, parts=parts, reason=f"function returned {value}")
+    if not abs(value) <= LARGEST_SCORE:
+        return Score(value=None, parts=parts, reason=f"function returned {value}{beyond(value)}")
     return Score(value=value, parts=parts)
 
 
+def beyond(value: float) -> str:
+    """What to add to the report of a number that cannot be a score; "" for one that is not finite."""
+    return f", beyond {LARGEST_SCORE:g}" if math.isfinite(value) else ""
+
+
 def _parts(given: Mapping[Any, Any]) -> dict[str, float]:
-    return {str(key): _number(value, f"part {key!r}") for key, value in given.items()}
+    parts = {str(key): _number(value, f"part {key!r}") for key, value in given.items()}
+    for name, value in parts.items():
+        if LARGEST_SCORE < abs(value) < math.inf:
+            raise ValueError(f"part {name!r} is {value}{beyond(value)}")
+    return parts
 
 
 def _number(value: Any, what: str) -> float:
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+    if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):
         raise TypeError(f"{what} is a {type(value).__name__}, not a number: {value!r:.80}")
     return float(value)
 
 
 def _failure(error: BaseException) -> Score:
-    return Score(value=None, reason=f"{type(error).__name__}: {error}")
+    """A failed score, transient for errors of the system (connections, time-outs), RuntimeErrors and errors that are
+    not Python's own. Others, such as a TypeError or KeyError, count as mistakes in the function."""
+    kind = type(error)
+    transient = isinstance(error, OSError) or kind is RuntimeError or kind.__module__ != "builtins"
+    return Score(value=None, reason=f"{kind.__name__}: {error}", transient=transient)
+
+
+def _too_late(deadline: float) -> Score:
+    return Score(value=None, reason=f"no answer within {deadline:g} s", transient=True)
 
 
 Getter = Callable[[Prompt, Completion], Any]
 
 
 def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> tuple[tuple[str, Getter], ...]:
-    """Which parameter gets what; a parameter that can be passed by position only has the name ""."""
+    """Which parameter gets what. A positional-only parameter has the name ""."""
     parameters = list(inspect.signature(function).parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     unknown = [option for option in options if option not in {parameter.name for parameter in parameters}]
     if unknown and not open_ended:
         raise ValueError(
             f"options of reward {name!r} have {unknown[0]!r}, which its function does not take"
-            f"{_nearest(unknown[0], [parameter.name for parameter in parameters])}."
+            f"{nearest(unknown[0], [parameter.name for parameter in parameters])}"
         )
     found: list[tuple[str, Getter]] = []
     placed = _placed(parameters, options)
@@ -296,14 +313,15 @@ def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any
         elif parameter.default is parameter.empty:
             raise ValueError(
                 f"Reward {name!r} asks for {parameter.name!r}, which is neither in its options nor one of "
-                f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}."
+                f"{', '.join(ARGUMENTS)}{_meant(parameter.name)}"
             )
     return tuple(found)
 
 
 def _placed(parameters: Sequence[inspect.Parameter], options: Mapping[str, Any]) -> bool:
-    """Whether the first two parameters are a prompt and a completion by their place, where their names do not say so.
-    They are not where there is one alone, or either is an option, of FOREIGN, or means something else to us."""
+    """True if the first two parameters should receive prompt and completion positionally.
+
+    False if there is only one, or if either is an option, in FOREIGN, or the name of something else in ARGUMENTS."""
     first_two = parameters[:2]
     if len(first_two) < 2 or _wants_whole(first_two[1]):
         return False
@@ -319,8 +337,8 @@ def _placed(parameters: Sequence[inspect.Parameter], options: Mapping[str, Any])
 
 def _meant(name: str) -> str:
     if name in FOREIGN:
-        return f"; it is {FOREIGN[name]}, where docs/switching.md shows how to pass them on"
-    return _nearest(name, list(ARGUMENTS))
+        return f"; it is {FOREIGN[name]}. docs/switching.md shows how to pass them on"
+    return nearest(name, ARGUMENTS)
 
 
 def _getter(parameter: inspect.Parameter, index: int | None) -> Getter | None:
@@ -335,10 +353,6 @@ def _getter(parameter: inspect.Parameter, index: int | None) -> Getter | None:
 
 
 def _wants_whole(parameter: inspect.Parameter) -> bool:
-    """Whether it is annotated as a Prompt, in a string under `from __future__ import annotations`."""
-    return getattr(parameter.annotation, "__name__", str(parameter.annotation)).rpartition(".")[2] == "Prompt"
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; the nearest name is {close[0]!r}" if close else ""
+    """True if it is annotated as a Prompt, or as "Prompt" under `from __future__ import annotations`."""
+    kind = parameter.annotation
+    return (kind.__name__ if isinstance(kind, type) else str(kind)).rpartition(".")[2] == "Prompt"

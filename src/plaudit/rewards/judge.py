@@ -2,8 +2,8 @@
 
     score (one group) -> pending -> one flush for all that wait -> score_batch -> one Score each
 
-Left out: the model itself. `score_batch` is whatever turns token sequences into numbers, at once or as a coroutine: a
-scorer here, in a thread, or in another process.
+Left out: the model itself. `score_batch` turns token sequences into numbers, at once or as a coroutine, in this process
+or another.
 """
 
 from __future__ import annotations
@@ -13,32 +13,31 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from plaudit.runtime.coroutines import Background
-from plaudit.types import Completion, Finish, Prompt, Score
+from plaudit.rewards.base import completed
+from plaudit.runtime.queue import Queue
+from plaudit.types import Completion, Prompt, Score
 
 Tokens = tuple[int, ...]
 ScoreBatch = Callable[[list[Tokens]], list[float] | Awaitable[list[float]]]
 
 GRACE = 2
-"""Turns of the loop after the engine went idle, in which those it answered last get to ask for their scores."""
+"""Turns of the event loop after the engine went idle, so that its last answers get into the batch."""
 
 
 @dataclass(eq=False, slots=True)
-class _Request:
-    sequences: list[Tokens]
-    future: asyncio.Future[list[float]]
+class _Question:
+    sequence: Tokens
 
 
 class JudgeReward:
     """Scores prompt and completion together, read out at the last token.
 
-    batch: sequences worth scoring at once. While fewer wait and `busy()` says that more may come (the engine still
-    decodes), scoring waits, `pause` seconds at a time; then everything pending is scored, in the order of asking, so
-    that equal runs batch alike.
-    encode: the judge's own tokens of a prompt and a completion, where its tokenizer is not the policy's.
-    append_eos: the token that ended the texts the judge was trained on. A completion cut by length or by a stop string,
-    and whatever `encode` made, gets it: a judge asked about texts unlike its own is markedly worse.
-    longest: tokens that the judge has positions for; a longer text gets no score.
+    - `batch`: sequences worth scoring at once. While fewer wait and `busy()` says that more may come (the engine still
+      decodes), scoring waits, `pause` seconds at a time. Then everything pending is scored in the order of asking, so
+      that equal runs batch alike.
+    - `encode` writes prompt and completion in the form of the judge's training, since a judge is markedly worse on
+      other forms. It raises ValueError for what cannot be written so. Without it the judge reads the sampled tokens.
+    - `longest`: positions of the judge; a longer text gets no score.
     """
 
     def __init__(
@@ -49,84 +48,55 @@ class JudgeReward:
         busy: Callable[[], bool] = lambda: False,
         pause: float = 0.0,
         encode: Callable[[Prompt, Completion], Tokens] | None = None,
-        append_eos: int | None = None,
         longest: int | None = None,
     ):
         if batch < 1:
-            raise ValueError(f"batch={batch}: the judge scores at least one sequence at once. Give 1 or more.")
+            raise ValueError(f"batch={batch} must be at least 1, the number of sequences that the judge scores at once")
         self.score_batch, self.batch, self.busy, self.pause = score_batch, batch, busy, pause
-        self.encode, self.append_eos, self.longest = encode, append_eos, math.inf if longest is None else longest
-        self._pending: list[_Request] = []
-        self._flush = Background(self._flush_pending, self._fail)
+        self.encode, self.longest = encode, math.inf if longest is None else longest
+        self._queue: Queue[_Question, float] = Queue(self._flush)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        sequences = [self.sequence(prompt, completion) for completion in completions]
-        scores = iter(await self.scored([sequence for sequence in sequences if self.refused(sequence) is None]))
-        return [self.refused(sequence) or next(scores) for sequence in sequences]
+        return await completed([self.read(prompt, completion) for completion in completions], self.scored)
 
-    def refused(self, sequence: Tokens) -> Score | None:
-        """The score of what the judge cannot read."""
+    def read(self, prompt: Prompt, completion: Completion) -> Tokens | Score:
+        """What the judge reads, or the score of what it cannot read."""
+        if self.encode is None:
+            return self.refused((*prompt.tokens, *completion.tokens))
+        try:
+            return self.refused(self.encode(prompt, completion))
+        except (ValueError, TypeError) as error:  # its chat template refuses the chat; a text that is no Unicode
+            return Score(value=None, reason=f"cannot be read: {error!s:.200}")
+
+    def refused(self, sequence: Tokens) -> Tokens | Score:
+        """The sequence, or the score of one that the judge has no positions for."""
         if 0 < len(sequence) <= self.longest:
-            return None
+            return sequence
         return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {self.longest}")
 
     async def scored(self, sequences: list[Tokens]) -> list[Score]:
-        """Scores of what the judge is to read, together with what others ask about meanwhile."""
-        if not sequences:
-            return []
-        loop = asyncio.get_running_loop()
-        request = _Request(sequences, loop.create_future())
-        self._pending.append(request)
-        self._flush.wake()
-        try:
-            return [_score(value) for value in await request.future]
-        except asyncio.CancelledError:
-            if request in self._pending:
-                self._pending.remove(request)
-            raise
+        """Score sequences, together with those that others ask about meanwhile."""
+        return [_score(value) for value in await self._queue.ask([_Question(sequence) for sequence in sequences])]
 
-    def sequence(self, prompt: Prompt, completion: Completion) -> Tokens:
-        """What the judge reads."""
-        if self.encode is not None:
-            tokens = tuple(self.encode(prompt, completion))  # of a text, which never shows the end token
-        else:
-            tokens = (*prompt.tokens, *completion.tokens)
-            if completion.finish is Finish.EOS:
-                return tokens
-        if self.append_eos is None or tokens[-1:] == (self.append_eos,):
-            return tokens
-        return (*tokens, self.append_eos)
-
-    async def _flush_pending(self) -> None:
-        """Takes what is pending; waits, a turn of the loop at a time, for a full batch or an idle engine."""
-        while self._pending:
+    async def _flush(self) -> None:
+        """Takes: waiting questions. Waits for: a full batch or an idle engine. Gives: a score each."""
+        while self._queue.open:
             idle = 0
-            while idle < GRACE and sum(len(request.sequences) for request in self._pending) < self.batch:
+            while idle < GRACE and len(self._queue.waiting) < self.batch:
                 await asyncio.sleep(self.pause)
                 idle = 0 if self.busy() else idle + 1
-            requests = list(self._pending)
-            if not requests:  # all were cancelled meanwhile
+            questions = self._queue.take()
+            if not questions:  # all were given up meanwhile
                 return
-            found = self.score_batch([sequence for request in requests for sequence in request.sequences])
+            found = self.score_batch([question.sequence for question in questions])
             values = await found if isinstance(found, Awaitable) else found
-            total = sum(len(request.sequences) for request in requests)
-            if len(values) != total:
-                raise ValueError(f"The judge was asked about {total} sequences and answered with {len(values)} scores.")
-            self._pending = [request for request in self._pending if request not in requests]  # some came meanwhile
-            start = 0
-            for request in requests:
-                end = start + len(request.sequences)
-                if not request.future.done():
-                    request.future.set_result(values[start:end])
-                start = end
+            if len(values) != len(questions):
+                raise ValueError(
+                    f"The judge was asked about {len(questions)} sequences and answered with {len(values)} scores."
+                )
+            for question, value in zip(questions, values, strict=True):
+                self._queue.answer(question, value)
             await asyncio.sleep(0)
-
-    def _fail(self, error: BaseException | None) -> None:
-        """Give everyone who waits the error, or cancel them for None."""
-        pending, self._pending = self._pending, []
-        for request in pending:
-            if not request.future.done():
-                request.future.cancel() if error is None else request.future.set_exception(error)
 
 
 def _score(value: float) -> Score:

@@ -1,8 +1,8 @@
-"""What is said between a run and a reward server, as bytes: docs/rewards.md is this file in prose.
+"""The bytes between a run and a reward server. docs/rewards.md describes them in prose.
 
     Prompt, Completion -> item -> request -> (server) Question -> scores -> answer -> Score
 
-Both sides take the other's bytes for hostile. What is no finite number becomes a Score without value, never a number.
+Both sides treat the other's bytes as hostile. A value that is no finite number becomes a Score without a value.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plaudit.types import Completion, Finish, Prompt, Score
+from plaudit.rewards.functions import beyond
+from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 
 VERSION = 1
 MOST_ITEMS = 1024
-"""In one request."""
+"""Most items of one request."""
 REASON_LENGTH = 300
 
 
@@ -28,7 +29,7 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One item as a server reads it. `same_vocabulary`: the tokens are of the judge's own vocabulary."""
+    """One item as a server reads it. `same_vocabulary` means that the tokens are of the judge's vocabulary."""
 
     prompt: Prompt
     completion: Completion
@@ -36,7 +37,7 @@ class Question:
 
 
 def item(prompt: Prompt, completion: Completion) -> str:
-    """One completion as JSON. Raises ValueError where a column of its row cannot be written."""
+    """One completion as JSON. Raises ValueError if a column of its row cannot be written."""
     content: dict[str, Any] = {
         "prompt": prompt.text,
         "completion": completion.text,
@@ -61,7 +62,7 @@ def request(items: Sequence[str], *, vocabulary: str, options: Mapping[str, Any]
 
 
 def read_request(body: bytes, *, vocabulary: str) -> list[Question]:
-    """What is asked. `vocabulary` is the server's own. Raises ProtocolError."""
+    """Read a request's questions. `vocabulary` is the server's own. Raises ProtocolError."""
     content = _loaded(body)
     if content.get("version") != VERSION:
         raise ProtocolError(f'"version" is {content.get("version")!r:.40}, this server speaks {VERSION}')
@@ -84,10 +85,19 @@ def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
     finish = value.get("finish", Finish.EOS)
     if finish not in list(Finish):
         raise ProtocolError(f'items.{number}: "finish" must be one of {", ".join(Finish)}')
-    answer = value.get("answer")
+    answer, messages, extra = value.get("answer"), value.get("messages") or [], value.get("extra")
+    if not isinstance(messages, list) or not all(map(_is_turn, messages)):
+        raise ProtocolError(f'items.{number}: "messages" must be a list of objects with the texts "role" and "content"')
     asked, given = tokens[0] or (), tokens[1] or ()
     return Question(
-        prompt=Prompt(id=str(number), text=text, tokens=asked, answer=answer if isinstance(answer, str) else None),
+        prompt=Prompt(
+            id=str(number),
+            text=text,
+            tokens=asked,
+            answer=answer if isinstance(answer, str) else None,
+            messages=tuple(messages),
+            extra=extra if isinstance(extra, dict) else {},
+        ),
         completion=Completion(
             tokens=given,
             logprobs=(0.0,) * len(given),
@@ -99,21 +109,25 @@ def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
     )
 
 
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
 def _tokens(value: Any) -> tuple[int, ...] | None:
-    """None where they are not given, or are no tokens: the texts count then."""
+    """The tokens, or None if they are missing or invalid; the texts count then."""
     if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
         return None
     return tuple(value)
 
 
 def answer(scores: Sequence[Score]) -> bytes:
-    """What a server replies. A number keeps every bit: JSON's shortest form reads back as the same one."""
+    """A server's reply. Numbers keep every bit, since JSON's shortest form reads back as the same number."""
     content = {"version": VERSION, "scores": [s.value for s in scores], "reasons": [s.reason for s in scores]}
     return json.dumps(content, allow_nan=False).encode()
 
 
 def read_answer(body: bytes, count: int) -> list[Score]:
-    """The scores of `count` items. Raises ProtocolError where it cannot be told which score belongs to which item."""
+    """Read the scores of `count` items. Raises ProtocolError unless each score belongs to a known item."""
     content = _loaded(body)
     scores, reasons = content.get("scores"), content.get("reasons")
     if not isinstance(scores, list):
@@ -126,22 +140,24 @@ def read_answer(body: bytes, count: int) -> list[Score]:
 
 
 def _score(value: Any, reason: Any) -> Score:
+    if value is None and reason == NOT_APPLICABLE:
+        return Score(value=None, reason=NOT_APPLICABLE)
     if value is None:
         said = reason[:REASON_LENGTH] if isinstance(reason, str) and reason else "no reason given"
         return Score(value=None, reason=f"not scored by the server: {said}")
-    if type(value) not in (int, float):  # bool is an int, and no score
+    if type(value) not in (int, float):  # a bool is an int, but no score
         return Score(value=None, reason=f"the server's score is {value!r:.40}, a {type(value).__name__}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        return Score(value=None, reason=f"the server's score is {number}")
+    if not abs(number) <= LARGEST_SCORE:
+        return Score(value=None, reason=f"the server's score is {number}{beyond(number)}")
     return Score(value=number)
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    """Equal for tokenizers whose tokens mean the same."""
+    """Equal for tokenizers with the same tokens under the same ids."""
     written = json.dumps(sorted(vocabulary.items())).encode()
     return hashlib.blake2b(written, digest_size=16).hexdigest()
 

@@ -1,11 +1,12 @@
-"""A reward that servers give over HTTP: the protocol of docs/rewards.md, by `plaudit serve-reward` or by anybody.
+"""A reward from HTTP servers that speak the protocol of docs/rewards.md, such as `plaudit serve-reward`.
 
     score -> items that wait -> a request takes up to `batch` of them -> the least busy server -> one Score each
 
-A request that fails in any way is sent again, to another server where there is one; who fails rests, twice as long each
-time. Items that are refused for what they are, are asked about again in halves, until the bad one is alone. What never
-got a proper answer is a Score without value and with the reason. Redirects are not followed: what is sent, a token
-included, is for the servers that the settings name. Proxies in the environment are not used.
+- A failed request is sent again, if possible to another server. The one that failed rests, twice as long each time.
+- If a server refuses a request's content, it is sent again in halves, until the bad item is in a request by itself.
+- An item that never gets a proper answer has a Score without a value, with the reason.
+- Redirects are not followed: content and token are only for the servers that the settings name. Proxies in the
+  environment are not used.
 """
 
 from __future__ import annotations
@@ -14,31 +15,32 @@ import asyncio
 import contextlib
 import os
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit.rewards import protocol
+from plaudit.rewards.base import completed
 from plaudit.rewards.settings import RewardSettings
+from plaudit.runtime.queue import Queue
 from plaudit.types import Completion, Prompt, Score
 
 FIRST_REST, LONGEST_REST = 0.5, 15.0
-"""Seconds that a server rests after its first failure and after many; a random half of it is left out each time."""
+"""Seconds that a server rests after its first failure and after many. Each rest is shortened by up to half."""
 LARGEST_ANSWER = 4 << 20
-"""Bytes."""
+"""Most bytes of an answer."""
 TRY_AGAIN = frozenset({408, 425, 429})
-"""Statuses below 500 that another attempt may mend."""
+"""Statuses below 500 after which another attempt may succeed."""
 OF_CONTENT = frozenset({400, 413, 422})
-"""Statuses that speak of what was sent: of one item among others, perhaps, and not of the server."""
+"""Statuses about the content, perhaps about one item of several, and not about the server."""
 
 
 class RewardServerError(RuntimeError):
-    """No server of a reward answers as one."""
+    """A reward has no server that can be asked."""
 
 
 class _Failed(Exception):
-    """One request's end. `final`: this server would say so again. `of_content`: of other items perhaps not."""
+    """A request failed. `final`: this server would fail it again. `of_content`: other items might pass."""
 
     def __init__(self, reason: str, *, final: bool = False, of_content: bool = False):
         super().__init__(reason)
@@ -48,12 +50,11 @@ class _Failed(Exception):
 @dataclass(eq=False, slots=True)
 class _Item:
     body: str
-    future: asyncio.Future[Score]
 
 
 @dataclass(eq=False, slots=True)
 class _Server:
-    """`failures`: rests in a row. What was under way when a rest began tells nothing new about the server."""
+    """`failures` counts rests in a row. Requests sent before a rest began say nothing new about the server."""
 
     url: str
     outstanding: int = 0
@@ -74,68 +75,28 @@ class _Server:
 
 
 class HttpReward:
-    """Asks servers. Connections stay open while anybody waits for a score, and no longer."""
+    """Asks servers. Connections are open only while a score is awaited."""
 
     def __init__(self, settings: RewardSettings, *, vocabulary: str = ""):
-        """`vocabulary`: the digest of the one that prompts and completions have their tokens from."""
+        """`vocabulary` is the digest of the vocabulary of prompts and completions."""
         self.settings, self.vocabulary = settings, vocabulary
         self.name = settings.name or "http"
         self.servers = [_Server(url.rstrip("/")) for url in settings.urls]
         self._headers = headers(settings)
         self._verify = _verify(settings)
-        self._waiting: deque[_Item] = deque()
-        self._senders: set[asyncio.Task[None]] = set()
+        self._queue: Queue[_Item, Score] = Queue(self._send, tasks=settings.concurrency)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        return list(await asyncio.gather(*(self._asked(prompt, completion) for completion in completions)))
-
-    async def _asked(self, prompt: Prompt, completion: Completion) -> Score:
-        try:
-            body = protocol.item(prompt, completion)
-        except (ValueError, TypeError) as error:
-            return Score(value=None, reason=f"not sent: {error}")
-        loop = asyncio.get_running_loop()
-        item = _Item(body, loop.create_future())
-        self._waiting.append(item)
-        self._wake()
-        return await item.future
-
-    def _wake(self, done: asyncio.Task[None] | None = None) -> None:
-        """A sender for what waits, where there may be one more. One that closes its client takes nothing any longer:
-        once it is done, another comes for what was asked meanwhile."""
-        if done is not None:
-            self._senders.discard(done)
-            if done.cancelled():  # the event loop ends, and those who wait with it
-                return
-        if self._waiting and len(self._senders) < self.settings.concurrency:
-            sender = asyncio.get_running_loop().create_task(self._send())
-            self._senders.add(sender)
-            sender.add_done_callback(self._wake)
+        return await completed([_asked(prompt, completion) for completion in completions], self._queue.ask)
 
     async def _send(self) -> None:
-        """Takes: items that wait. Waits for: a server's answer. Gives: a Score each. Ends when none waits."""
-        if not self._waiting:
+        """Takes: waiting items. Waits for: a server's answer. Gives: a Score each. Ends when no item waits."""
+        if not self._queue.open:
             return
         async with _client(self._headers, self._verify) as client:
-            while items := self._taken():
-                try:
-                    scores = await self._scores(client, items)
-                except BaseException as error:
-                    for item in items:
-                        if not item.future.done():
-                            item.future.set_exception(error) if isinstance(error, Exception) else item.future.cancel()
-                    raise
-                for item, score in zip(items, scores, strict=True):
-                    if not item.future.done():
-                        item.future.set_result(score)
-
-    def _taken(self) -> list[_Item]:
-        items: list[_Item] = []
-        while self._waiting and len(items) < self.settings.batch:
-            item = self._waiting.popleft()
-            if not item.future.done():  # not cancelled meanwhile
-                items.append(item)
-        return items
+            while items := self._queue.take(self.settings.batch):
+                for item, score in zip(items, await self._scores(client, items), strict=True):
+                    self._queue.answer(item, score)
 
     async def _scores(self, client: Any, items: Sequence[_Item]) -> list[Score]:
         bodies = [item.body for item in items]
@@ -152,15 +113,16 @@ class HttpReward:
                 if failed.final:
                     refused.add(server)
             if all(server.failures > self.settings.retries for server in self.servers):
-                break  # others have waited long enough for them
-        if divisible:  # so that one bad item does not take the others with it
+                break  # other requests have waited long enough for them
+        if divisible:  # so that one bad item does not fail the others
             half = len(items) // 2
             return [score for part in (items[:half], items[half:]) for score in await self._scores(client, part)]
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        return [Score(value=None, reason=f"{reason} ({tried})")] * len(items)
+        transient = len(refused) < len(self.servers)
+        return [Score(value=None, reason=f"{reason} ({tried})", transient=transient)] * len(items)
 
     async def _least_busy(self, refused: set[_Server]) -> _Server:
-        """A server that does not rest, as soon as there is one; of equally busy ones the one that was asked least."""
+        """Wait for a server that does not rest. Of equally busy ones, take the one that was asked least."""
         open_ = [server for server in self.servers if server not in refused]
         while True:
             now = asyncio.get_running_loop().time()
@@ -187,8 +149,16 @@ class HttpReward:
         return scores
 
 
+def _asked(prompt: Prompt, completion: Completion) -> _Item | Score:
+    """The item to send, or the score of a completion that cannot be sent."""
+    try:
+        return _Item(protocol.item(prompt, completion))
+    except (ValueError, TypeError) as error:
+        return Score(value=None, reason=f"not sent: {error}")
+
+
 async def _exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-    """Status and body of an answer. `timeout` is for all of it: a server that trickles is slow too."""
+    """Status and body of an answer. `timeout` covers the whole exchange, since a slow server may trickle."""
     import httpx2
 
     try:
@@ -204,7 +174,7 @@ async def _exchanged(client: Any, url: str, body: bytes, timeout: float) -> tupl
 
 
 async def _limited(response: Any) -> bytes:
-    """The body as it came: a packed one, which may be huge when unpacked, is not taken."""
+    """The body as it arrived. A compressed one is refused, since it may be huge when unpacked."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise _Failed("the answer is compressed, which was not asked for", final=True)
     body = bytearray()
@@ -228,7 +198,7 @@ def _read(status: int, content: bytes, count: int) -> list[Score]:
 
 @contextlib.asynccontextmanager
 async def _client(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
-    """Without time-outs of its own: its callers have one for the whole exchange."""
+    """A client without time-outs: its callers have one for the whole exchange."""
     import httpx2
 
     async with httpx2.AsyncClient(
@@ -238,7 +208,7 @@ async def _client(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
 
 
 def headers(settings: RewardSettings) -> dict[str, str]:
-    """Raises RewardServerError where the token is not in the environment."""
+    """Headers of every request. Raises RewardServerError if the environment lacks a proper token."""
     found = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
     if settings.token_env:
         token = os.environ.get(settings.token_env, "").strip()
@@ -248,7 +218,9 @@ def headers(settings: RewardSettings) -> dict[str, str]:
                 f"{settings.token_env} (token_env), which is empty here"
             )
         if not token.isascii() or not token.isprintable():
-            raise RewardServerError(f"the environment variable {settings.token_env} holds no token: odd characters")
+            raise RewardServerError(
+                f"the environment variable {settings.token_env} (token_env) must hold printable ASCII characters only"
+            )
         found["authorization"] = f"Bearer {token}"
     return found
 
@@ -263,9 +235,9 @@ def _verify(settings: RewardSettings) -> Any:
 
 
 async def check_servers(settings: RewardSettings) -> list[str]:
-    """Ask every server whether it is there; returns what is wrong with some of them.
+    """Ask every server for its health; return what is wrong with some.
 
-    Raises RewardServerError where none would score: it is better to know before a model is loaded.
+    Raises RewardServerError if none would score, before a model is loaded.
     """
     verify, asked = _verify(settings), headers(settings)
     async with _client(asked, verify) as client:
@@ -280,7 +252,7 @@ async def check_servers(settings: RewardSettings) -> list[str]:
 
 
 async def _health(client: Any, url: str, timeout: float) -> str | None:
-    """None for any answer that is no refusal: a server of another make need not have this page."""
+    """What is wrong with a server, or None. Servers other than ours need not have this page."""
     import httpx2
 
     try:

@@ -5,22 +5,23 @@ A rule is a plain function as `functions.py` takes it. Rules here are pure: the 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from plaudit.plugins import load_object, registered_again
 from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.sandbox import CodeReward
 from plaudit.rewards.settings import KINDS, RewardSettings
+from plaudit.support.fields import nearest
+from plaudit.support.plugins import load_object, registered_again
 
-__all__ = ["RULES", "FunctionReward", "function_reward", "register_reward"]
+__all__ = ["RULES", "CodeReward", "FunctionReward", "function_reward", "register_reward"]
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-# A minus right after a digit, letter or bracket is one of subtraction ("10-5"); commas group thousands; a full stop
-# counts only where digits follow it.
+# A minus right after a digit, letter or bracket means subtraction ("10-5"). Commas group thousands. A full stop counts
+# only before digits.
 _NUMBER = re.compile(
     r"(?P<minus>(?<![\w)\]])[-\u2212])?[$\u20ac\u00a3]?(?P<inner_minus>(?<=[$\u20ac\u00a3])-)?"
     r"(?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
@@ -31,13 +32,13 @@ _MARKER = "####"
 def numbers(text: str) -> list[Decimal]:
     """The numbers in a text, in order: "-$1,200.50." holds -1200.50."""
     return [
-        Decimal(match["digits"].replace(",", "")) * (-1 if match["minus"] or match["inner_minus"] else 1)
+        Decimal(f"{'-' if match['minus'] or match['inner_minus'] else ''}{match['digits'].replace(',', '')}")
         for match in _NUMBER.finditer(text)
-    ]
+    ]  # a product with -1 would have 28 digits
 
 
 def final_number(text: str, *, need_marker: bool = False) -> Decimal | None:
-    """The number after the first `####`; without that marker, unless it is needed, the last number of the text."""
+    """The number after the first `####`. Without that marker: None if it is needed, else the last number."""
     before, marker, after = text.partition(_MARKER)
     if marker:
         line = numbers(after.strip().partition("\n")[0])
@@ -55,7 +56,7 @@ def gsm8k(completion: str, answer: str | None, *, need_marker: bool = False) -> 
 
 
 def exact_match(completion: str, answer: str | None, *, ignore_case: bool = False) -> float:
-    """1 if completion and answer are the same but for spaces around and inside, else 0."""
+    """1 if completion and answer differ only in spaces, else 0."""
     if answer is None:
         raise ValueError("the prompt has no answer to compare with")
     given, expected = " ".join(completion.split()), " ".join(answer.split())
@@ -78,7 +79,7 @@ def length(tokens: tuple[int, ...], *, target: int) -> float:
 
 
 def overlong(tokens: tuple[int, ...], *, max_tokens: int, cache_tokens: int) -> float:
-    """Soft overlong punishment, to be added to another reward (DAPO, Yu et al. 2025, eq. 13).
+    """Soft overlong punishment, added to another reward (DAPO, Yu et al. 2025, eq. 13).
 
     0 up to max - cache tokens, then down in a straight line to -1 at max tokens, and -1 beyond.
     """
@@ -98,29 +99,30 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def register_reward(name: str) -> Callable[[Rule], Rule]:
-    """Decorator that makes a function a rule: `kind: name` in settings then means it. Of the function that has the name
-    already, as when a notebook's cell is run again, the newer form counts."""
+    """Decorator that makes a function a rule, for `kind: name` in settings.
+
+    Registering the same function again, as a notebook's cell does, replaces it."""
 
     def add(function: Rule) -> Rule:
         if name in KINDS or (name in RULES and not registered_again(function, RULES[name])):
-            raise ValueError(f"There is a reward {name!r} already. Register yours under another name.")
+            raise ValueError(f"There is already a reward {name!r}. Register yours under another name.")
         RULES[name] = function
         return function
 
     return add
 
 
-def function_reward(settings: RewardSettings) -> FunctionReward:
-    """The reward that settings of kind "function", or of a rule's name, describe."""
+def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward:
+    """The reward that settings of kind "function" or "code", or of a rule's name, describe."""
+    if settings.kind == "code":
+        return CodeReward(settings.name, settings.options)
     if settings.kind == "function":
         function = load_object(settings.function)
     elif settings.kind in RULES:
         function = RULES[settings.kind]
     else:
         known = [*KINDS, *RULES]
-        close = difflib.get_close_matches(settings.kind, known, n=1)
-        hint = f"; the nearest name is {close[0]!r}" if close else ""
-        raise ValueError(f"There is no reward of kind {settings.kind!r}{hint}. Known are {', '.join(known)}.")
+        raise ValueError(f"there is no reward of kind {settings.kind!r}{nearest(settings.kind, known)}")
     return FunctionReward(
         function,
         name=settings.name,

@@ -2,8 +2,8 @@
 
     bytes -> Guard -> Question each -> `scores` -> answer
 
-Two routes need no framework. Left out: the model (`scores` is whatever turns questions into Scores) and the sockets,
-which `plaudit/serve.py` opens.
+Two routes need no framework. Left out: the model (`scores` turns questions into Scores) and the sockets, which
+`commands/serve.py` opens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Scores = Callable[[Sequence[Question]], Awaitable[list[Score]]]
 
 BODY_SECONDS = 30.0
-"""A client that takes longer to send its request is let go."""
+"""Most time for a client to send its request."""
 
 
 class Refused(Exception):
@@ -39,14 +39,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Who may ask. A page in somebody's browser may not: it sends an Origin, or, where a name was rebound to this
-    address, a Host that is none of ours. `hosts` are names; an address is always one of ours."""
+    """Decides who may ask. Pages in browsers may not: they send an Origin or, if a name was rebound to this address, a
+    Host that is not ours. `hosts` are our names; every IP address counts as ours."""
 
     token: str | None = None
     hosts: frozenset[str] = frozenset({"localhost"})
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Raises Refused. Everything is checked on every route."""
+        """Raise Refused unless the request may be served. Every route is checked."""
         given: dict[str, list[str]] = {}
         for name, value in headers:
             given.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -75,7 +75,7 @@ class Guard:
 
 
 class RewardApplication:
-    """`about` is what /health tells; its "vocabulary" is the digest by which clients' tokens are taken or not."""
+    """`about` is the content of /health. Tokens are used if their digest equals its "vocabulary"."""
 
     def __init__(self, scores: Scores, guard: Guard, *, about: Mapping[str, Any], max_body: int = 16 << 20):
         self.scores, self.guard, self.about, self.max_body = scores, guard, dict(about), max_body
@@ -107,7 +107,7 @@ class RewardApplication:
     async def _reply(self, scope: Scope, receive: Receive) -> bytes:
         methods = {"/score": "POST", "/health": "GET"}
         if scope["path"] not in methods:
-            raise Refused(404, "there are /score and /health")
+            raise Refused(404, "there are only /score and /health")
         if scope["method"] != methods[scope["path"]]:
             raise Refused(405, f"{scope['path']} takes {methods[scope['path']]}")
         if scope["path"] == "/health":
@@ -128,8 +128,8 @@ class RewardApplication:
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         size = headers.get(b"content-length", b"0")
-        too_large = Refused(413, f"the request has more than {self.max_body} bytes")
-        if not size.isdigit() or int(size) > self.max_body:
+        too_large = Refused(413, f"the request has more than {self.max_body} bytes: send fewer items")
+        if not size.isdigit() or len(size) > 20 or int(size) > self.max_body:  # Python reads 4,300 digits at most
             raise too_large
         body, more = bytearray(), True
         try:

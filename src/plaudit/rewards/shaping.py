@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from plaudit.rewards.settings import ShapingSettings
-from plaudit.types import Completion, Finish, Score
+from plaudit.types import Completion, Finish, Response, Score
 
 
-def shape(score: Score, completion: Completion, settings: ShapingSettings) -> float | None:
-    """(value + shift) * scale, then clipped; an unfinished answer as its setting says; None where there is no score.
+def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, greedy: bool = False) -> Response:
+    """The completion with its reward: (value + shift) * scale, then clipped, or None without a score.
 
-    A score that failed stays None even where unfinished answers have a fixed penalty: nothing is known about it.
+    `settings.unfinished` chooses what ends the return of an answer that was cut off by length: its own score, a fixed
+    penalty, or the critic's value after the cut (`continues`, without a reward). Under `mask` none of its tokens is
+    trained, and its reward is None unless it counts in the baseline. Without a score the reward is always None.
     """
+    cut = settings.unfinished if completion.finish is Finish.LENGTH and score.value is not None else "score"
+    scored = cut == "score" or (cut == "mask" and settings.masked_in_baseline)
+    return Response(
+        completion=completion,
+        trainable=(cut != "mask",) * len(completion.tokens),
+        score=score,
+        reward=settings.unfinished_penalty if cut == "penalty" else _reward(score, settings) if scored else None,
+        continues=cut == "bootstrap",
+        greedy=greedy,
+    )
+
+
+def _reward(score: Score, settings: ShapingSettings) -> float | None:
     if score.value is None:
         return None
-    if completion.finish is Finish.LENGTH:
-        if settings.unfinished == "mask":
-            return None
-        if settings.unfinished == "penalty":
-            return settings.unfinished_penalty
     reward = (score.value + settings.shift) * settings.scale
-    if settings.clip is not None:
-        reward = max(-settings.clip, min(settings.clip, reward))
-    return reward
+    return reward if settings.clip is None else max(-settings.clip, min(settings.clip, reward))

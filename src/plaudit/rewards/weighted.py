@@ -8,23 +8,27 @@ from collections import Counter
 from collections.abc import Sequence
 
 from plaudit.rewards.base import Reward
-from plaudit.types import Completion, Prompt, Score
+from plaudit.support.visible import visible
+from plaudit.types import NOT_APPLICABLE, Completion, Prompt, Score
 
 
 class WeightedReward:
     """value = sum of weight * value over the rewards; parts hold each one's unweighted value under its name.
 
-    A reward's own parts come as "name/part". If one reward has no value, or none that is finite, there is no sum, and
-    the reason names it; one of weight 0 is shown and counts for nothing.
+    - A reward's own parts are named "name/part". A reward of weight 0 only shows its parts.
+    - If a reward fails, or its value is not finite, there is no sum, and the reason names the reward.
+    - Rewards that do not apply to an answer are left out of its sum. With `renormalise` the sum is then multiplied by
+      (sum of all |weight|) / (sum of |weight| of those that apply). If none with a weight applies, nor does the sum.
     """
 
-    def __init__(self, rewards: Sequence[tuple[Reward, float, str]]) -> None:
+    def __init__(self, rewards: Sequence[tuple[Reward, float, str]], *, renormalise: bool = False) -> None:
         if not rewards:
             raise ValueError("A weighted reward needs at least one reward.")
         twice = [name for name, count in Counter(name for _, _, name in rewards).items() if count > 1]
         if twice:
             raise ValueError(f"Two rewards are called {twice[0]!r}. Give each a `name` of its own.")
-        self.rewards = tuple(rewards)
+        self.rewards, self.renormalise = tuple(rewards), renormalise
+        self.whole = sum(abs(weight) for _, weight, _ in rewards)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         columns = await asyncio.gather(*(reward.score(prompt, completions) for reward, _, _ in self.rewards))
@@ -33,17 +37,24 @@ class WeightedReward:
     def _sum(self, scores: Sequence[Score]) -> Score:
         parts: dict[str, float] = {}
         reasons: list[str] = []
-        total = 0.0
+        passing: list[bool] = []
+        total = applied = 0.0
         for (_, weight, name), score in zip(self.rewards, scores, strict=True):
             parts.update({f"{name}/{part}": value for part, value in score.parts.items()})
-            failure = score.reason if score.value is None else f"its value is {score.value}"
             if score.value is not None and math.isfinite(score.value):
                 parts[name] = score.value
                 total += weight * score.value
-            elif weight:
-                reasons.append(f"{name}: {failure}")
+                applied += abs(weight)
+            elif weight and score.applicable:
+                reasons.append(f"{name}: {score.reason if score.failed else f'its value is {score.value}'}")
+                passing.append(score.transient)
+        if not reasons and not applied and self.whole:
+            return Score(value=None, parts=parts, reason=NOT_APPLICABLE)
+        if self.renormalise and applied:
+            total *= self.whole / applied
         if not reasons and not math.isfinite(total):
             reasons.append(f"the weighted sum is {total}")
         if reasons:
-            return Score(value=None, parts=parts, reason="; ".join(reasons))
+            reason = visible("; ".join(reasons), line=True)
+            return Score(value=None, parts=parts, reason=reason, transient=bool(passing) and all(passing))
         return Score(value=total, parts=parts)

@@ -1,40 +1,47 @@
-"""A judge in processes of its own: one call is spread over those that live, and a lost one is replaced.
+"""A judge in several processes: a call is spread over the live ones, and a lost one is replaced.
 
     sequences -> a share for each worker -> `of_sequences` over there -> scores in order
-    a worker is lost -> its share is spread over the others, and waits only where none is left
+    a worker is lost -> its share is spread over the others, or waits if none is left
 
-What a judge says depends on a sequence alone, so it does not matter who is asked, beside what, or how often.
+A score depends only on its sequence, so it does not matter which worker is asked, in which batch, or how often.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from plaudit.rewards.judge import Tokens
 from plaudit.runtime.places import Place, Places, Start
 from plaudit.runtime.worker import NoWorkersError, WorkerLost
 
 
+class Scores(Protocol):
+    """What is asked of a judge's process."""
+
+    def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
+
+
 class JudgeWorkers:
-    """The `score_batch` of a JudgeReward. Workers start with `open`, or else with the first question, and stay."""
+    """The `score_batch` of a JudgeReward. Workers start with `open` or the first question, and stay."""
 
     def __init__(
         self,
-        start: Start,
+        start: Start[Scores],
         count: int,
         *,
         patience: float,
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """Where none is left, questions wait `patience` seconds. `failures` is told of every lost worker and may raise,
+        """If no worker is left, questions wait `patience` seconds. `failures` receives every lost worker and may raise,
         which ends the run."""
         self._places = Places(start, count, work="questions", failures=failures, say=say)
         self._patience = patience
 
     def open(self) -> None:
-        """Begin to start workers, within a running event loop. Once is enough."""
+        """Begin to start workers, within a running event loop. Further calls do nothing."""
         self._places.open()
 
     async def __call__(self, sequences: list[Tokens]) -> list[float]:
@@ -50,24 +57,19 @@ class JudgeWorkers:
             scores[number :: len(places)] = share
         return scores
 
-    async def _asked(self, place: Place, sequences: list[Tokens]) -> list[float]:
-        """What a place's worker says, or if it is lost the others."""
-        worker = place.worker
-        if worker is None:  # lost since it was chosen
-            return await self._spread(sequences)
-        place.load += len(sequences)
+    async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> list[float]:
+        """Scores from a place's worker or, if it is lost, from the others."""
         try:
-            scores: list[float] = await worker.call("of_sequences", sequences)
-        except WorkerLost as lost:
-            self._places.lose(place, worker, lost)
+            scores = await self._places.call(
+                place, len(sequences), lambda one: one.call(Scores.of_sequences, sequences)
+            )
+        except WorkerLost:
             return await self._spread(sequences)
-        finally:
-            place.load -= len(sequences)
         if len(scores) != len(sequences):
-            raise ValueError(f"{worker.name} was asked about {len(sequences)} and scored {len(scores)} sequences.")
+            raise ValueError(f"A judge was asked about {len(sequences)} and scored {len(scores)} sequences.")
         return scores
 
-    async def _ready(self) -> list[Place]:
+    async def _ready(self) -> list[Place[Scores]]:
         try:
             return await self._places.free(patience=self._patience, all_tried=True)
         except TimeoutError:

@@ -1,7 +1,8 @@
-"""Which weights an engine with a copy of its own takes: newer ones, of its own model, as they were sent; and whether it
-has them afterwards.
+"""Checks of weights for an engine with its own copy: they are newer, of its model and as sent, and it holds them.
 
-Knows no engine and no way that weights travel: both hand over what arrived.
+    weights, version, digest as sent -> check -> take -> copied into the engine -> check_held
+
+It knows neither engines nor transports.
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from plaudit.models.digest import digest
-
-
-class WeightsError(RuntimeError):
-    """Weights that are older than the engine's, not the model's, or not those that were sent."""
+from plaudit.compute.digest import digest
+from plaudit.models.decoder import Decoder
+from plaudit.models.layout import fill, layout
+from plaudit.weights.parcel import WeightsError
 
 
 @runtime_checkable
 class Ordered(Protocol):
-    """Refuses older weights than it has."""
+    """Refuses weights that are older than its own."""
 
     def go_back(self) -> None:
-        """The run went back to a checkpoint: take the next weights whatever their version."""
+        """Take the next weights whatever their version: the run went back to a checkpoint."""
         ...
 
 
@@ -39,14 +39,14 @@ class Accepted:
         """Raise WeightsError if the engine should keep what it has. `sent` is the sender's `digest` of the weights."""
         shapes = _shapes(weights)
         if self.version is not None and version < self.version:
-            raise WeightsError(f"These weights are version {version}, the engine has {self.version} already.")
+            raise WeightsError(f"These weights are version {version}, but the engine already has {self.version}.")
         if self._shapes and shapes != self._shapes:
             odd = sorted(f"{name} {shape}" for name, shape in shapes.items() ^ self._shapes.items())
-            raise WeightsError(f"These are not the model's weights: sent or held alone are {', '.join(odd[:6])}.")
+            raise WeightsError(f"These are not the model's weights: only one side has {', '.join(odd[:6])}.")
         if sent is not None and (found := digest(weights)) != sent:
             raise WeightsError(
-                f"The weights of version {version} have digest {found}, but were sent with {sent}: they changed on "
-                f"their way. The engine keeps version {self.version}; send them again."
+                f"The weights of version {version} have digest {found}, but were sent with {sent}: they changed in "
+                f"transit. The engine keeps version {self.version}."
             )
 
     def take(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -57,25 +57,37 @@ class Accepted:
         self.version = None
 
 
+def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Copy published weights into a decoder's parameters."""
+    if model.lora is not None:
+        raise ValueError("Published weights include adapters, but this model has its own: call merge_lora(model).")
+    own = dict(model.named_parameters())
+    parts = layout(model.config, model.head_kind, own)
+    check_names(weights, parts)
+    for name, part in parts.items():
+        fill(own[part.ours], part, weights[name], name=name)
+    check_held(dict(model.hf_tensors()), weights)
+
+
 def check_names(weights: Mapping[str, Tensor], own: Collection[str]) -> None:
-    """Raise ValueError if these are not tensors of the model, whose own names are given."""
+    """Raise ValueError unless the weights have the model's own names."""
     if set(weights) != set(own):
         unknown, missing = sorted(set(weights) - set(own)), sorted(set(own) - set(weights))
         raise ValueError(f"These are not the model's weights: unknown {unknown[:5]}, missing {missing[:5]}.")
 
 
 def check_held(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raise WeightsError if what the model holds now is not what it was given, in its own precision."""
+    """Raise WeightsError if the model does not hold the weights that it was given, in its own precision."""
     odd = [name for name, tensor in held.items() if not _same(tensor.detach(), weights[name])]
     if odd:
         raise WeightsError(
-            f"The engine's {', '.join(odd[:3])} ({len(odd)} of {len(held)} tensors) are not what was copied into them: "
-            "its memory, or that of what was sent, changed meanwhile."
+            f"The engine's {', '.join(odd[:3])} ({len(odd)} of {len(held)} tensors) differ from the weights that were "
+            "copied into them: the engine's memory or the sent weights have changed."
         )
 
 
 def _same(tensor: Tensor, given: Tensor) -> bool:
-    """To the bit; where a precision was given up, by value."""
+    """Compare bits, or values if the precision was reduced."""
     if tensor.dtype == given.dtype:
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
         return torch.equal(tensor.view(bits), given.detach().to(tensor.device).view(bits))

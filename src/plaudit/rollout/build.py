@@ -1,4 +1,7 @@
-"""Which engine generates for a model."""
+"""The engine that generates for a model.
+
+model, tokenizer, settings -> native (a decoder), static (any other model) or vLLM -> Engine
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
-from plaudit.models.graphs import CudaGraphs
 from plaudit.models.lora import merge_lora
+from plaudit.rollout.decode.graphs import CudaGraphs
 from plaudit.rollout.engine import Engine
 from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.settings import VllmSettings
@@ -26,9 +29,9 @@ def build_engine(
     vllm: VllmSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
-    """The native engine on a decoder's own parameters (or on a copy of them), a static one for any other model; vLLM,
-    which always has a copy, where settings of it are given. `cuda_graphs`: on a GPU the native engine repeats recorded
-    steps. `say` is told what takes its time."""
+    """Return vLLM, which always has its own weights, if its settings are given. Else return the native engine for a
+    decoder and a static one for any other model, on the model's parameters or on a copy. `cuda_graphs`: on a GPU the
+    native engine repeats recorded steps. `say` reports what takes long."""
     if vllm is not None:
         from plaudit.rollout.vllm import VllmEngine
 

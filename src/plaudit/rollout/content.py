@@ -1,7 +1,7 @@
-"""What a parcel holds, and what an engine loads of it: all weights, or adapters on a model that is here already.
+"""What a parcel holds and an engine loads: all weights, or only adapters on a model that is already here.
 
-Parcel of adapters (their model's digest) -> Adapters, which has the model beneath -> merged weights, or None where
-the engine computes on that very model
+Parcel of adapters, digest of their model -> Adapters, which has that model -> merged weights for the engine,
+                                             or None if the engine computes on that very model
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from plaudit.compute.digest import digest
 from plaudit.models.decoder import Decoder
-from plaudit.models.digest import digest
 from plaudit.models.lora import adapter_names
-from plaudit.rollout.accepted import WeightsError
+from plaudit.weights.parcel import WeightsError
 
 
 class Content:
     """All weights of the model."""
 
     def check(self, beneath: str) -> None:
-        """Raise WeightsError where a parcel does not belong here. `beneath` is as in `Parcel`."""
+        """Raise WeightsError if a parcel does not belong here. `beneath` is as in `Parcel`."""
         if beneath:
-            raise WeightsError("These are adapters alone, and the engine has no model beneath them: set model.lora.")
+            raise WeightsError("These are only adapters, and the engine has no model beneath them: set model.lora.")
 
     def check_model(self) -> None:
-        """Raise WeightsError where the model beneath, which nobody writes, is not what it was. Reads all of it."""
+        """Raise WeightsError if the model beneath has changed, which nothing may write. Reads all of it."""
 
     def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        """What `Engine.load` is to be given for these."""
+        """Return the argument of `Engine.load` for these weights."""
         return weights
 
 
 class Adapters(Content):
-    """Adapters by their parameters' names, for this model; `shared` with the engine, or merged for it."""
+    """Adapters for this model, by parameter name. The engine shares the model (`shared`) or gets merged weights."""
 
     def __init__(self, model: Decoder, *, shared: bool):
         self.model, self.shared = model, shared
@@ -46,15 +46,15 @@ class Adapters(Content):
     def check(self, beneath: str) -> None:
         if beneath != self._beneath:
             raise WeightsError(
-                f"These adapters belong to a model with digest {beneath or 'none'}, the one here has "
-                f"{self._beneath}: every node must see the same model.path, and make a model without one on one device."
+                f"These adapters belong to a model with digest {beneath or 'none'}, but the one here has "
+                f"{self._beneath}. Let every node see the same model.path, or run without one on a single device."
             )
 
     def check_model(self) -> None:
         if (found := digest(self._base)) != self._beneath:
             raise WeightsError(
-                f"The model beneath the adapters has digest {found} and had {self._beneath}: "
-                "this worker's memory changed."
+                f"The model beneath the adapters has digest {found}, but had {self._beneath}: this worker's memory has "
+                "changed."
             )
 
     @torch.no_grad()

@@ -1,38 +1,40 @@
-"""Many rollout workers as one engine, which goes on when some of them are lost and uses those that join.
+"""Many rollout workers as one engine, which survives the loss of some and uses others that join.
 
     generate -> the least busy worker -> completion; if it is lost, its requests go to others and a new one starts
-    publish(shipment) -> load on every worker -> version and digest confirmed
-    rest, rise -> workers give their memory up to who shares their devices, and take it back
-    begin(attempt) -> what was asked before is dropped, here and there; weights come anew
+    publish(shipment) -> load on every worker -> version and digest confirmed; a worker that does not is replaced
+    rest, rise -> workers free memory for those that share their devices, and take it back
+    begin(attempt) -> earlier requests are dropped on all workers, and new weights are awaited
 
-What is drawn depends on seed, prompt and weights alone, so a request may be asked again of any worker. A new worker
-answers only after it confirmed the newest weights. Every call carries the attempt: workers refuse what is left over
-from before the run went back to a checkpoint.
+A sample depends only on seed, prompt and weights, so any worker may answer a request again. A new worker answers only
+after it has confirmed the newest weights. Every call carries the attempt: workers refuse calls from before the run went
+back to a checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from plaudit.rollout.accepted import WeightsError
+from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.places import Place, Places, Start
 from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from plaudit.types import Completion, Sampling
+from plaudit.weights.parcel import WeightsError
 from plaudit.weights.transport import Shipment
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+class WeightsRefused(WorkerLost):
+    """The worker was ended because it refused the weights or confirmed others."""
 
 
 class Pool:
-    """An `Engine` for whoever asks; weights come by `publish`, not by `load`."""
+    """A `Sampler`, whose weights come by `publish`."""
 
     def __init__(
         self,
-        start: Start,
+        start: Start[RolloutWorker],
         count: int,
         *,
         most: int = 0,
@@ -40,9 +42,9 @@ class Pool:
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """`most` above `count`: the places beyond are filled when there is room and are no failure when lost. Without
-        any worker, requests wait `patience` seconds. `failures` is told of every other lost worker and may raise, which
-        ends the run."""
+        """Places beyond `count`, up to `most`, are filled when there is room; their loss is no failure. Without any
+        worker, requests wait `patience` seconds. `failures` gets every other lost worker; it may raise, which ends the
+        run."""
         self._start, self._patience = start, patience
         self.places = Places(self._ready, count, most=most, work="prompts", failures=failures, say=say)
         self._open = 0
@@ -53,13 +55,13 @@ class Pool:
         self.version = 0
 
     async def open(self) -> None:
-        """Start `count` workers; those beyond come when there is room."""
+        """Start `count` workers; more come when there is room."""
         self.places.open()
         await self.places.counted()
 
     @property
-    def workers(self) -> list[Worker]:
-        """Those that answer now."""
+    def workers(self) -> list[Worker[RolloutWorker]]:
+        """The workers that answer now."""
         return self.places.workers
 
     @property
@@ -71,26 +73,19 @@ class Pool:
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
         cost = sum(sampling.max_tokens for sampling in plan)
         self._open += 1
+
+        def ask(worker: Worker[RolloutWorker]) -> Coroutine[Any, Any, list[Completion]]:
+            return worker.call(RolloutWorker.generate, self.attempt, list(prompt_tokens), list(plan))
+
         try:
             while True:
                 place = await self._least_busy()
-                worker = place.worker
-                assert worker is not None
-                place.load += cost
-                try:
-                    answer: list[Completion] = await worker.call(
-                        "generate", self.attempt, list(prompt_tokens), list(plan)
-                    )
-                except WorkerLost as lost:
-                    self.places.lose(place, worker, lost)
-                else:
-                    return answer
-                finally:
-                    place.load -= cost
+                with suppress(WorkerLost):
+                    return await self.places.call(place, cost, ask)
         finally:
             self._open -= 1
 
-    async def _least_busy(self) -> Place:
+    async def _least_busy(self) -> Place[RolloutWorker]:
         try:
             return (await self.places.free(patience=self._patience))[0]
         except TimeoutError:
@@ -101,58 +96,68 @@ class Pool:
     # --- weights
 
     async def begin(self, attempt: int) -> None:
-        """The run goes back to a checkpoint: workers stop what they do and wait for its weights."""
+        """Cancel all requests: the run goes back to a checkpoint, and workers wait for its weights."""
         self.attempt, self._shipment = attempt, None
-        await self._each("begin", attempt)
+        await self._each(RolloutWorker.begin)
 
-    async def publish(self, shipment: Shipment) -> None:
-        """Have every worker take the weights and confirm them; a lost one is replaced. Raises SenderLost where they are
-        gone."""
+    async def publish(self, shipment: Shipment) -> bool:
+        """Have every worker take the weights and confirm them; replace lost workers and those that do not hold them.
+        Return True if some did not, since the sent weights may be damaged. Raises SenderLost if they are gone."""
         self._shipment, self.version = shipment, shipment.version
         there = {place.worker: place for place in self.places.all if place.worker is not None}
-        for worker, lost in (await self._delivered(shipment, *there)).items():
+        found = await self._delivered(shipment, *there)
+        for worker, lost in found.items():
             self.places.lose(there[worker], worker, lost)
         self.places.check()
+        return any(isinstance(lost, WeightsRefused) for lost in found.values())
 
     async def rest(self) -> None:
-        """Have workers sleep, and those that become ready meanwhile; those that are `joining` are waited for, as long
-        as anybody waits for a worker. Nobody may ask before `rise`."""
+        """Put workers to sleep, also those that become ready meanwhile. Wait for those that are `joining`, for at most
+        `patience` seconds. No request may come before `rise`."""
         self._resting = True
-        await self._each("sleep", self.attempt)
+        await self._each(RolloutWorker.sleep)
         until = asyncio.get_running_loop().time() + self._patience
         while self._joining and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.02)
 
     async def rise(self) -> None:
         self._resting = False
-        await self._each("wake", self.attempt)
+        await self._each(RolloutWorker.wake)
 
-    async def _each(self, method: str, *arguments: Any) -> None:
-        async def one(place: Place, worker: Worker) -> None:
-            try:
-                await worker.call(method, *arguments)
-            except WorkerLost as lost:
-                self.places.lose(place, worker, lost)
+    async def _each(self, method: Callable[[RolloutWorker, int], Coroutine[Any, Any, None]]) -> None:
+        attempt = self.attempt
 
-        await asyncio.gather(*(one(place, place.worker) for place in self.places.all if place.worker is not None))
+        async def one(place: Place[RolloutWorker]) -> None:
+            with suppress(WorkerLost):
+                await self.places.call(place, 0, lambda worker: worker.call(method, attempt))
+
+        await asyncio.gather(*(one(place) for place in self.places.all if place.worker is not None))
         self.places.check()
 
-    async def _delivered(self, shipment: Shipment | None, *workers: Worker) -> dict[Worker, WorkerLost]:
-        """Those that were lost on the way; the others have the weights, if there are any yet."""
+    async def _delivered(
+        self, shipment: Shipment | None, *workers: Worker[RolloutWorker]
+    ) -> dict[Worker[RolloutWorker], WorkerLost]:
+        """Deliver the weights. Return the workers that were lost, or were ended because they do not hold them. All
+        others hold them. Without a shipment there is nothing to hold."""
         if shipment is None:
             return {}
-        found = dict(zip(workers, await shipment.deliver(workers, self.attempt), strict=True))
+        outcomes = await shipment.deliver(workers, self.attempt)
         sent = shipment.version, shipment.digest
-        for worker, outcome in found.items():
-            if not isinstance(outcome, WorkerLost) and outcome != sent:
-                raise WeightsError(f"{worker.name} confirmed weights {outcome}, but {sent} were sent.")
-        return {worker: outcome for worker, outcome in found.items() if isinstance(outcome, WorkerLost)}
+        lost: dict[Worker[RolloutWorker], WorkerLost] = {}
+        for worker, outcome in zip(workers, outcomes, strict=True):
+            if isinstance(outcome, WorkerLost):
+                lost[worker] = outcome
+            elif outcome != sent:
+                said = outcome if isinstance(outcome, WeightsError) else f"it confirmed {outcome}, {sent} were sent"
+                lost[worker] = WeightsRefused(worker.name, f"does not hold the newest weights: {said}")
+                worker.kill(lost[worker].reason)
+        return lost
 
     # --- those that join
 
     @contextmanager
     def joining(self) -> Iterator[None]:
-        """Within it a worker takes memory of its devices: from its start, for whoever starts it to say, until it has
+        """While active, a worker takes memory of its devices: from its start, which the starter marks, until it has
         the newest weights."""
         self._joining += 1
         try:
@@ -160,8 +165,8 @@ class Pool:
         finally:
             self._joining -= 1
 
-    async def _ready(self, number: int) -> Worker:
-        """A new worker, with the newest weights."""
+    async def _ready(self, number: int) -> Worker[RolloutWorker]:
+        """Start a worker and give it the newest weights."""
         worker = await self._start(number)
         try:
             with self.joining():  # nothing runs between its start and here
@@ -171,35 +176,23 @@ class Pool:
             raise
         return worker
 
-    async def _brought_up(self, worker: Worker) -> None:
-        """Weights may be published while it takes the last ones, and the others may go to sleep."""
+    async def _brought_up(self, worker: Worker[RolloutWorker]) -> None:
+        """Repeat until it is up to date: others may get new weights or go to sleep meanwhile."""
         while True:
             shipment, resting = self._shipment, self._resting
             try:
                 for lost in (await self._delivered(shipment, worker)).values():
                     raise lost
-            except SenderLost:  # whoever publishes finds out, and sends others
+            except SenderLost:  # `publish` finds out too, and sends others
                 if shipment is self._shipment:
                     await asyncio.sleep(0.2)
                 continue
             if resting:
-                await worker.call("sleep", self.attempt)
+                await worker.call(RolloutWorker.sleep, self.attempt)
             if shipment is self._shipment and resting is self._resting:
                 return
             if resting:
-                await worker.call("wake", self.attempt)
-
-    async def drain(self) -> None:
-        """Each worker does so itself when weights come."""
-
-    def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        raise NotImplementedError("a pool's weights come by publish()")
-
-    def sleep(self) -> None:
-        raise NotImplementedError("a pool's workers sleep by rest()")
-
-    def wake(self) -> None:
-        raise NotImplementedError("a pool's workers wake by rise()")
+                await worker.call(RolloutWorker.wake, self.attempt)
 
     def close(self) -> None:
         self.places.close("the pool was")

@@ -2,9 +2,9 @@
 
     logits (n, vocab), one uniform number a row -> token and its log-prob a row
 
-A draw is the inverse of the cumulative distribution at the row's uniform number, so that one number a token suffices
-and a row's numbers can be drawn before it starts: what it samples then depends on its seed and not on its neighbours.
-Left out: penalties, min-p and beams. Nothing here knows sequences or caches.
+A draw inverts the cumulative distribution at the row's uniform number. One number a token suffices, so a row's numbers
+can be drawn before it starts: its samples depend on its seed and not on its neighbours. Left out: penalties, min-p and
+beams; sequences and caches, which are the engine's.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch import Tensor
 from plaudit.types import Sampling
 
 CANDIDATES = (256, 2048, 16384)
-"""How many of the largest tokens top-p looks among, one number after the other: finding them costs a small part of
-sorting a vocabulary."""
+"""How many of the likeliest tokens top-p considers, one number after the other. Finding them costs a small part of
+sorting the vocabulary."""
 BLOCK = 64
-"""Consecutive tokens that are searched as one first: summing blocks is far cheaper than a running sum over them all."""
+"""Consecutive tokens that are first searched as one: summing blocks is far cheaper than a running sum over all."""
 
 
 def uniforms(sampling: Sampling, count: int) -> Tensor:
-    """The random numbers of one completion, in [0, 1), (count,) float32; always made on the CPU, for equal draws on
-    every device."""
+    """The random numbers of one completion, in [0, 1), (count,) float32. They are made on the CPU, so that draws are
+    equal on every device."""
     return torch.rand(count, generator=torch.Generator().manual_seed(sampling.seed), dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How each row of a batch is drawn: made once when the rows change, used until they change again."""
+    """How each row of a batch is drawn; made again only when the rows change."""
 
     temperature: Tensor | None  # (n, 1); 1 on greedy rows; None if 1 everywhere
     greedy: Tensor | None  # (n,) bool; None if no row is
@@ -128,8 +128,8 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
         return _search(weights, uniform[:, None])[0]
     block, left = _search(_blocks(weights, torch.sum), uniform[:, None])
     inside = _search(_within(weights, block, 0.0), left)[0]
-    # Weights that are not numbers would point past the end, which on an accelerator nothing survives; clamped, the draw
-    # has a log-prob that is not finite, and the engine says so.
+    # NaN weights would point past the end, which crashes an accelerator. Clamped, the draw has a log-prob that is not
+    # finite, and the engine reports that.
     return (inside + block * BLOCK).clamp_(max=weights.shape[1] - 1)
 
 
@@ -144,15 +144,13 @@ def _search(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     index = torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
     if not weights.is_cpu:  # which adds in parallel: its sums may move, in their last bit, where a weight is 0
         index = torch.where(weights.gather(1, index) > 0, index, weights.argmax(dim=-1, keepdim=True))
-    end, before = (
-        cumulative.gather(1, index),
-        cumulative.gather(1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0),
-    )
+    end = cumulative.gather(1, index)
+    before = cumulative.gather(1, (index - 1).clamp_(min=0)).masked_fill_(index == 0, 0)
     return index[:, 0], (target - before) / (end - before)
 
 
 def _sample_kept(logits: Tensor, top_k: int, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw among the top_k largest (all if 0), of those the fewest whose mass reaches top_p; at least one is kept.
+    """Draw from the fewest of the top_k largest (all if 0) whose mass reaches top_p; at least one is kept.
 
     Ties at the edge of top_k go to whichever `topk` puts first: exactly k are kept. For top_p, whole rows are sorted
     only where no number of CANDIDATES reaches it.

@@ -2,19 +2,17 @@
 
     waiting samples -> batches of up to `slots` -> prompt pass, then a step a token until the last of them ends
 
-Slower than `native.py` and says so: a batch ends with its longest answer, finished rows are computed along, each sample
-computes its prompt itself. A family whose cache does not reproduce its whole-sequence pass under left padding (a probe
-tells) is read anew for every token. Sampling and completions are the same. Left out: refill and prompt sharing.
+It is slower than `native.py` and warns of that: a batch ends with its longest answer, finished rows are still computed,
+and each sample computes its own prompt. If a probe shows that a family's cache does not reproduce its whole-sequence
+pass under left padding, whole sequences are read for every token. Left out: refill and prompt sharing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,29 +21,16 @@ from torch import Tensor
 from plaudit.models.base import LanguageModel
 from plaudit.models.fallback import Fallback
 from plaudit.rollout.accepted import check_held, check_names
-from plaudit.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
+from plaudit.rollout.queued import DIVERGED, Draft, QueuedEngine
 from plaudit.rollout.sampler import Draw, sample, uniforms
-from plaudit.runtime.coroutines import Background
-from plaudit.types import Completion, Finish, Sampling
+from plaudit.rollout.text import TextDecoder, end_tokens
+from plaudit.runtime.memory import memory_tried
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class _Sample:
-    """One completion in the making."""
-
-    prompt: list[int]
-    sampling: Sampling
-    limit: int
-    future: asyncio.Future[Completion]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-
 class WholeReader:
-    """Logits (rows, vocab) after each whole sequence, computed from nothing: right for every model."""
+    """Computes logits (rows, vocab) after each sequence, without a cache: right for every model."""
 
     def __init__(self, model: Fallback):
         self.model = model
@@ -59,7 +44,7 @@ class WholeReader:
 
 
 class CachedReader:
-    """The same from transformers' cache. From call to call a sequence grows by one token, or has ended and stays."""
+    """Computes the same from transformers' cache. Between calls each sequence that has not ended grows by one token."""
 
     def __init__(self, model: Fallback):
         self.model = model
@@ -92,7 +77,7 @@ class CachedReader:
 
 
 def cache_agrees(model: Fallback) -> bool:
-    """Whether cached and whole reading give the same logits on two short sequences of unequal length."""
+    """True if cached and whole reading give the same logits on two short sequences of unequal length."""
     accepted = inspect.signature(model.inner.base_model.forward).parameters
     if not {"past_key_values", "attention_mask"} <= set(accepted):
         return False
@@ -107,8 +92,31 @@ def cache_agrees(model: Fallback) -> bool:
     return True
 
 
-class StaticEngine:
-    """An `Engine` on a `Fallback` model whose parameters it shares with whoever trains it."""
+class Batch:
+    """Drafts that are decoded together until the last of them ends or is given up."""
+
+    def __init__(self, read: WholeReader | CachedReader, drafts: list[Draft], ends: Collection[int]):
+        device = read.model.device
+        self.read, self.drafts = read, drafts
+        self.sequences = [list(draft.prompt) for draft in drafts]
+        self.limit = max(draft.limit for draft in drafts)
+        self.draw = Draw.of([draft.sampling for draft in drafts], device)
+        drawn = [uniforms(draft.sampling, self.limit) for draft in drafts]
+        self.uniform = torch.stack(drawn, dim=1).to(device)  # (limit, rows)
+        self.ends = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
+        self.step = 0
+
+    def advance(self) -> list[tuple[int, float]]:
+        """Return the next token of each draft and its log-prob."""
+        emitted = torch.full((len(self.drafts),), self.step, device=self.uniform.device)
+        logits, uniform = self.read(self.sequences), self.uniform[self.step]
+        tokens, logprobs = sample(logits, self.draw, uniform, emitted=emitted, ends=self.ends)
+        self.step += 1
+        return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+
+
+class StaticEngine(QueuedEngine):
+    """An `Engine` on a `Fallback` model whose parameters it shares with the learner."""
 
     def __init__(
         self,
@@ -120,48 +128,20 @@ class StaticEngine:
         ends: Collection[int] | None = None,
     ):
         if not isinstance(model, Fallback):
-            raise TypeError(f"{type(model).__name__} does not run through transformers. Give it to NativeEngine.")
+            raise TypeError(f"{type(model).__name__} does not run through transformers: give it to NativeEngine")
         log.warning(
             "Generating through transformers in fixed batches: %s has no native decoder, so this is slower.",
             type(model.inner).__name__,
         )
-        self.model, self.tokenizer, self.slots = model, tokenizer, slots
-        self.max_length = min(max_length or model.max_positions, model.max_positions)
-        self.ends = frozenset((*end_tokens(tokenizer), *model.special.eos) if ends is None else ends)
-        self.version = 0
-        self._waiting: list[_Sample] = []
-        self._running: list[_Sample] = []
-        self._driver = Background(self._drive, self._fail)
-        self._asleep = self._drained = False
+        super().__init__(
+            tokenizer,
+            slots=slots,
+            max_length=min(max_length or model.max_positions, model.max_positions),
+            ends=(*end_tokens(tokenizer), *model.special.eos) if ends is None else ends,
+        )
+        self.model = model
+        self._batch: Batch | None = None
         self._cached: bool | None = None  # known once a batch has come
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting or self._running)
-
-    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
-        if self._asleep:
-            raise RuntimeError("The engine is asleep or closed. Call wake() before generate().")
-        check_request(prompt_tokens, plan, self.max_length)
-        loop = asyncio.get_running_loop()
-        room = self.max_length - len(prompt_tokens)
-        samples = [
-            _Sample(list(prompt_tokens), sampling, min(sampling.max_tokens, room), loop.create_future())
-            for sampling in plan
-        ]
-        self._waiting += samples
-        if samples:
-            self._driver.wake()
-        try:
-            return list(await asyncio.gather(*(sample.future for sample in samples)))
-        except asyncio.CancelledError:
-            self._waiting = [sample for sample in self._waiting if sample not in samples]
-            raise
-
-    async def drain(self) -> None:
-        self._drained = True
-        while self._running:
-            await asyncio.sleep(0)
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         if weights is not None:
@@ -171,83 +151,39 @@ class StaticEngine:
                 for name, parameter in own.items():
                     parameter.copy_(weights[name])
             check_held(own, weights)
-        self.version, self._drained = version, False
-        if self._waiting:
-            self._driver.wake()
+        self._loaded(version)
 
-    def sleep(self) -> None:
-        if self.busy:
-            raise RuntimeError("sleep() while requests are unanswered would lose them. Await them first.")
-        self._asleep = True
+    def _forget(self) -> None:
+        self._batch = None
 
-    def wake(self) -> None:
-        self._asleep = False
+    def _withdraw(self, drafts: Collection[Draft]) -> None:
+        """Do nothing: their rows are computed until the batch ends."""
 
-    def close(self) -> None:
-        self._fail(RuntimeError("The engine was closed before this request was answered."))
-        self._asleep = True
+    def _advance(self) -> None:
+        if self._batch is not None and not any(draft in self._queue for draft in self._batch.drafts):
+            self._batch = None
+        drafts = self._queue.take(self.slots) if self._batch is None else self._batch.drafts
+        if not drafts:
+            return
+        with memory_tried() as failed:
+            self._step(drafts)
+        if failed:
+            self._begin_again(len(drafts))
 
-    async def _drive(self) -> None:
-        """Takes waiting samples, a batch at a time; lets others run between steps; ends when none is left."""
-        while self._waiting and not self._drained:
-            self._running = self._waiting[: self.slots]
-            self._waiting = self._waiting[self.slots :]
-            await self._answer(self._running)
-            self._running = []
-
-    def _fail(self, error: BaseException | None) -> None:
-        samples = self._running + self._waiting
-        self._running, self._waiting = [], []
-        for one in samples:
-            if not one.future.done():
-                one.future.cancel() if error is None else one.future.set_exception(error)
-
-    async def _answer(self, batch: list[_Sample]) -> None:
-        """Prompt pass and steps of one batch, until every sample has ended or was given up."""
-        device = self.model.device
+    def _step(self, drafts: list[Draft]) -> None:
         if self._cached is None:
             self._cached = cache_agrees(self.model)
-        read = CachedReader(self.model) if self._cached else WholeReader(self.model)
-        sequences = [list(one.prompt) for one in batch]
-        draw = Draw.of([one.sampling for one in batch], device)
-        limit = max(one.limit for one in batch)
-        uniform = torch.stack([uniforms(one.sampling, limit) for one in batch]).to(device)  # (rows, limit)
-        ends = torch.tensor(sorted(self.ends), dtype=torch.int64, device=device)
-        for step in range(limit):
-            emitted = torch.full((len(batch),), step, device=device)
-            tokens, logprobs = sample(read(sequences), draw, uniform[:, step], emitted=emitted, ends=ends)
-            for one, sequence, token, logprob in zip(batch, sequences, tokens.tolist(), logprobs.tolist(), strict=True):
-                if not one.future.done():
-                    sequence.append(token)
-                    self._append(one, token, logprob)
-            await asyncio.sleep(0)
-            if all(one.future.done() for one in batch):
-                return
-
-    def _append(self, one: _Sample, token: int, logprob: float) -> None:
-        if not math.isfinite(logprob):
-            raise FloatingPointError("A sampled log-prob is not finite: the model's weights or logits overflowed.")
-        one.tokens.append(token)
-        one.logprobs.append(logprob)
-        one.versions.append(self.version)
-        if token in self.ends:
-            self._complete(one, Finish.EOS, self._text(one.tokens[:-1]))
-            return
-        if (text := text_before_stop(self._text, one.tokens, one.sampling)) is not None:
-            self._complete(one, Finish.STOP, text)
-        elif len(one.tokens) >= one.limit:
-            self._complete(one, Finish.LENGTH, self._text(one.tokens))
-
-    def _text(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-
-    def _complete(self, one: _Sample, finish: Finish, text: str) -> None:
-        one.future.set_result(
-            Completion(
-                tokens=tuple(one.tokens),
-                logprobs=tuple(one.logprobs),
-                versions=tuple(one.versions),
-                text=text,
-                finish=finish,
-            )
-        )
+        if self._batch is None:
+            read = CachedReader(self.model) if self._cached else WholeReader(self.model)
+            self._batch = Batch(read, drafts, self.ends)
+        for draft, sequence, (token, logprob) in zip(drafts, self._batch.sequences, self._batch.advance(), strict=True):
+            if draft not in self._queue:
+                continue
+            if not math.isfinite(logprob):
+                raise FloatingPointError(DIVERGED)
+            for tokens in (sequence, draft.tokens):
+                tokens.append(token)
+            draft.logprobs.append(logprob)
+            full = len(draft.tokens) >= draft.limit
+            if (ending := self._ending(draft, ended=token in self.ends, full=full)) is not None:
+                self._answer(draft, *ending)

@@ -1,4 +1,4 @@
-"""Starts a library that takes its process for its own, and puts back what it changed there."""
+"""Restores process-wide state that a library changes while it starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Random states, the number of threads and the function that sets it are afterwards what they were before."""
+    """On exit, restore random states, the number of threads and the function that sets it."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:

@@ -1,53 +1,36 @@
-"""Generation by vLLM 0.32, in this process and on weights of its own.
+"""Generation by vLLM 0.32, in this process and on its own weights.
 
     generate -> a vLLM request for each sample -> step, step, ... -> Completion
-    load -> version, names and digest checked -> weights exchanged in place -> caches emptied -> what is held noted
+    load -> version, names and digest checked -> weights exchanged in place -> caches emptied -> digest noted
 
-vLLM draws and computes; texts, stop strings and waiting are done here, so that they mean what they mean in `native.py`.
-Left out: several GPUs, adapters apart from their weights, processes (whoever wants an engine in its own starts one).
+vLLM computes and samples. Texts, stop strings and waiting are handled here, with the same meaning as in `native.py`.
+Left out: several GPUs, adapters without their model, processes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import math
 import tempfile
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from plaudit.models.base import LanguageModel
-from plaudit.rollout.accepted import Accepted, WeightsError
-from plaudit.rollout.engine import TextDecoder, check_request, end_tokens, text_before_stop
+from plaudit.rollout.accepted import Accepted
+from plaudit.rollout.queued import DIVERGED, Draft, QueuedEngine
 from plaudit.rollout.settings import LEAST_TEMPERATURE, VllmSettings
+from plaudit.rollout.text import TextDecoder, end_tokens
 from plaudit.rollout.vllm_library import on_cpu, request, start
 from plaudit.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
-from plaudit.runtime.coroutines import Background
-from plaudit.types import Completion, Finish, Sampling
+from plaudit.types import Completion, Sampling
+from plaudit.weights.parcel import WeightsError
 
 
-@dataclass(eq=False, slots=True)
-class _Sample:
-    """One completion in the making."""
-
-    key: str
-    prompt: list[int]
-    sampling: Sampling
-    request: Any
-    """The same for vLLM."""
-    future: asyncio.Future[Completion]
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-
-class VllmEngine:
+class VllmEngine(QueuedEngine):
     """An `Engine` whose model is a Hugging Face folder: its config.json, and its weights if it has any.
 
     Without weights it answers after the first `load`. dtype is that of config.json unless the settings say otherwise.
@@ -64,23 +47,19 @@ class VllmEngine:
         say: Callable[[str], None] = lambda text: None,
     ):
         self.settings = settings or VllmSettings()
-        self.tokenizer, self.ends = tokenizer, frozenset(end_tokens(tokenizer) if ends is None else ends)
-        self.version = 0
-        self._asleep = self._closed = self._drained = False
+        self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
+        self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights, say=say)
+        config = self._engine.model_config
+        # vLLM refuses an end token that the model cannot draw, such as a family's default in a smaller vocabulary.
+        found = {end for end in (end_tokens(tokenizer) if ends is None else ends) if end < config.get_vocab_size()}
+        super().__init__(tokenizer, slots=slots, max_length=int(config.max_model_len), ends=found)
+        self._closed = False
         self._lent: list[Lent] | None = None
         self._accepted = Accepted()
-        self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
-        self.slots = slots
-        self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights, say=say)
-        self.max_length = int(self._engine.model_config.max_model_len)
-        # vLLM refuses an end token that the model cannot draw, such as a family's default in a smaller vocabulary.
-        self.ends = frozenset(end for end in self.ends if end < self._engine.model_config.get_vocab_size())
         self._engine.set_weight_version("0")
         self._held = self.held()
-        self._waiting: deque[_Sample] = deque()
-        self._samples: dict[str, _Sample] = {}  # under way, by key
+        self._drafts: dict[str, Draft] = {}  # under way, by vLLM's name for each
         self._keys = itertools.count()
-        self._driver = Background(self._drive, self._fail)
 
     @classmethod
     def of(
@@ -92,11 +71,11 @@ class VllmEngine:
         settings: VllmSettings | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> VllmEngine:
-        """An engine for this model, with its present weights as version 0. Nothing of them is written to a disk."""
+        """Make an engine for this model, with its present weights as version 0. They are not written to a disk."""
         if settings is not None and settings.max_length is not None and settings.max_length > model.max_positions:
             raise ValueError(
-                f"rollout.vllm.max_length={settings.max_length}, but the model has {model.max_positions} positions. "
-                "Give at most those, or leave it null."
+                f"rollout.vllm.max_length={settings.max_length} is above the model's {model.max_positions} positions: "
+                "give at most those, or null"
             )
         special = {"bos_token_id": None, "eos_token_id": None}  # the family's may lie outside the vocabulary
         config = special | model.hf_config() | {"dtype": str(model.dtype).removeprefix("torch.")}
@@ -109,41 +88,22 @@ class VllmEngine:
 
     # Engine
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting or self._samples)
-
     async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
-        if self._asleep or not self._weights:
-            missing = "is asleep or closed. Call wake()" if self._asleep else "has no weights. Call load()"
-            raise RuntimeError(f"The engine {missing} before generate().")
-        check_request(prompt_tokens, plan, self.max_length)
+        if not self._asleep and not self._weights:
+            raise RuntimeError("The engine has no weights. Call load() before generate().")
         for sampling in plan:
             if 0 < sampling.temperature < LEAST_TEMPERATURE:
                 raise ValueError(
-                    f"temperature={sampling.temperature} is below vLLM's least, {LEAST_TEMPERATURE}. Give 0 (greedy), "
-                    "a larger one, or set rollout.engine=native."
+                    f"temperature={sampling.temperature} is below vLLM's least, {LEAST_TEMPERATURE}: give 0 (greedy) "
+                    "or a higher one, or set rollout.engine=native"
                 )
-        samples = [self._sample(prompt_tokens, sampling) for sampling in plan]
-        self._waiting += samples
-        if samples:
-            self._driver.wake()
-        try:
-            return list(await asyncio.gather(*(sample.future for sample in samples)))
-        except asyncio.CancelledError:
-            self._drop(samples)
-            raise
-
-    async def drain(self) -> None:
-        self._drained = True
-        while self._samples:
-            await asyncio.sleep(0)
+        return await super().generate(prompt_tokens, plan)
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int, *, sent: str | None = None) -> None:
-        """Weights are copied into vLLM, converted to its dtype. `sent` is the sender's `digest` of them, if it has one.
+        """Copy weights into vLLM, converted to its dtype. `sent` is the sender's `digest` of them, if it has one.
 
-        Raises WeightsError, with the engine as it was, for an older version, for tensors that are not the model's and
-        for another digest than `sent`; and where what vLLM holds has changed since the last load.
+        Raises WeightsError and leaves the engine unchanged for an older version, for tensors that are not the model's,
+        for another digest than `sent`, and if vLLM's weights have changed since the last load.
         """
         if weights is None:
             raise WeightsError("vLLM shares no weights with the learner: give all of them, by Hugging Face names.")
@@ -159,48 +119,44 @@ class VllmEngine:
             raise WeightsError("vLLM did not empty its prefix cache, so old weights would still answer. Restart it.")
         self._engine.set_weight_version(str(version))
         self._accepted.take(weights, version)
-        self.version, self._weights, self._held = version, True, self.held()
-        self._drained = False
-        if self._waiting:
-            self._driver.wake()
+        self._weights, self._held = True, self.held()
+        self._loaded(version)
 
     def go_back(self) -> None:
-        """The run went back to a checkpoint: take the next weights whatever their version."""
+        """Take the next weights whatever their version: the run went back to a checkpoint."""
         self._accepted.go_back()
 
     def confirm(self) -> tuple[int, str]:
-        """The version and the digest of what vLLM computes with now, which is what it held right after `load`.
+        """Return version and digest of vLLM's present weights. Raises WeightsError if they have changed since `load`.
 
-        Raises WeightsError if it is not. Engines of one kind that loaded the same weights give the same digest.
+        Engines of one kind that loaded the same weights have the same digest.
         """
         version, held = self._engine.get_weight_version(), self.held()
         if version != str(self.version) or held != self._held:
             raise WeightsError(
-                f"vLLM holds version {version}, digest {held}, but was given version {self.version} and had digest "
-                f"{self._held} then: its weights have changed since. Start the engine anew."
+                f"vLLM holds version {version} with digest {held}, but had version {self.version} with digest "
+                f"{self._held} after load(): its weights have changed. Restart the engine."
             )
         return self.version, held
 
     def held(self) -> str:
-        """Digest of what vLLM computes with, in its own layout."""
+        """Return the digest of vLLM's weights, in its own layout."""
         self._check_awake("A digest of weights")
         [found] = self._engine.collective_rpc(held)
         return str(found)
 
     def sleep(self) -> None:
-        """Gives up the cache and, with settings.sleep_level 2, the weights until the next `load`; with 1 those wait in
-        host memory, where a CPU has them anyway. With 0 nothing is given up."""
-        if self.busy:
-            raise RuntimeError("sleep() while requests are unanswered would lose them. Await them first.")
-        level = self.settings.sleep_level
-        if level and not self._asleep:
+        """Free memory by settings.sleep_level. 2: the cache, and the weights until the next `load`. 1: the cache, while
+        the weights wait in host memory, where a CPU has them anyway. 0: nothing."""
+        level = 0 if self._asleep else self.settings.sleep_level
+        super().sleep()
+        if level:
             if on_cpu():
                 self._engine.reset_prefix_cache()
                 [self._lent] = self._engine.collective_rpc(give_up, args=(level > 1,))
             else:
                 self._engine.sleep(level)
             self._weights = self._weights and level == 1
-        self._asleep = True
 
     def wake(self) -> None:
         if self._closed:
@@ -210,95 +166,63 @@ class VllmEngine:
             self._lent = None
         elif self._asleep and self.settings.sleep_level:
             self._engine.wake_up()
-        self._asleep = False
+        super().wake()
 
     def _check_awake(self, what: str) -> None:
         if self._asleep and self.settings.sleep_level:
             raise RuntimeError(f"{what} needs the memory that sleep() gave up. Call wake() first.")
 
     def close(self) -> None:
-        self._fail(RuntimeError("The engine was closed before this request was answered."))
+        super().close()
         if not self._closed:
             self._engine.engine_core.shutdown()
-        self._asleep = self._closed = True
+        self._closed = True
 
-    # Requests
-
-    def _sample(self, prompt_tokens: Sequence[int], sampling: Sampling) -> _Sample:
-        asked = request(len(prompt_tokens), sampling, self.ends, max_length=self.max_length)
-        future = asyncio.get_running_loop().create_future()
-        return _Sample(str(next(self._keys)), list(prompt_tokens), sampling, asked, future)
-
-    async def _drive(self) -> None:
-        """Takes the steps while there is work, lets others run between them; ends when nobody waits."""
-        while self._samples or (self._waiting and not self._drained):
-            self._advance()
-            await asyncio.sleep(0)
-
-    def _admit(self) -> None:
-        """Ask vLLM for no more than it decodes at once: what waits in there could not wait for new weights."""
-        while self._waiting and not self._drained and len(self._samples) < self.slots:
-            sample = self._waiting.popleft()
-            self._engine.add_request(sample.key, {"prompt_token_ids": sample.prompt}, sample.request)
-            self._samples[sample.key] = sample
+    # Steps
 
     def _advance(self) -> None:
-        self._admit()
+        # vLLM is asked for no more than it decodes at once: what waits in there could not wait for new weights.
+        for draft in self._queue.take(self.slots - len(self._drafts)):
+            key, size = str(next(self._keys)), len(draft.prompt)
+            asked = request(size, draft.sampling, self.ends, max_length=self.max_length)
+            self._engine.add_request(key, {"prompt_token_ids": draft.prompt}, asked)
+            self._drafts[key] = draft
         for output in self._engine.step():
-            sample = self._samples.get(output.request_id)
-            if sample is not None:
-                self._collect(sample, output.outputs[0])
+            if output.request_id in self._drafts:
+                self._collect(output.request_id, output.outputs[0])
 
-    def _collect(self, sample: _Sample, piece: Any) -> None:
-        """Take in what vLLM has sampled since the last time: everything, unless stop strings have to be watched for."""
-        tokens, logprobs = list(piece.token_ids), piece.logprobs.logprobs
+    def _collect(self, key: str, piece: Any) -> None:
+        """Take in what vLLM has sampled since the last time: all of it, unless there are stop strings to look for."""
+        draft, tokens, logprobs = self._drafts[key], list(piece.token_ids), piece.logprobs.logprobs
         assert len(tokens) == len(logprobs), (len(tokens), len(logprobs))
         if not all(map(math.isfinite, logprobs)):
-            raise FloatingPointError("A sampled log-prob is not finite: the model's weights or logits overflowed.")
-        sample.tokens += tokens
-        sample.logprobs += logprobs
-        if sample.sampling.stop:
-            sample.versions += [self.version] * len(tokens)
-        else:
+            raise FloatingPointError(DIVERGED)
+        draft.tokens += tokens
+        draft.logprobs += logprobs
+        if not draft.sampling.stop:
             for span in piece.weight_versions:
-                sample.versions += [int(span.version)] * (span.end - span.start)
-        if piece.finish_reason == "stop":
-            self._complete(sample, Finish.EOS, self._text(sample.tokens[:-1]))
-        elif (text := text_before_stop(self._text, sample.tokens, sample.sampling)) is not None:
-            self._engine.abort_request([sample.key])
-            self._complete(sample, Finish.STOP, text)
-        elif piece.finish_reason == "length":
-            self._complete(sample, Finish.LENGTH, self._text(sample.tokens))
-        elif piece.finish_reason is not None:
-            raise RuntimeError(f"vLLM ended a request with {piece.finish_reason!r}, which it was not asked to.")
+                draft.versions += [int(span.version)] * (span.end - span.start)
+        draft.drawn_by(self.version)
+        reason = piece.finish_reason
+        ending = self._ending(draft, ended=reason == "stop", full=reason == "length")
+        if ending is None and reason is not None:
+            raise RuntimeError(f"vLLM ended a request with {reason!r}, which was not requested.")
+        if ending is not None:
+            del self._drafts[key]
+            if reason is None:
+                self._engine.abort_request([key])
+            self._answer(draft, *ending)
 
-    def _text(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+    def _withdraw(self, drafts: Collection[Draft]) -> None:
+        gone = [key for key, draft in self._drafts.items() if draft in drafts]
+        for key in gone:
+            del self._drafts[key]
+        self._engine.abort_request(gone)
 
-    def _complete(self, sample: _Sample, finish: Finish, text: str) -> None:
-        del self._samples[sample.key]
-        if not sample.future.done():
-            sample.future.set_result(
-                Completion(
-                    tokens=tuple(sample.tokens),
-                    logprobs=tuple(sample.logprobs),
-                    versions=tuple(sample.versions),
-                    text=text,
-                    finish=finish,
-                )
-            )
+    def _forget(self) -> None:
+        self._withdraw(self._drafts.values())
 
-    def _drop(self, samples: Collection[_Sample]) -> None:
-        """Callers gave these up: their places are free from now on."""
-        self._waiting = deque(sample for sample in self._waiting if sample not in samples)
-        self._engine.abort_request([sample.key for sample in samples if self._samples.pop(sample.key, None)])
-
-    def _fail(self, error: BaseException | None) -> None:
-        """Give every caller the error, or cancel them for None."""
-        samples = [*self._samples.values(), *self._waiting]
-        for sample in samples:  # first: an engine that failed may fail in what follows too
-            if not sample.future.done():
-                sample.future.cancel() if error is None else sample.future.set_exception(error)
-        self._drop(samples)
+    def _failed(self, error: BaseException | None) -> None:
+        super()._failed(error)
         if isinstance(error, FloatingPointError):
             self._engine.collective_rpc(blank)

@@ -9,24 +9,26 @@ import json
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
 
 from plaudit.rollout.settings import VllmSettings
 from plaudit.rollout.undisturbed import undisturbed
 from plaudit.types import Sampling
 
 SERIES = "0.32"
-"""The ways by which weights reach a running engine differ between minor versions."""
+"""Minor versions differ in how weights reach a running engine."""
 CPU_BLOCK = 32
 """Tokens of a cache block on a CPU, or a multiple."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",  # it warns at every update of what has no weights
+    "VLLM_LOGGING_LEVEL": "ERROR",  # at every update it warns of layers without weights
 }
 ENVIRONMENT_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores belong to the learner too
@@ -37,10 +39,10 @@ ENVIRONMENT_CPU = {
 def start(
     folder: Path, settings: VllmSettings, *, slots: int, dummy: bool, say: Callable[[str], None] = lambda text: None
 ) -> Any:
-    """vLLM's engine on the model of a folder; `dummy` makes weights up where the folder has none."""
+    """Start vLLM's engine on a folder's model. `dummy` invents weights for a folder without any."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise RuntimeError(
-            "vLLM makes a process group of its own and would end this one's when it closes. Give it its own process."
+            "vLLM makes its own process group and would end the present one when it closes: give it its own process"
         )
     say("imports vLLM")
     prepare()
@@ -58,7 +60,7 @@ def start(
     if cpu and place["block_size"] % CPU_BLOCK:
         raise ValueError(
             f"rollout.vllm.block_size={settings.block_size}: vLLM's attention on a CPU takes multiples of {CPU_BLOCK}. "
-            "Give one, or leave it null."
+            "Give a multiple, or null."
         )
     say(f"starts vLLM {vllm.__version__}")
     # It seeds every generator, replaces torch.set_num_threads and rewrites transformers' classes.
@@ -72,7 +74,7 @@ def start(
             max_model_len=settings.max_length,
             max_num_seqs=slots,
             logprobs_mode="processed_logprobs",  # of the distribution drawn from; the default's ignore temperature
-            enable_prefix_caching=settings.prefix_caching,
+            enable_prefix_caching=True,  # the answers to one prompt share its whole blocks
             enable_sleep_mode=settings.sleep_level > 0 and not cpu,
             async_scheduling=False,  # a token's version is exact if no step is under way when weights change
             disable_log_stats=True,
@@ -93,7 +95,7 @@ def start(
 
 
 def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_length: int) -> Any:
-    """A Sampling in vLLM's words, for a prompt of so many tokens."""
+    """Translate a Sampling for vLLM, for a prompt of `tokens` tokens."""
     from vllm.sampling_params import RequestOutputKind as Kind
     from vllm.sampling_params import SamplingParams
 
@@ -106,8 +108,8 @@ def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_lengt
         max_tokens=limit,
         min_tokens=min(sampling.min_tokens, limit),
         stop_token_ids=sorted(ends),
-        ignore_eos=True,  # of config.json: `ends` alone count
-        logprobs=0,  # of the sampled token alone
+        ignore_eos=True,  # of config.json: only `ends` count
+        logprobs=0,  # only of the sampled token
         flat_logprobs=True,
         detokenize=False,
         output_kind=Kind.DELTA if sampling.stop else Kind.FINAL_ONLY,
@@ -115,25 +117,25 @@ def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_lengt
 
 
 def on_cpu() -> bool:
-    """Whether vLLM computes there; call `prepare` before."""
+    """True if vLLM computes on a CPU; call `prepare` before."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
 
 
 def check_sleep(settings: VllmSettings) -> None:
-    """Refuse sleep where neither vLLM nor `vllm_worker.py` can give memory back."""
+    """Refuse sleep if neither vLLM nor `vllm_worker.py` can free memory."""
     from vllm.platforms import current_platform
 
     if settings.sleep_level and not on_cpu() and not current_platform.is_sleep_mode_available():
         raise ValueError(
-            f"rollout.share_devices=true with rollout.vllm.sleep_level={settings.sleep_level}: vLLM cannot give back "
-            f"the memory of {type(current_platform).__name__}. Set rollout.share_devices=false, or sleep_level 0."
+            f"rollout.share_devices=true with rollout.vllm.sleep_level={settings.sleep_level}: vLLM cannot free "
+            f"memory of {type(current_platform).__name__}. Set rollout.share_devices=false, or sleep_level=0."
         )
 
 
 def _dtype(folder: Path) -> str:
-    """That of config.json: vLLM's own "auto" would make float32 a smaller one."""
+    """Return the dtype of config.json: vLLM's own "auto" would reduce float32."""
     config = json.loads((folder / "config.json").read_text())
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
@@ -150,7 +152,7 @@ def _check_head_size(size: int) -> None:
 
 
 def _check_experts(count: int) -> None:
-    """Its kernel's own copy of experts stays the one that it started with, whatever is loaded."""
+    """Refuse experts: vLLM's CPU kernel keeps the copy that it started with, whatever is loaded."""
     if count:
         raise ValueError(
             f"The model has {count} experts a layer, which vLLM computes on a CPU with the weights that it started "
@@ -160,12 +162,13 @@ def _check_experts(count: int) -> None:
 
 @contextmanager
 def _refusals(cpu: bool) -> Iterator[None]:
-    """What vLLM refuses is told with the settings that it has other words for."""
+    """Raise vLLM's refusals as ValueError that names the settings."""
+    from pydantic import ValidationError
+
     try:
         yield
     except (ValueError, AssertionError, NotImplementedError) as error:
-        found: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)  # pydantic's
-        told = "; ".join(str(one["msg"]) for one in found()) if found else str(error)
+        told = "; ".join(one["msg"] for one in error.errors()) if isinstance(error, ValidationError) else str(error)
         cache = ("kv_cache_memory_bytes", "cpu_cache_gib") if cpu else ("gpu_memory_utilization", "memory")
         if "memory" in told.lower():
             told += f" Its {cache[0]} is rollout.vllm.{cache[1]}, its max_model_len rollout.vllm.max_length."
@@ -176,8 +179,8 @@ def _refusals(cpu: bool) -> Iterator[None]:
 
 @contextmanager
 def _classes_left_alone() -> Iterator[None]:
-    """Models that vLLM runs by transformers' own classes: it would make those take calls of its own instances alone,
-    and the learner's model, the judge or the reference may be others. They go without torch.compile."""
+    """Keep vLLM from changing transformers' classes, at the cost of torch.compile for models that it runs through them:
+    the classes would take only vLLM's calls, and learner, judge or reference may use them too."""
     from vllm.model_executor.models.transformers.base import Base
 
     decorate = Base._decorate_cls_for_torch_compile
@@ -189,9 +192,10 @@ def _classes_left_alone() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Import vLLM, with the environment that it reads then; what the user has set there stays."""
+    """Import vLLM with the environment variables that it reads then. Those that the user has set stay."""
     for key, value in (ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ENVIRONMENT_CPU).items():
         os.environ.setdefault(key, value)
+    _check_transformers()
     try:
         import torch._dynamo.config as compiler
         import vllm
@@ -202,8 +206,23 @@ def prepare() -> None:
     compiler.disable |= os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # which torch read when it was imported
 
 
+def _check_transformers() -> None:
+    """Raise ImportError if the installed vLLM does not take the installed transformers."""
+    own = version("transformers")
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            for needed in map(Requirement, requires(name) or ()):
+                if needed.name == "transformers" and not needed.specifier.contains(own, prereleases=True):
+                    raise ImportError(
+                        f"vLLM {version(name)} takes transformers{needed.specifier}, and {socket.gethostname()} has "
+                        f"{own}. One that fits comes with `make vllm` (a CPU) or pip install -e '.[vllm]' (GPUs) "
+                        "in Plaudit's folder. Or set rollout.engine=native."
+                    )
+
+
 def _missing(found: str) -> str:
     return (
-        f"rollout.engine=vllm needs vLLM {SERIES}, {found}. For NVIDIA GPUs: pip install 'plaudit[vllm]'. For a CPU: "
-        "`make vllm`, or the commands in docs/vllm.md. Every node that samples needs it. Or set rollout.engine=native."
+        f"rollout.engine=vllm needs vLLM {SERIES}, {found}. For NVIDIA GPUs: pip install -e '.[vllm]' in Plaudit's "
+        "folder. For a CPU: `make vllm`, or the commands in docs/vllm.md. Every node that samples needs it. Or set "
+        "rollout.engine=native."
     )

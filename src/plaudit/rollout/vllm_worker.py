@@ -1,4 +1,4 @@
-"""What `vllm.py` does inside vLLM's worker: exchange weights, tell which it holds, clean up, and give up memory.
+"""What `vllm.py` does inside vLLM's worker: exchange weights, report what it holds, clean up, and give up memory.
 
 Each function is called there with the worker. Nothing of vLLM is imported.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plaudit.models.digest import digest
-from plaudit.rollout.accepted import WeightsError
+from plaudit.compute.digest import digest
+from plaudit.weights.parcel import WeightsError
 
 Lent = tuple[torch.UntypedStorage, int]
 """Memory that was given up, and its size in bytes."""
@@ -34,11 +34,16 @@ def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
         del model.load_weights
     missing = sorted({name for name, _ in model.named_parameters()} - loaded)
     if missing:
-        raise WeightsError(f"vLLM's {', '.join(missing[:5])} got no weights from {len(weights)} tensors.")
-    for layer in model.modules():
-        # A CPU kernel's own copy of an LM head that is tied to the embedding stays the old one, and vLLM says nothing.
-        if hasattr(layer, "cpu_linear") and layer.weight.numel():
+        raise WeightsError(f"vLLM's {', '.join(missing[:5])} got no weights from the {len(weights)} tensors sent.")
+    for _, layer in _packed(model):
+        # Without this, a CPU kernel silently keeps its old copy of an LM head that is tied to the embedding.
+        if layer.weight.numel():
             layer.quant_method.process_weights_after_loading(layer)
+
+
+def _packed(model: Any) -> list[tuple[str, Any]]:
+    """The layers, by name, whose weights a CPU kernel packed: vLLM gives each its own `cpu_linear`."""
+    return [(name, layer) for name, layer in model.named_modules() if "cpu_linear" in vars(layer)]
 
 
 @torch.no_grad()
@@ -46,30 +51,28 @@ def held(worker: Any) -> str:
     """Digest of its parameters, and of the answer to a fixed input of layers whose weights a CPU kernel packed."""
     model = worker.model_runner.get_model()
     found = dict(model.named_parameters())
-    for name, layer in model.named_modules():
-        if hasattr(layer, "cpu_linear"):
-            size = layer.weight.shape[1] if layer.weight.numel() else layer.input_size  # of one device, as all here
-            given = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
-            found[f"{name} applied"] = layer.cpu_linear(given[None], layer.weight, None)
+    for name, layer in _packed(model):
+        size = layer.weight.shape[1] if layer.weight.numel() else layer.input_size  # of one device, as all here
+        given = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
+        found[f"{name} applied"] = layer.cpu_linear(given[None], layer.weight, None)
     return digest(found)
 
 
 def blank(worker: Any) -> None:
-    """Empty the whole cache: numbers that are none, left in free blocks, spoil later answers of any weights."""
+    """Empty the whole cache: NaN or infinity in free blocks would spoil later answers of any weights."""
     for cache in worker.model_runner.kv_caches:
         cache.zero_()
 
 
 def give_up(worker: Any, weights: bool) -> list[Lent]:
-    """Free the cache of an engine on a CPU, and with `weights` those and what kernels packed of them: vLLM's own sleep
-    does nothing there. What is returned goes to `take_back`."""
+    """Free the cache of an engine on a CPU, where vLLM's own sleep does nothing. With `weights`, free these and the
+    kernels' packed copies too. The result goes to `take_back`."""
     tensors = list(worker.model_runner.kv_caches)
     if weights:
         model = worker.model_runner.get_model()
         tensors += [parameter.data for parameter in model.parameters()]
-        for layer in model.modules():
-            if hasattr(layer, "cpu_linear"):  # holds the packed copy; the next `reload` makes another
-                layer.cpu_linear = torch.nn.functional.linear
+        for _, layer in _packed(model):  # `cpu_linear` holds the packed copy; the next `reload` makes another
+            layer.cpu_linear = torch.nn.functional.linear
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     lent = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
     for storage, _ in lent:
@@ -78,7 +81,7 @@ def give_up(worker: Any, weights: bool) -> list[Lent]:
 
 
 def take_back(worker: Any, lent: Sequence[Lent]) -> None:
-    """Memory for all that `give_up` freed. Tensors are where they were, weights without their values."""
+    """Take back the memory that `give_up` freed. Tensors are where they were; weights have lost their values."""
     for storage, size in lent:
         storage.resize_(size)
     blank(worker)

@@ -1,10 +1,10 @@
-"""A rollout worker: an engine with a copy of the policy, in a process of its own.
+"""A rollout worker: an engine with its own copy of the policy, in its own process.
 
-    driver's pool -> generate, load (parcel, or an invitation to fetch one) -> engine
+    driver's pool -> generate, load (a parcel, or an invitation to fetch one) -> engine -> completions, digest
 
-Every method is a coroutine, so that the process goes on decoding while it answers. Weights are taken only if version,
-names and digest are as sent. A run that went back to a checkpoint is a new attempt: its versions begin anew, and calls
-of an earlier attempt are refused, however late they come.
+Every method is a coroutine, so that the process keeps decoding while it answers. Weights are taken only if version,
+names and digest are as sent. A run that went back to a checkpoint is a new attempt: versions start again, and late
+calls of an earlier attempt are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RolloutWorker:
         *,
         interrupt: bool = True,
     ):
-        """`interrupt` lets new weights take over sequences under way; else they end with those that they began with."""
+        """With `interrupt`, new weights take over sequences under way; otherwise these first end with the old ones."""
         self.engine, self.content, self.receiver = engine, content or Content(), receiver or Receiver()
         self.interrupt = interrupt
         self.attempt = 0
@@ -44,7 +44,7 @@ class RolloutWorker:
         self._running: set[asyncio.Task[list[Completion]]] = set()
 
     async def begin(self, attempt: int) -> None:
-        """Stop what runs. The next weights are those of a checkpoint, whatever their version."""
+        """Cancel all requests. The next weights are a checkpoint's, whatever their version."""
         self._enter(attempt)
         await asyncio.gather(*self._running, return_exceptions=True)
 
@@ -58,14 +58,14 @@ class RolloutWorker:
             self._running.discard(task)
             task.cancel()
         if task.cancelled():
-            raise OutOfDateError(f"attempt {attempt} was given up for attempt {self.attempt}")
+            raise OutOfDateError(f"attempt {attempt} was cancelled: attempt {self.attempt} is under way")
         return task.result()
 
     async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
-        """Sample with these weights from now on. Returns their version and digest.
+        """Sample with these weights from now on. Return their version and digest.
 
-        Raises WeightsError, with the engine as it was, where they are old, another model's, or changed on their way;
-        and where the engine does not hold them afterwards.
+        Raises WeightsError and leaves the engine unchanged if they are old, another model's, or changed in transit.
+        Raises it too if the engine does not hold them afterwards.
         """
         self._enter(attempt)
         parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
@@ -84,7 +84,7 @@ class RolloutWorker:
         return parcel.version, parcel.digest
 
     async def sleep(self, attempt: int) -> None:
-        """Give memory up to who shares the device, in other processes too. Nobody may ask before `wake`."""
+        """Free memory for those that share the device, also in other processes. No request may come before `wake`."""
         self._enter(attempt)
         self.engine.sleep()
         give_back_memory()
@@ -94,9 +94,9 @@ class RolloutWorker:
         self.engine.wake()
 
     def _enter(self, attempt: int) -> None:
-        """Attempts only grow."""
+        """Refuse an earlier attempt; on a later one, cancel what runs and accept any version next."""
         if attempt < self.attempt:
-            raise OutOfDateError(f"attempt {attempt} was given up, attempt {self.attempt} is under way")
+            raise OutOfDateError(f"attempt {attempt} is over: attempt {self.attempt} is under way")
         if attempt == self.attempt:
             return
         self.attempt = attempt

@@ -1,4 +1,4 @@
-"""Running coroutines: from plain code to the end, several at once, and in the background while there is work."""
+"""Run coroutines: from sync code, and several at once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
 
 def finished(work: Coroutine[Any, Any, Result]) -> Result:
-    """The coroutine's result, for plain code; in a notebook, where an event loop runs already, from another thread.
-    What interrupts the wait for that thread, such as Ctrl-C, ends the work too before it is raised."""
+    """Run a coroutine from sync code and return its result. In a notebook, whose event loop is running already, use
+    another thread; an interruption of the wait, such as Ctrl-C, ends the work before it is raised."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -40,7 +40,7 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
     while thread.is_alive() and not over.is_set():
         try:
             over.wait(1.0)  # not join: one that is interrupted takes the thread to have ended (Python 3.11 and 3.12)
-        except BaseException as error:  # noqa: BLE001 - raised again below, once nothing goes on behind the caller's back
+        except BaseException as error:  # noqa: BLE001 - raised again below, once nothing continues after the caller's back
             interrupted = error
             raise_in(thread.ident or 0, KeyboardInterrupt)
             for loop in loops:  # one that waits must wake up to hear of it
@@ -54,13 +54,13 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise `error` in another thread, wherever its Python code is; in other code, once that returns."""
+    """Raise `error` in another thread, in its Python code at once, in other code when it returns."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Everybody's result, in their order. What the first to fail raises is raised as it is; the others are cancelled
-    and have ended then."""
+    """Return all results in order. The first exception is raised unchanged, after the others were cancelled and have
+    ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))
@@ -68,24 +68,3 @@ async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class Background:
-    """One task that does `work` whenever there is some. Nobody awaits it, so `ended` hears how it went wrong: with the
-    error, or with None where it was cancelled."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], ended: Callable[[BaseException | None], None]):
-        self._work, self._ended = work, ended
-        self._task: asyncio.Task[None] | None = None
-
-    def wake(self) -> None:
-        """There is work."""
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._work())
-            self._task.add_done_callback(self._settle)
-
-    def _settle(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            self._ended(None)
-        elif (error := task.exception()) is not None:
-            self._ended(error)

@@ -1,52 +1,54 @@
-"""A gang is a set of ranks that run the same worker class. Whoever calls one never asks where it runs.
+"""A gang: a set of ranks that run the same worker class. Its caller does not know where they run.
 
-loop -> Gang.split("step", batch) -> scatter: one call a rank -> results in rank order
+loop -> Gang.split(Learner.prepare, batch) -> scatter: one call a rank -> results in rank order
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Generic, Protocol, TypeVar
+
+from plaudit.runtime.worker import Arguments, Kind_co, Result
+
+Shard = TypeVar("Shard")
+Shard_co = TypeVar("Shard_co", covariant=True)
+Other = TypeVar("Other")
 
 
-class Shardable(Protocol):
-    """What can be spread over ranks: `shards(world)` has something for every rank, however little there is."""
+class Shardable(Protocol[Shard_co]):
+    """Data that can be spread over ranks: `shards(world)` returns something for every rank, even if there is little."""
 
-    def shards(self, world: int) -> Sequence[Any]: ...
+    def shards(self, world: int) -> Sequence[Shard_co]: ...
 
 
-class Gang(ABC):
-    """The caller promises that methods exist on the worker. The implementer promises results in rank order, and the
-    worker's own exception if one raises."""
+class Gang(ABC, Generic[Kind_co]):
+    """Calls take a method of the worker's class, whose types are checked; its name travels. The implementer promises
+    results in rank order, and the worker's own exception if one raises."""
 
     world: int
+    name: str | None = None
+    """The part of each worker that is called; None: the worker itself."""
 
     @abstractmethod
-    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call on every rank at once, each with arguments of its own."""
+    async def scatter(
+        self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
+    ) -> list[Result]:
+        """Call on every rank at once, each with its own arguments."""
 
-    @abstractmethod
-    async def any(self, method: str, *arguments: Any) -> Any:
-        """Call on one rank, where all would answer the same."""
-
-    async def each(self, method: str, *arguments: Any) -> list[Any]:
+    async def each(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> list[Result]:
         """Call on every rank with the same arguments."""
         return await self.scatter(method, [arguments] * self.world)
 
-    async def split(self, method: str, batch: Shardable, *arguments: Any) -> list[Any]:
+    async def split(
+        self, method: Callable[[Kind_co, Shard, *Arguments], Result], batch: Shardable[Shard], *arguments: *Arguments
+    ) -> list[Result]:
         """Call on every rank with its shard of the batch."""
         return await self.scatter(method, [(shard, *arguments) for shard in batch.shards(self.world)])
 
-
-class Part(Gang):
-    """One named part of every worker of a gang, as a gang of its own: workers answer `do(name, method, *arguments)`."""
-
-    def __init__(self, gang: Gang, name: str):
-        self.gang, self.name, self.world = gang, name, gang.world
-
-    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return await self.gang.scatter("do", [(self.name, method, *mine) for mine in arguments])
-
-    async def any(self, method: str, *arguments: Any) -> Any:
-        return await self.gang.any("do", self.name, method, *arguments)
+    def part(self, kind: type[Other], name: str) -> Gang[Other]:
+        """The gang of one part of every worker, in the same processes; the worker's context `part(name)` gives it."""
+        part: Any = copy(self)
+        part.name = name
+        return part  # type: ignore[no-any-return]

@@ -1,8 +1,7 @@
-"""Whether a cluster's head still answers: asked from a thread. People are told where it does not, and after a while the
-process ends.
+"""Watch from a thread whether a cluster's head still answers. If it does not, report it, and later end the process.
 
-The run's event loop can do neither: Ray's own questions about the cluster wait for the head. Ray means to end the
-process after a minute of that, which works where the head is gone, and not where it is frozen. Knows no Ray.
+The run's event loop cannot do this, since Ray's own queries wait for the head. Ray ends a process after a minute
+without a head, but not if the head is frozen. Knows no Ray.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 SIGNS = 4
-"""Questions within the time that the head has for an answer."""
+"""Number of questions within the head's time-out."""
 PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Ray's own variable: how long its processes wait for a head."""
-AGAIN = "resume=latest goes on from the newest checkpoint"
+"""Ray's variable for how long its processes wait for a head."""
+AGAIN = "resume=latest continues from the newest checkpoint"
 
 
 class HeadWatch:
-    """Asks until it is closed. Counts pauses, not seconds: where this process stands still, so does the count."""
+    """Ask until closed. Counts pauses, not seconds, so the count stands still while this process does."""
 
     def __init__(
         self,
@@ -33,8 +32,8 @@ class HeadWatch:
         again: str = AGAIN,
         end: Callable[[], object] = lambda: os._exit(1),
     ):
-        """`ask` tells whether the head answered, raises, or takes as long as it likes. Without a sign for `timeout`
-        seconds people are told, and after `patience` more it is the end; `again` says how the run then goes on."""
+        """`ask` returns whether the head answered, raises, or blocks. Without a sign for `timeout` seconds this is
+        reported; after `patience` more seconds the process ends. `again` says how to continue the run."""
         self._ask, self._timeout, self._patience, self._say, self._end = ask, timeout, patience, say, end
         self._again, self._missed = again, 0
         self._closed = threading.Event()
@@ -43,7 +42,7 @@ class HeadWatch:
             thread.start()
 
     def close(self) -> None:
-        """Ask no more; a question that is under way is waited for, for a second."""
+        """Stop asking; wait at most a second for a running question."""
         self._closed.set()
         for thread in self._threads:
             thread.join(1.0)
@@ -76,10 +75,13 @@ class HeadWatch:
 def parting(
     patience: float, say: Callable[[str], None], end: Callable[[], object] = lambda: os._exit(1)
 ) -> Iterator[None]:
-    """Around a farewell to a cluster, for which a frozen head lets one wait: after `patience` seconds it is the end."""
+    """Limit the time for leaving a cluster, which a frozen head would block: after `patience` seconds the process
+    ends."""
 
     def enough() -> None:
-        text = f"the cluster's head has not let this run go for {patience:g} s ({PATIENCE}): its process ends"
+        text = (
+            f"the cluster's head has not answered this run's goodbye for {patience:g} s ({PATIENCE}): the process ends"
+        )
         _told(say, text).join(1.0)
         end()
 
@@ -93,7 +95,7 @@ def parting(
 
 
 def _told(say: Callable[[str], None], text: str) -> threading.Thread:
-    """Whoever listens may be gone, or never come back from it: whoever tells goes on."""
+    """Call a listener in a thread, since it may fail or never return."""
 
     def tell() -> None:
         with contextlib.suppress(Exception):

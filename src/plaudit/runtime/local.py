@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from plaudit.runtime.gang import Gang
+from plaudit.runtime.worker import Arguments, Kind_co, Result
 
 
-class LocalGang(Gang):
-    """One rank in this process. A process holds one rank: several in turn could not meet in a collective."""
+class LocalGang(Gang[Kind_co]):
+    """One rank in this process. Several ranks in one process could not meet in a collective."""
 
     world = 1
 
-    def __init__(self, worker: Any):
+    def __init__(self, worker: Kind_co):
         self.worker = worker
 
-    async def scatter(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def scatter(
+        self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
+    ) -> list[Result]:
         (mine,) = arguments
-        return [getattr(self.worker, method)(*mine)]
+        return [do(self.worker, self.name, method.__name__, *mine)]
 
-    async def any(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.worker, method)(*arguments)
+
+def do(worker: Any, part: str | None, method: str, *arguments: Any) -> Any:
+    """Call the method of a worker, or of a part of it."""
+    with nullcontext(worker) if part is None else worker.part(part) as target:
+        return getattr(target, method)(*arguments)

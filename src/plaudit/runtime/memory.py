@@ -1,26 +1,71 @@
-"""How glibc's allocator treats freed memory.
+"""Errors of memory that runs out, and the handling of freed memory by glibc.
 
-By default it hands every block of some megabytes back to the kernel as it is freed. Tensors are such blocks, and a
-training step frees and takes hundreds of them: the kernel then fills the same pages with zeros over and over.
+By default, glibc returns every freed block of some megabytes to the kernel. Tensors are such blocks, and a training
+step frees and allocates hundreds of them: the kernel then fills the same pages with zeros again and again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from plaudit.types import Ended
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Names of the parameters in malloc.h."""
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory() -> bool:
-    """From now on this process keeps what it frees, for itself. True where that was set.
+SAID = ("can't allocate memory", r"could not create a (primitive|memory object)(?! desc)")
+"""Messages of torch and oneDNN. (A primitive without a descriptor cannot be computed at all.)"""
 
-    Nothing is done where the C library is not glibc, or where the environment names one of its variables: set
-    MALLOC_TRIM_THRESHOLD_=131072 to keep glibc's own behaviour.
-    """
+
+class OutOfMemory(Ended):
+    """The work does not fit, even in the smallest parts."""
+
+    status = 4
+
+
+class RankOutOfMemory(OutOfMemory):
+    """One of several ranks ran out of memory while others wait for it: all must begin again."""
+
+    def __init__(self, message: str, micro_tokens: int, score_tokens: int):
+        """`micro_tokens`, `score_tokens`: tokens of a pass at that time."""
+        super().__init__(message)
+        self.micro_tokens, self.score_tokens = micro_tokens, score_tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.micro_tokens, self.score_tokens)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True if an allocation failed: Python's MemoryError, torch's error on a GPU, or a plain RuntimeError of torch or
+    oneDNN on the CPU."""
+    told = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
+    return told or (isinstance(error, RuntimeError) and any(re.search(words, str(error)) for words in SAID))
+
+
+@contextmanager
+def memory_tried() -> Iterator[list[str]]:
+    """Catch errors of memory inside; afterwards the list has their messages. The exception is gone then, and with it
+    the frames that held the memory."""
+    failed: list[str] = []
+    try:
+        yield failed
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        failed.append(str(error))
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep freed memory. Return True if this was set. Do nothing if the C library is not glibc, or if
+    the environment has one of its variables: set MALLOC_TRIM_THRESHOLD_=131072 to keep glibc's behaviour."""
     if not sys.platform.startswith("linux") or any(name in os.environ for name in VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -31,14 +76,14 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Hand what is free back to the kernel, once: after something large that will not come again."""
+    """Return free memory to the kernel once, after a large allocation that will not be repeated."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is not None:
         trim(0)
 
 
 def give_back_memory() -> None:
-    """Leave what is free to other processes, on the host and, where torch has used one, on the GPU."""
+    """Return free memory to other processes, on the host and on a GPU that torch has used."""
     release_freed_memory()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""By which address, and through which interface, other machines reach this one, and how collectives fail."""
+"""The address and interface by which other machines reach this one, and how collectives fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ ADDRESS_OF_INTERFACE = 0x8915
 
 
 def own_address() -> str:
-    """No packet is sent."""
+    """The address of the interface that GLOO_SOCKET_IFNAME names, or of the default route. No packet is sent."""
+    if (chosen := _address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))) is not None:
+        return chosen
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
@@ -23,30 +25,44 @@ def own_address() -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Which interface has this address; None where the system does not say."""
-    if sys.platform != "linux":
+    """The interface with this address; None if the system does not say."""
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+
+
+def _address_of(interface: str) -> str | None:
+    if sys.platform != "linux" or not interface:
         return None
     import fcntl
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
-                found = fcntl.ioctl(asked.fileno(), ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, suppress(OSError):  # it has none
+        found = fcntl.ioctl(asked.fileno(), ADDRESS_OF_INTERFACE, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(found[20:24])
     return None
 
 
+def free_address() -> str:
+    """An address of this process for others: its host and a port that is free now."""
+    host = own_address()
+    with socket.create_server((host, 0)) as listener:
+        return f"{host}:{listener.getsockname()[1]}"
+
+
+def listening(host: str, port: int) -> int:
+    """The descriptor of a socket at this address only, for torch's TCPStore. By itself the store listens on all
+    interfaces of the machine, without a password."""
+    return socket.create_server((host, port)).detach()
+
+
 def let_gloo_be_reached() -> None:
-    """Have gloo listen where `own_address` is, unless GLOO_SOCKET_IFNAME says otherwise. By itself it takes the address
-    of this machine's name, which is a loopback one on many machines: no other machine would reach it."""
+    """Let gloo listen at `own_address`, unless GLOO_SOCKET_IFNAME is set. By default it uses the address of the
+    machine's name, often a loopback address that no other machine reaches."""
     interface = interface_of(own_address())
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def let_nccl_raise() -> None:
-    """Have NCCL's groups that are made from here on raise a time-out in whoever waits, as gloo does. By themselves they
-    end the process, so that one which waited for a stuck rank would look like the lost one. The price: a wait holds up
-    the CPU as well. Not tried on GPUs, for which it takes two."""
+    """Let NCCL's new groups raise a time-out in the waiting process, as gloo does. By default they end the process, so
+    that a process that waited for a stuck rank would look like the lost one. The price: a wait also blocks the CPU. Not
+    tried on GPUs, since it takes two."""
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")

@@ -1,10 +1,10 @@
-"""Workers that are replaced where they are lost: each has a place, which is filled again.
+"""Workers that are replaced if they are lost: each has a place that is filled again.
 
-    open -> start -> a ready worker -> it is lost -> another start, as many as it takes
-    free -> places of those that answer, the least busy first
+    open -> start -> a ready worker -> it is lost -> another start, as often as needed
+    free -> places of living workers, the least busy first
 
-A worker is lost when a call finds it so (`lose`), or the runtime does while nobody calls. Left out: what workers are
-asked, and what becomes of a question whose worker is lost.
+A call that finds a worker lost reports it (`lose`); without calls the runtime does. Left out: what workers are asked,
+and what happens to a question whose worker is lost.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from plaudit.runtime.worker import NodeLost, Worker, WorkerLost, reason_of
+from plaudit.runtime.worker import NodeLost, Result, Worker, WorkerLost, reason_of
 
-Start = Callable[[int], Awaitable[Worker]]
-"""Starts the worker of a place and makes it ready, however long it waits for room; a place keeps its number when its
-worker is replaced. Raises WorkerLost where it died on the way, and what makes starting impossible."""
+Kind = TypeVar("Kind")
+Start = Callable[[int], Awaitable[Worker[Kind]]]
+"""Start a place's worker and make it ready, however long it waits for room. A place keeps its number when its worker is
+replaced. Raises WorkerLost if the worker died while starting, or the error that makes starting impossible."""
 PAUSE = 0.2
-"""Seconds between two starts of a place whose node is gone, until the runtime has found it another; each time more."""
+"""Seconds between two starts of a place whose node is lost, until the runtime has found another; grows each time."""
 NODES = 5
-"""Starts in a row whose nodes are lost that are no failures: then nodes come and go, and each more is one."""
+"""Number of starts in a row that may lose their node without counting as a failure, since nodes may come and go."""
 LONGEST_PAUSE = 60.0
-"""Seconds between two starts of a place beyond the count whose workers are lost again and again."""
+"""Seconds between two starts of a place beyond the count whose workers are lost repeatedly."""
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class Place(Generic[Kind]):
     number: int
-    worker: Worker | None = None
+    worker: Worker[Kind] | None = None
     tried: bool = False
-    """It has been started once, well or not."""
+    """True after its first start, successful or not."""
     load: int = 0
-    """What its worker was asked for and has not answered."""
+    """Requests to its worker that are not answered yet."""
     pause: float = 0.0
     """Seconds before the next start."""
     since: float = math.inf
-    """When its last worker was ready, by the event loop's clock; inf once that is lost."""
+    """When its last worker became ready, by the event loop's clock; inf once that is lost."""
 
 
-class Places:
-    """Where the workers of one kind are."""
+class Places(Generic[Kind]):
+    """The places of one kind of workers."""
 
     def __init__(
         self,
-        start: Start,
+        start: Start[Kind],
         count: int,
         *,
         most: int = 0,
@@ -55,12 +56,12 @@ class Places:
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """`most` above `count`: the places beyond are filled when there is room and are no failure when lost.
-        `failures` is told of every other lost worker and may raise RuntimeError, which ends all. `work` is what they
-        are asked, for people."""
+        """`most` above `count`: further places are filled when there is room; their losses are not failures. `failures`
+        is called with every other lost worker and may raise RuntimeError, which ends everything. `work` describes their
+        requests for messages."""
         self._start, self._count, self._work = start, count, work
         self._failures, self._say = failures, say
-        self.all = [Place(number) for number in range(max(count, most))]
+        self.all = [Place[Kind](number) for number in range(max(count, most))]
         self.lost = 0
         self._begun = False
         self._broken: BaseException | None = None
@@ -68,44 +69,59 @@ class Places:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Begin to start workers. Once is enough."""
+        """Begin to start workers; further calls do nothing."""
         for place in () if self._begun else self.all:
             self._in_background(self._fill(place))
         self._begun = True
 
     def check(self) -> None:
-        """Raise what ended all."""
+        """Raise the error that ended everything, if any."""
         if self._broken is not None:
             raise self._broken
 
     @property
-    def workers(self) -> list[Worker]:
-        """Those that answer now."""
+    def workers(self) -> list[Worker[Kind]]:
+        """Workers that can be asked now."""
         return [place.worker for place in self.all if place.worker is not None]
 
     async def counted(self) -> None:
-        """Wait until every worker of the count was there."""
+        """Wait until every worker of the count has been ready."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._broken or all(p.worker for p in self.all[: self._count]))
         self.check()
 
-    async def free(self, *, patience: float, all_tried: bool = False) -> list[Place]:
-        """Takes: nothing. Waits for: any worker, and if `all_tried` for a first start of all. Woken by: every start's
-        end. Gives: the places of those that live, the least busy first. Raises TimeoutError after `patience` seconds
-        without."""
+    async def free(self, *, patience: float, all_tried: bool = False) -> list[Place[Kind]]:
+        """Takes: nothing. Waits for: any worker, and with `all_tried` for a first start of all. Woken by: the end of
+        every start. Gives: the places of living workers, the least busy first. Raises TimeoutError after `patience`
+        seconds without any."""
         until = asyncio.get_running_loop().time() + patience
         async with self._changed:
             while True:
                 self.check()
-                # Looked up here, behind every wait: a worker may be lost between waking and going on.
+                # Looked up after every wait: a worker may be lost between waking up and continuing.
                 found = [place for place in self.all if place.worker is not None]
                 if found and (not all_tried or all(place.tried for place in self.all)):
                     return sorted(found, key=lambda place: (place.load, place.number))
                 async with asyncio.timeout_at(until):
                     await self._changed.wait()
 
-    def lose(self, place: Place, worker: Worker, lost: WorkerLost) -> None:
-        """Take a worker out once, however many of its callers notice, and start another in its place."""
+    async def call(self, place: Place[Kind], cost: int, ask: Callable[[Worker[Kind]], Awaitable[Result]]) -> Result:
+        """What the place's worker answers; `cost` counts as its load meanwhile. Raises WorkerLost, after it was taken
+        out, where it is lost by now or before it answers."""
+        worker = place.worker
+        if worker is None:
+            raise WorkerLost(f"worker {place.number}", "it was lost since it was chosen")
+        place.load += cost
+        try:
+            return await ask(worker)
+        except WorkerLost as lost:
+            self.lose(place, worker, lost)
+            raise
+        finally:
+            place.load -= cost
+
+    def lose(self, place: Place[Kind], worker: Worker[Kind], lost: WorkerLost) -> None:
+        """Remove a lost worker once, even if several callers report it, and start another in its place."""
         if place.worker is not worker or self._broken is not None:
             return
         place.worker = None
@@ -114,8 +130,8 @@ class Places:
         self._in_background(self._fill(place))
 
     def give_way(self, among: Container[str] | None = None) -> int | None:
-        """End the last worker (of those named) if others are left, so that its room can be used; its place waits for
-        room again. Returns the place's number."""
+        """End the last worker (of those named) if others are left, to free its room; its place then waits for room.
+        Return the place's number."""
         there = [(place, place.worker) for place in self.all if place.worker is not None]
         going = [(place, worker) for place, worker in there if among is None or worker.name in among]
         if len(there) < 2 or not going:
@@ -127,13 +143,13 @@ class Places:
         return place.number
 
     def close(self, what: str) -> None:
-        """Start no others; those that end now are no loss. To be called in the event loop."""
+        """Start no further workers; workers that end now are not losses. Call this in the event loop."""
         self._give_up(RuntimeError(f"{what} closed"))
         for task in self._tasks:
             task.cancel()
         self._in_background(self._wake())
 
-    def _note(self, place: Place, lost: WorkerLost) -> None:
+    def _note(self, place: Place[Kind], lost: WorkerLost) -> None:
         """A lost worker is a failure if it counts."""
         self.lost += 1
         if place.number < self._count:
@@ -144,19 +160,20 @@ class Places:
         else:
             self._wait_longer(place)
 
-    def _wait_longer(self, place: Place) -> None:
-        """One beyond the count that fails again and again is tried less and less often, until it stays for a while."""
+    def _wait_longer(self, place: Place[Kind]) -> None:
+        """Wait longer and longer for a place beyond the count that fails repeatedly, until its worker survives for a
+        while."""
         if asyncio.get_running_loop().time() - place.since > LONGEST_PAUSE:
             place.pause = 0.0
         place.since = math.inf
         place.pause = min(max(1.0, 2 * place.pause), LONGEST_PAUSE)
 
     def _give_up(self, error: BaseException) -> None:
-        """The first reason is the one that is told."""
+        """End everything; only the first reason is kept."""
         self._broken = self._broken or error
 
-    async def _fill(self, place: Place) -> None:
-        """Takes: an empty place. Waits for: room, and its worker, as many starts as it takes. Woken by: the runtime.
+    async def _fill(self, place: Place[Kind]) -> None:
+        """Takes: an empty place. Waits for: room and a worker, over as many starts as needed. Woken by: the runtime.
         Gives: a ready worker."""
         nodes = 0
         while self._broken is None:
@@ -168,7 +185,7 @@ class Places:
                     self._say(f"{worker.name} is ready")
                 place.worker, place.since = worker, asyncio.get_running_loop().time()
                 self._in_background(self._watch(place, worker))
-                break  # it may be lost before all are told: then another one fills its place
+                break  # it may be lost before all waiters wake: then another one fills its place
             except NodeLost as lost:
                 nodes += 1
                 pause = nodes * PAUSE
@@ -189,16 +206,16 @@ class Places:
             await asyncio.sleep(pause)
         await self._tell(place)
 
-    async def _watch(self, place: Place, worker: Worker) -> None:
-        """A loss that no call finds, since none is under way."""
+    async def _watch(self, place: Place[Kind], worker: Worker[Kind]) -> None:
+        """Report a loss that no call finds, since none is running."""
         self.lose(place, worker, await worker.gone())
 
-    async def _tell(self, place: Place) -> None:
+    async def _tell(self, place: Place[Kind]) -> None:
         place.tried = True
         await self._wake()
 
     async def _wake(self) -> None:
-        """Whoever waits looks again."""
+        """Wake all waiters."""
         async with self._changed:
             self._changed.notify_all()
 

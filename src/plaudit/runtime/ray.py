@@ -1,11 +1,11 @@
-"""A cluster of Ray for a run: room for its processes, and the processes themselves.
+"""A Ray cluster for a run: room for its processes, and the processes themselves.
 
     RayRuntime.start -> a cluster of our own, or the one at runtime.address
-    reserve          -> a placement group, refused at once with the sum if it can never fit
-    spawn            -> a process with a plain worker inside -> RayWorker
+    reserve -> a placement group, refused at once with the sums if it can never fit
+    spawn -> a process with a plain worker inside -> RayWorker
 
-With `ray_worker.py` the only file that imports ray. Ray's own restarts and retries are off: a restarted actor has lost
-its state, and a retried call may run twice.
+Only this file and `ray_worker.py` import ray. Ray's own restarts and retries are off: a restarted actor has lost its
+state, and a retried call may run twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray import exceptions
@@ -27,13 +27,15 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from plaudit.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
+from plaudit.runtime.network import interface_of
 from plaudit.runtime.ray_worker import HEART, Host, RayWorker
 from plaudit.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import NodeLost, WorkerLost
 
 CONNECT = 5.0
-"""Seconds in which a cluster's head must take a connection."""
+"""Seconds in which a cluster's head must accept a connection."""
+Kind = TypeVar("Kind")
 
 
 class RayRuntime:
@@ -46,11 +48,11 @@ class RayRuntime:
         self._begun = False
         self._patience = float(os.environ.get(PATIENCE, "60"))
         self._groups: list[Any] = []
-        self._workers: list[RayWorker] = []
+        self._workers: list[RayWorker[Any]] = []
 
     def start(self) -> str:
-        """Connect, or start a cluster on this machine. Returns what there is, for people. Raises ValueError where this
-        process has a connection that is not ours, which would be gone after the run."""
+        """Connect to a cluster, or start one on this machine. Return its resources as text. Raises ValueError if this
+        process has a Ray connection already, which the run would close."""
         settings = self.settings
         if ray.is_initialized():
             raise ValueError(
@@ -62,7 +64,8 @@ class RayRuntime:
         # Ray would start a process for each core now, which has not our variables and is never used.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         page = ""
-        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "runtime_env": _environment()}
+        common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        common["runtime_env"] = _environment(here=settings.address is None)
         if settings.address is not None:
             try:
                 _answering(settings.address)
@@ -78,17 +81,19 @@ class RayRuntime:
                 raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
             lean = contextlib.nullcontext() if settings.dashboard else _nothing_unused()
             try:
-                with _sigterm_left_alone(), _processes_apart(), lean:
+                with _sigterm_left_alone(), _processes_apart(), _on_loopback(), lean:
                     started = ray.init(
                         address="local",
+                        _temp_dir=str(_own_folder()),
                         include_dashboard=settings.dashboard,
                         object_store_memory=settings.object_store_mb << 20,
                         **common,
                     )
             except OSError as error:
                 raise ValueError(
-                    f"Ray cannot start here ({error}). Its logs and sockets lie in /tmp/ray, or in `ray` of the folder "
-                    "that RAY_TMPDIR names: one that you may write to, on a disk with room, of 38 letters at most"
+                    f"Ray cannot start here ({error}). Its logs and sockets lie in `ray-` and your number, in /tmp or "
+                    "the folder that RAY_TMPDIR names: one that you may write to, on a disk with room, of 27 letters "
+                    "at most"
                 ) from error
             if settings.dashboard:
                 page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
@@ -103,44 +108,44 @@ class RayRuntime:
         return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}{page}"
 
     def resources(self) -> Resources:
-        """Everything that the cluster has, used or not."""
+        """All resources of the cluster, used or not."""
         found: Resources = _state().cluster_resources()
         return found
 
     def nodes(self) -> list[Resources]:
-        """What each living node has, used or not."""
+        """All resources of each living node, used or not."""
         return [node["Resources"] for node in _state().nodes() if node["Alive"]]
 
     def leaving(self) -> set[str]:
-        """Nodes that are to end as soon as nobody uses them any more: an autoscaler takes them back, for one."""
+        """Nodes that end as soon as they are unused, for example those that an autoscaler takes back."""
         try:
             return set(ray._private.state.state.get_draining_nodes())
         except AttributeError:  # not of Ray's public functions: another version may have none
             if not self._told_of_leaving:
                 self._say(
-                    f"Ray {ray.__version__} does not tell which nodes are to end: workers there will count as lost"
+                    f"Ray {ray.__version__} does not report which nodes will end: workers there will count as lost"
                 )
             self._told_of_leaving = True
             return set()
 
     def check(self, bundles: Sequence[Resources], *, what: str) -> None:
-        """Raises ResourcesError with the sums where the nodes can never hold the bundles as they are."""
+        """Raise ResourcesError with the sums if the nodes can never hold the bundles as they are."""
         check_room(self.nodes(), bundles, what=what)
 
     def reserve(self, bundles: Sequence[Resources]) -> Any:
-        """Ask for one bundle a worker, side by side where they fit. Ray's autoscaler sees what is asked; where a node
-        is lost, Ray looks for room on the others."""
+        """Reserve one bundle a worker, on one node if they fit. Ray's autoscaler sees the request; if a node is lost,
+        Ray looks for room on others."""
         group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
         self._groups.append(group)
         return group
 
     def give_back(self, group: Any) -> None:
-        """Others may have what was reserved; Ray ends whoever is in it."""
+        """Free a reservation; Ray ends the processes in it."""
         self._groups.remove(group)
         remove_placement_group(group)
 
     async def placed(self, group: Any, *, within: float | None) -> bool:
-        """Wait until all of a group has its room, or for so many seconds. False where it has none then, or was given
+        """Wait until a whole group has room, or for this many seconds. Return False if it then has none or was given
         back."""
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
@@ -151,7 +156,7 @@ class RayRuntime:
         return True
 
     def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
-        """What to raise where a group was waited for in vain."""
+        """Return the error for a group that found no room in time."""
         return ResourcesError(
             f"{what}: {shown(added(bundles))} asked for did not become free within "
             f"{self.settings.start_timeout:g} s; free are {shown(_state().available_resources())}"
@@ -159,7 +164,7 @@ class RayRuntime:
 
     async def spawn(
         self,
-        make: Callable[..., Any],
+        make: Callable[..., Kind],
         *arguments: Any,
         name: str,
         group: Any,
@@ -167,16 +172,16 @@ class RayRuntime:
         threads: int,
         sharers: int = 1,
         say: Callable[[str], None] = lambda text: None,
-    ) -> RayWorker:
-        """A process with `make(*arguments)` inside, in a place of a reserved group, which it may share with others.
-        Raises what `make` raises, and NodeLost where the fault is the node's."""
+    ) -> RayWorker[Kind]:
+        """Start a process with `make(*arguments)` inside, in a place of a reserved group that it may share. Raises what
+        `make` raises, or NodeLost if its node is lost."""
         settings = self.settings
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # Threads that wait by spinning, as torch's do for a while, take cores from others unless these are their own.
         if sharers > 1 or threads > bundle.get("CPU", 0.0):
             variables["OMP_WAIT_POLICY"] = "PASSIVE"
-        # A user's word counts; last bits go by whether there are kernels.
+        # The user's setting applies there too: last bits depend on whether there are kernels.
         variables |= {name: os.environ[name] for name in ("OMP_WAIT_POLICY", "PLAUDIT_KERNELS") if name in os.environ}
         options = {
             "num_cpus": part_of(bundle, "CPU", sharers),
@@ -189,7 +194,7 @@ class RayRuntime:
         }
         hosting: Any = ray.remote(concurrency_groups={HEART: 8})(Host)  # type: ignore[call-overload]
         actor = hosting.options(**options).remote(str(Path.cwd()), make, *arguments)
-        worker = RayWorker(name, actor, settings, say=say)
+        worker = RayWorker[Kind](name, actor, settings, say=say)
         self._workers.append(worker)
         try:
             await worker.start(settings.start_timeout)
@@ -203,19 +208,19 @@ class RayRuntime:
         return worker
 
     @property
-    def workers(self) -> list[RayWorker]:
-        """Those that are not lost, by name."""
+    def workers(self) -> list[RayWorker[Any]]:
+        """Living workers by name."""
         return sorted((worker for worker in self._workers if worker.alive), key=lambda worker: worker.name)
 
     def end(self, *, name: str) -> None:
-        """End the workers whose names begin so. What was reserved for them is kept."""
+        """End the workers whose names begin with this; their reservations stay."""
         ended = [worker for worker in self._workers if worker.name.startswith(name)]
         for worker in ended:
             worker.kill()
         self._workers = [worker for worker in self._workers if worker not in ended]
 
     def end_workers(self) -> None:
-        """End every worker and give back what was reserved."""
+        """End every worker and free all reservations."""
         for worker in self._workers:
             worker.kill()
         for group in self._groups:
@@ -234,7 +239,7 @@ class RayRuntime:
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError where no head answers."""
+    """Raise ValueError if no head answers at the address."""
     try:
         _answering(address)
     except ConnectionError as error:
@@ -242,7 +247,7 @@ def check_address(address: str) -> None:
 
 
 def _answering(address: str) -> None:
-    """Raises ConnectionError where no head answers. Ray itself would look for one there for a quarter of an hour."""
+    """Raise ConnectionError if no head answers. Ray itself would try for a quarter of an hour."""
     if address == "auto":  # that of RAY_ADDRESS, or the one that was started last on this machine
         address = str(ray._private.services.canonicalize_bootstrap_address(address) or "")
     host, _, port = address.rpartition(":")
@@ -256,15 +261,15 @@ def _answering(address: str) -> None:
 
 def _not_let_in(address: str, error: Exception) -> ValueError:
     return ValueError(
-        f"runtime.address={address}: no cluster lets us in there ({error}). Is one running (ray start --head)? If it "
+        f"runtime.address={address}: cannot connect to a cluster ({error}). Is one running (ray start --head)? If it "
         "asks for a token: export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
     )
 
 
 @contextlib.contextmanager
 def _sigterm_left_alone() -> Iterator[None]:
-    """Ray's own handler would end the run with a traceback while Ray starts, and unsaved later. Python is told of none;
-    the one that Ray's C++ sets gives way again."""
+    """Keep Python's handler of SIGTERM. Ray's would end the run with a traceback while Ray starts, and unsaved later;
+    the handler of Ray's C++ is replaced again."""
     utilities: Any = ray._private.utils
     setter, utilities.set_sigterm_handler = utilities.set_sigterm_handler, lambda handler: None
     try:
@@ -277,9 +282,9 @@ def _sigterm_left_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _processes_apart() -> Iterator[None]:
-    """What Ray starts meanwhile is a process group of its own. A SIGTERM to this one's group (timeout, many service
-    managers) is then for this process alone, which saves and ends the others; Ray's own would end at once, and the run
-    with them. Not where they end with this process by being of its group."""
+    """Let Ray start its processes in a separate process group. A SIGTERM to this group (`timeout`, many service
+    managers) then reaches only this process, which saves and ends the others. Otherwise Ray would end at once, and the
+    run with it. Not used if the processes must end with this process's group."""
     services: Any = ray._private.services
     popen = getattr(services, "ConsolePopen", None)
     utilities: Any = ray._private.utils
@@ -295,8 +300,8 @@ def _processes_apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_unused() -> Iterator[None]:
-    """What Ray starts meanwhile is without its autoscaler, its reader of workers' logs and the rest of its page: for a
-    run on this machine they do nothing, but take seconds of its start and one of its end."""
+    """Let Ray start without its autoscaler, its log reader and the rest of its page. A run on this machine does not
+    need them, and they cost seconds at its start and one at its end."""
     node: Any = ray._private.node.Node
     utilities: Any = ray._private.utils
     unused = ["start_monitor", "start_log_monitor"]
@@ -312,12 +317,41 @@ def _nothing_unused() -> Iterator[None]:
 
 
 def _state() -> Any:
-    """Ray's own functions about the cluster, which have no types."""
+    """Ray's functions about the cluster, which have no types."""
     return ray
 
 
-def _environment() -> dict[str, Any]:
-    """Workers import what this process imports: where the package lies in a source tree, they are told."""
+def _own_folder() -> Path:
+    """The folder for logs and sockets of our own cluster, closed to other users. Raises PermissionError if somebody
+    else made it."""
+    utilities: Any = ray._common.utils
+    folder = Path(utilities.get_default_system_temp_dir(), f"ray-{os.geteuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is another user's")
+    folder.chmod(0o700)
+    return folder / "ray"  # which Ray itself opens to all
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray listen on the loopback interface only, as it always does on macOS."""
+    services: Any = ray._private.services
+    constants = services.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _environment(*, here: bool) -> dict[str, Any]:
+    """Environment of workers: they import the same package, also from a source tree. `here`: all are on this machine
+    and meet on its loopback interface."""
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
-    return {"env_vars": {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}}
+    variables = {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    if here and (loopback := interface_of("127.0.0.1")) is not None:
+        variables |= {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    return {"env_vars": variables}

@@ -1,10 +1,10 @@
 """A plain worker inside a Ray actor, and the handle on it.
 
-    RayWorker.call -> Host.call (there) -> the worker's method -> its result, its own exception, or WorkerLost
+    RayWorker.call -> Host.call (in the actor) -> the worker's method -> its result, its own exception, or WorkerLost
 
-A worker's plain methods run one after another in one thread, its coroutines on an event loop, which they may hold for
-as long as a step takes: heartbeats are answered from another. A process that gives no sign in time is killed and counts
-as lost; so does one that Ray says has ended, for whatever reason.
+A worker's sync methods run one after another in one thread, its coroutines on an event loop. Both may be busy for a
+whole step, so another thread answers heartbeats. A process that gives no sign in time is killed and counts as lost. So
+does a process that Ray reports as ended.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import contextlib
 import inspect
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, overload
 
 import ray
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from plaudit.runtime import stage
+from plaudit.runtime.local import do
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.runtime.worker import SenderLost, WorkerLost, reason_of
+from plaudit.runtime.worker import Arguments, Kind_co, Result, SenderLost, WorkerLost, reason_of
 
 LOST = (
     exceptions.ActorDiedError,
@@ -38,9 +39,9 @@ LOST = (
     exceptions.ActorUnschedulableError,
 )
 GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
-"""What a call fails with where something that it was handed by reference is gone."""
+"""Errors of a call whose argument, passed by reference, is lost."""
 HEART = "heart"
-"""The group of calls that have an event loop of their own there."""
+"""The concurrency group of calls with their own event loop in the actor."""
 
 
 class Host:
@@ -48,13 +49,13 @@ class Host:
 
     def __init__(self, folder: str, make: Callable[..., Any], *arguments: Any):
         if Path(folder).is_dir():
-            os.chdir(folder)  # so that relative paths in settings mean what they mean to the driver
+            os.chdir(folder)  # so that relative paths in settings mean the same as in the driver
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self._make = partial(make, *arguments)
         self._worker: Any = None
 
     async def build(self) -> tuple[int, str]:
-        """Make the worker, in the thread that its methods will run in. Returns this process's id and node."""
+        """Make the worker in the thread of its methods. Return this process's id and node."""
         self._worker = await asyncio.get_running_loop().run_in_executor(self._thread, self._make)
         return await self.ping()
 
@@ -64,15 +65,15 @@ class Host:
     async def ping(self) -> tuple[int, str]:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        function = getattr(self._worker, method)
-        if inspect.iscoroutinefunction(function):
+    async def call(self, part: str | None, method: str, *arguments: Any) -> Any:
+        if part is None and inspect.iscoroutinefunction(function := getattr(self._worker, method)):
             return await function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *arguments))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(do, self._worker, part, method, *arguments))
 
 
-class RayWorker:
-    """A `Worker` over there. `start` makes it ready and begins to listen for its heart."""
+class RayWorker(Generic[Kind_co]):
+    """A `Worker` in another process. `start` makes it ready and begins its heartbeat."""
 
     def __init__(
         self, name: str, actor: Any, settings: RuntimeSettings, *, say: Callable[[str], None] = lambda text: None
@@ -102,7 +103,7 @@ class RayWorker:
         self._heart = asyncio.get_running_loop().create_task(self._listen())
 
     async def _tell(self) -> None:
-        """Say what it does until it is ready, where it tells."""
+        """Report what it is doing until it is ready, if it says so."""
         with contextlib.suppress(exceptions.RayError):
             while True:
                 await self._tell_stage()
@@ -114,7 +115,7 @@ class RayWorker:
             self._told = now
 
     async def _listen(self) -> None:
-        """A sign every quarter of the time allowed."""
+        """Ask for a sign every quarter of the allowed time."""
         while await self.found() is None:
             await asyncio.sleep(self._heartbeat_timeout / 4)
 
@@ -126,17 +127,23 @@ class RayWorker:
             self._lost.set_result(reason)
         self._kill()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return await self._answer(method, arguments, self._call_timeout, "runtime.call_timeout")
+    @overload
+    async def call(
+        self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, Result]], *arguments: *Arguments
+    ) -> Result: ...
+    @overload
+    async def call(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> Result: ...
+    async def call(self, method: Callable[[Kind_co, *Arguments], Any], *arguments: *Arguments) -> Any:
+        return await self.do(None, method.__name__, arguments)
 
-    async def begin(self, method: str, *arguments: Any) -> Any:
-        """A call that is a part of starting, and has the time for that."""
-        return await self._answer(method, arguments, self._start_timeout, "runtime.start_timeout")
-
-    async def _answer(self, method: str, arguments: Sequence[Any], timeout: float, setting: str) -> Any:
+    async def do(self, part: str | None, method: str, arguments: Sequence[Any], *, starts: bool = False) -> Any:
+        """Call a method, of a part of the worker if one is named. `starts`: within the time for starting."""
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
-        answer = asyncio.ensure_future(_plain(self._actor.call.remote(method, *arguments)))
+        setting, timeout = "runtime.call_timeout", self._call_timeout
+        if starts:
+            setting, timeout = "runtime.start_timeout", self._start_timeout
+        answer = asyncio.ensure_future(_plain(self._actor.call.remote(part, method, *arguments)))
         both, first = (answer, self._lost), asyncio.FIRST_COMPLETED
         try:
             done, _ = await asyncio.wait(both, timeout=timeout, return_when=first)
@@ -159,7 +166,7 @@ class RayWorker:
             raise SenderLost("a sender", reason_of(error)) from error
 
     async def found(self) -> WorkerLost | None:
-        """Ask for a sign now. Returns how the worker was lost, if it was."""
+        """Ask for a sign now. Return how the worker was lost, or None."""
         if not self._lost.done():
             try:
                 await self._sign()
@@ -170,7 +177,7 @@ class RayWorker:
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
     async def _sign(self) -> None:
-        """Raises TimeoutError where none comes. Where this process itself stood still meanwhile, it asks again."""
+        """Wait for a sign. Raises TimeoutError without one. Ask again if this process itself was stopped meanwhile."""
         loop, timeout = asyncio.get_running_loop(), self._heartbeat_timeout
         begun = loop.time()
         try:
@@ -183,31 +190,36 @@ class RayWorker:
                 await _plain(self._asked("ping"))
 
     def _asked(self, method: str) -> Any:
-        """What a method of the host says, whatever the worker does meanwhile."""
+        """Call a method of the host, which answers while the worker is busy."""
         return getattr(self._actor, method).options(concurrency_group=HEART).remote()
 
-    def references(self, method: str, *arguments: Any, parts: int) -> list[Any]:
-        """Call a method that returns a tuple, and get a reference to each of its parts: handed to other workers' calls,
-        they go there directly."""
-        found: list[Any] = self._actor.call.options(num_returns=parts).remote(method, *arguments)
+    def references(
+        self, method: Callable[[Kind_co, *Arguments], tuple[Any, ...]], *arguments: *Arguments, parts: int
+    ) -> list[Any]:
+        """Call a method that returns a tuple, and return a reference to each part. Other workers fetch these parts
+        directly."""
+        found: list[Any] = self._actor.call.options(num_returns=parts).remote(None, method.__name__, *arguments)
         return found
 
     async def fetched(self, reference: Any) -> Any:
-        """What a reference from here stands for."""
+        """Return the object of a reference."""
         timeout = self._call_timeout
         try:
             async with asyncio.timeout(timeout):
                 return await _plain(reference)
         except TimeoutError:
-            self._end(f"made nothing within {timeout:g} s (runtime.call_timeout)")
+            self._end(f"returned nothing within {timeout:g} s (runtime.call_timeout)")
         except exceptions.RayTaskError as error:
             raise error.cause from error
         except LOST as error:
             self._end(_cause(error))
         raise WorkerLost(self.name, self._lost.result())
 
-    async def keep(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method that returns a pair: a reference to the first, which stays there, and the second itself."""
+    async def keep(
+        self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
+    ) -> tuple[Any, Result]:
+        """Call a method that returns a pair. The first part stays in the worker: return a reference to it, and the
+        second part itself."""
         first, second = self.references(method, *arguments, parts=2)
         return first, await self.fetched(second)
 
@@ -216,7 +228,7 @@ class RayWorker:
 
     @property
     def alive(self) -> bool:
-        """As far as is known."""
+        """True unless the worker is known to be lost."""
         return not self._lost.done()
 
     def kill(self, reason: str = "was ended") -> None:
@@ -225,21 +237,23 @@ class RayWorker:
     def _kill(self) -> None:
         if self._heart is not None and self._heart is not _current_task():
             self._heart.cancel()
-        with contextlib.suppress(Exception):  # whatever is wrong with it, it is being ended
+        with contextlib.suppress(Exception):  # the worker is being ended in any case
             ray.kill(self._actor)
-        if self.pid and not self._killed:  # a stopped process hears no request; later its id may be another's
+        if (
+            self.pid and not self._killed
+        ):  # a stopped process cannot receive a request; later its id may belong to another process
             self._killed = True
             _kill_process(self.pid, self.node)
 
 
 def _cause(error: Exception) -> str:
-    """Ray's first line says the same of every loss; the last one says what became of a node."""
+    """The cause: Ray's last line, since its first line is the same for every loss."""
     told = str(error)
     return f"its node is gone ({told.rpartition(': ')[2].strip()})" if "its node has died" in told else reason_of(error)
 
 
 async def _plain(reference: Any) -> Any:
-    """A coroutine of what Ray gives, which is awaitable but not one."""
+    """Make a coroutine of Ray's awaitable."""
     return await reference
 
 

@@ -1,4 +1,4 @@
-"""What processes reserve, by name and amount, and what is said where it is not there. Knows no cluster."""
+"""Resources that processes reserve, by name and amount, and errors if they are missing. Knows no cluster."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 
 Resources = dict[str, float]
 TINY = 1e-6
-"""What sums of amounts may be off by."""
+"""Tolerance of sums of amounts."""
 CROWDED = 4.0
-"""Threads a CPU from which on people are told: some wait for others at any time."""
+"""Warn above this many threads a CPU; some threads are always waiting for others."""
 
 
 LEAST_MEMORY = 250 << 20
-"""Bytes that a process takes for itself alone before it has any model: Python with torch and Ray (260 MiB measured)."""
+"""Bytes that a process takes before it has a model: Python with torch and Ray (260 MiB measured)."""
 
 
 class ResourcesError(ValueError):
-    """More is asked for than the cluster has."""
+    """The run asks for more than the cluster has."""
 
 
 def added(bundles: Sequence[Resources]) -> Resources:
@@ -30,7 +30,7 @@ def added(bundles: Sequence[Resources]) -> Resources:
 
 
 def shown(resources: Resources) -> str:
-    """Whole CPUs and GPUs, and memory in GiB; Ray's own markers of nodes and placement groups are left out."""
+    """Show CPUs, GPUs and memory in GiB; leave out Ray's own markers of nodes and placement groups."""
     parts = []
     for name, amount in sorted(resources.items()):
         if name.startswith("node:") or "_group_" in name or name == "object_store_memory":
@@ -42,9 +42,12 @@ def shown(resources: Resources) -> str:
 def equal_share(
     nodes: Sequence[Resources], processes: int, *, beside: Sequence[Resources] = (), gpus: bool = False
 ) -> Resources:
-    """What each of so many equal processes may reserve: the most whole CPUs of which all find room `beside` those that
-    were told theirs, and no process reaches over nodes; hundredths of a CPU where there are more processes than CPUs.
-    `gpus`: they would use GPUs, and reserve one where each can have its own."""
+    """The equal share that each process may reserve: the largest number of whole CPUs with which all processes find
+    room beside the explicit reservations (`beside`), each on one node. With more processes than CPUs, hundredths of a
+    CPU.
+
+    `gpus`: processes would use GPUs, and reserve one each if there are enough.
+    """
     hundredths = [int(node.get("CPU", 0.0) * 100 + 1e-6) for node in nodes]
     places = [int(node.get("GPU", 0.0)) for node in nodes]
     own = gpus and sum(places) >= processes + len(beside)
@@ -67,12 +70,12 @@ def equal_share(
 
 
 def reserved(given: Mapping[str, float], share: Resources) -> Resources:
-    """A process's bundle: an equal share unless it was given others."""
+    """A process's bundle: its explicit reservation, or an equal share."""
     return share | {name: float(amount) for name, amount in given.items()}
 
 
 def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what: str) -> None:
-    """Raises ResourcesError with the sums where the nodes can never hold the bundles side by side."""
+    """Raise ResourcesError with the sums if the nodes can never hold all bundles together."""
     asked, there = added(bundles), added(nodes)
     lower = "lower runtime.num_training_workers, rollout.workers or what each reserves, or add nodes"
     if any(amount > there.get(name, 0.0) + TINY for name, amount in asked.items()):
@@ -88,8 +91,8 @@ def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what
 
 
 def check_memory(nodes: Sequence[Resources], processes: int) -> None:
-    """Raises ResourcesError where so many processes would not even start side by side. A node that does not tell its
-    memory may have any."""
+    """Raise ResourcesError if the processes would not even start together. A node that does not report its memory may
+    have any amount."""
     there = sum(node.get("memory", math.inf) for node in nodes)
     if processes * LEAST_MEMORY > there:
         asked, has = (shown({"memory": amount}) for amount in (processes * LEAST_MEMORY, there))
@@ -100,7 +103,7 @@ def check_memory(nodes: Sequence[Resources], processes: int) -> None:
 
 
 def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
-    """Raises ResourcesError where several ranks would compute on the same GPU, which NCCL refuses."""
+    """Raise ResourcesError if several ranks would share a GPU, which NCCL refuses."""
     gpus = added(nodes).get("GPU", 0.0)
     if len(ranks) > 1 and gpus and any(rank.get("GPU", 0.0) < 1 for rank in ranks):
         raise ResourcesError(
@@ -111,7 +114,7 @@ def check_gpus(nodes: Sequence[Resources], ranks: Sequence[Resources]) -> None:
 
 
 def small_store(nodes: Sequence[Resources], size: int) -> str:
-    """What to say where a node's object store has no room for two versions of so many bytes, old and new."""
+    """Return a warning if a node's object store cannot hold two versions of this size, old and new."""
     least = min((node.get("object_store_memory", 0.0) for node in nodes), default=math.inf)
     if 2 * size <= least:
         return ""
@@ -134,8 +137,8 @@ def crowded(nodes: Sequence[Resources], threads: Sequence[int]) -> str:
 
 
 def packed(nodes: Sequence[Resources], bundles: Sequence[Resources]) -> bool:
-    """Whether each bundle finds a node: those that few nodes can hold first, then the largest, on the first that has
-    room (first-fit decreasing). Of very unequal bundles it may miss a way that there is."""
+    """True if each bundle finds a node, by first-fit decreasing: first those that few nodes can hold, then the largest.
+    With very unequal bundles it may miss a solution."""
     there, left = added(nodes), [dict(node) for node in nodes]
 
     def size(bundle: Resources) -> float:
@@ -154,5 +157,5 @@ def _holds(node: Resources, bundle: Resources) -> bool:
 
 
 def part_of(bundle: Mapping[str, float], name: str, sharers: int) -> float:
-    """What one of several processes in a bundle takes of it, in the ten-thousandths that Ray counts in."""
+    """The part of a bundle for one of several processes, in the ten-thousandths that Ray counts in."""
     return int(bundle.get(name, 0.0) / sharers * 10_000 + 1e-6) / 10_000

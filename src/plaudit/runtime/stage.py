@@ -1,4 +1,4 @@
-"""What this process is doing while it becomes ready: told by who does it, asked by who waits for it elsewhere."""
+"""What this process does while it becomes ready: set by its own code, read by processes that wait for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ _stage = [""]
 
 
 def enter(what: str) -> None:
-    """From now on this process does so; a verb phrase, as "loads the model"."""
+    """Set the current activity, a verb phrase such as "loads the model"."""
     _stage[0] = what
 
 
 def now() -> str:
-    """Nothing where nobody told."""
+    """The current activity; empty if none was set."""
     return _stage[0]

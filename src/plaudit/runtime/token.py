@@ -1,4 +1,4 @@
-"""What must be in the environment before ray is imported: it reads its own settings then, once."""
+"""Set the environment before ray is imported, since ray reads its settings only then."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import sys
 from plaudit.runtime.settings import RuntimeSettings
 
 QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-"""Ray prints its own view of a lost worker, on several lines; the run says in one what was lost and what follows."""
+"""Ray reports a lost worker on several lines; the run reports it and its effect in one."""
 GIVEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
-"""With either of these the user decided who is let in."""
+"""With either variable, the user has decided who may connect."""
 
 
 def prepare(settings: RuntimeSettings) -> None:
-    """Nobody else on this machine or network may use a cluster that we start: it asks for a token of its own, unless
-    the user decided on it (RAY_AUTH_MODE) or ray is in use in this process already. Raises ValueError where its page
-    would be closed to the user too."""
+    """Protect a cluster that we start by its own token, unless the user decided on it (RAY_AUTH_MODE) or this process
+    uses ray already. Raises ValueError if the user could then not open its page."""
     if "ray" in sys.modules:
         return
     for key, value in QUIET.items():
@@ -26,8 +25,8 @@ def prepare(settings: RuntimeSettings) -> None:
         return
     if settings.dashboard and not any(name in os.environ for name in GIVEN):
         raise ValueError(
-            "runtime.dashboard=true: the page asks for the cluster's token, and one that we draw nobody knows. Give it "
-            "one before the run: export RAY_AUTH_TOKEN=$(openssl rand -hex 32)"
+            "runtime.dashboard=true: the page asks for the cluster's token, which is random and secret by default. Set "
+            "your own before the run: export RAY_AUTH_TOKEN=$(openssl rand -hex 32)"
         )
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"

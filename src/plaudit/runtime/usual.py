@@ -1,4 +1,4 @@
-"""Torch as in a fresh process, whatever a notebook or a library has set for work of its own."""
+"""Run code with torch's usual state, whatever a notebook or a library has set."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 @contextmanager
 def usual_torch() -> Iterator[None]:
-    """Within it gradients are computed, nothing is cast by itself, and tensors are made as float32 on the CPU where
-    nothing else is said. What was set before holds again behind it."""
+    """While active, gradients are computed, nothing is cast automatically, and new tensors are float32 on the CPU by
+    default. The previous state is restored afterwards."""
     dtype = torch.get_default_dtype()
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))

@@ -1,70 +1,100 @@
-"""A handle on a worker in another process, and what is said when it is gone."""
+"""A handle on a worker in another process, and the errors of its loss."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
+
+from plaudit.types import Ended
+
+HOUR = 3600.0
+"""Seconds over which lost workers are counted."""
+Kind_co = TypeVar("Kind_co", covariant=True)
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class WorkerLost(RuntimeError):
-    """The process behind a worker died, hung, or cannot be reached. What it was doing may or may not have happened."""
+    """A worker's process died, hung, or cannot be reached. Its current call may or may not have taken effect."""
 
     def __init__(self, name: str, reason: str):
-        reason = reason.rstrip(".")  # Ray's are whole sentences, and become a part of ours
+        reason = reason.rstrip(".")  # Ray's reasons are whole sentences; ours contain them
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
 
 class NodeLost(WorkerLost):
-    """The node on which a worker was being started is gone: it may start on another."""
+    """The node on which a worker was starting is lost: the worker may start on another."""
 
 
 class SenderLost(WorkerLost):
-    """What a call was handed by reference is gone, and with it whoever made it; the worker that was called is well."""
+    """The object behind a call's reference is lost with the process that made it; the called worker is well."""
 
 
-class NoWorkersError(RuntimeError):
-    """Nobody is left to ask, and no other worker could be started in time."""
+class NoWorkersError(Ended):
+    """No worker is left, and no other could be started in time."""
+
+    status = 5
 
 
-class TooManyFailures(RuntimeError):
-    """More workers were lost than runtime.max_failures allows."""
+class TooManyFailures(Ended):
+    """More workers were lost within an hour than runtime.max_failures_per_hour allows."""
+
+    status = 5
 
 
 class Failures:
-    """Counts lost workers over a whole run, restarts of its gang included."""
+    """Count a run's lost workers, including those before its ranks restarted. A resumed run counts from 0."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic):
+        """At most `most` workers may be lost within any HOUR; -1: any number. `clock` returns seconds."""
         self.most, self.lost = most, list[WorkerLost]()
+        self._clock, self._times = clock, deque[float]()
 
     def __call__(self, lost: WorkerLost) -> None:
-        """Raises TooManyFailures where one is too many."""
+        """Count a lost worker. Raises TooManyFailures if there were too many within the last hour."""
+        now = self._clock()
         self.lost.append(lost)
-        if 0 <= self.most < len(self.lost):
-            what = "1 worker was" if len(self.lost) == 1 else f"{len(self.lost)} workers were"
-            reasons = "; ".join(str(lost) for lost in self.lost[-3:])
+        self._times.append(now)
+        while self._times[0] <= now - HOUR:
+            self._times.popleft()
+        count = len(self._times)
+        if 0 <= self.most < count:
+            what = "1 worker was" if count == 1 else f"{count} workers were"
+            reasons = "; ".join(str(lost) for lost in self.lost[-min(count, 3) :])
             raise TooManyFailures(
-                f"{what} lost, more than runtime.max_failures={self.most} allows: {reasons}. "
-                "Nothing that was committed is lost: resume=latest goes on"
+                f"{what} lost within an hour, more than runtime.max_failures_per_hour={self.most} allows: {reasons}."
             ) from lost
 
 
-class Worker(Protocol):
-    name: str
+class Worker(Protocol[Kind_co]):
+    """A handle on an object of this kind. Methods are given as those of its class, as in `call(Judge.of_sequences,
+    texts)`: the type checker compares arguments and result with them, and only their names travel."""
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method over there. Raises what it raises, and WorkerLost."""
+    @property
+    def name(self) -> str: ...
+
+    @overload
+    async def call(
+        self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, Result]], *arguments: *Arguments
+    ) -> Result: ...
+    @overload
+    async def call(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> Result:
+        """Call a method of the worker. Raises the method's own exception, or WorkerLost."""
         ...
 
     async def gone(self) -> WorkerLost:
-        """Wait until it is lost, or was ended. Returns how."""
+        """Wait until the worker is lost or was ended. Return the reason."""
         ...
 
     def kill(self, reason: str = "was ended") -> None:
-        """End its process at once; it counts as lost for this reason unless it was lost before."""
+        """Kill its process. It counts as lost for this reason, unless it was lost before."""
         ...
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line that says something."""
+    """The first line that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,1 +1,1 @@
-"""How new weights reach samplers that hold a copy of their own."""
+"""Moves new weights to samplers that hold their own copy."""

@@ -1,10 +1,10 @@
-"""Weights by broadcast, over gloo or NCCL: rank 0 of a group of processes sends its parcel's buckets, one call each.
+"""Weights by broadcast, over gloo or NCCL: rank 0 of a group sends its parcel's buckets, one call each.
 
     Sender.meet -> address -> Invitation to each member -> all arrive -> index, buckets -> Parcel at each Receiver
 
-A group is made for its members and lasts while they stay the same; it is not torch's default group, which ranks and
-vLLM have for themselves. Nobody enters a collective before all have arrived: until then whoever waits can be let go
-(`dissolve`), and who is missing is known. Who is a member, and what follows a failure, is `transport.py`.
+A group lasts while its members stay the same. It is not torch's default group, which ranks and vLLM use themselves. No
+member enters a collective before all have arrived. Until then, waiting members can be released (`dissolve`), and
+missing members are known. `transport.py` chooses the members and handles failures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from plaudit.runtime.network import let_gloo_be_reached, let_nccl_raise, own_address
+from plaudit.runtime.network import free_address, let_gloo_be_reached, let_nccl_raise, listening
 from plaudit.runtime.worker import reason_of
 from plaudit.weights.parcel import Parcel
 
@@ -29,7 +29,7 @@ DISSOLVED = "dissolved"
 
 
 class CollectiveError(RuntimeError):
-    """The weights did not reach this member of the group; another group may bring them."""
+    """The weights did not reach this member of the group; another group may deliver them."""
 
 
 class AbsentError(CollectiveError):
@@ -37,7 +37,7 @@ class AbsentError(CollectiveError):
 
 
 class NotHeldError(CollectiveError):
-    """The sender has other weights by now."""
+    """The sender now holds other weights."""
 
 
 @dataclass(frozen=True)
@@ -45,29 +45,29 @@ class Invitation:
     """What a member of a group must know."""
 
     address: str
-    """Where rank 0 keeps what members tell each other."""
+    """Address of rank 0's store, where members meet."""
     group: int
-    """Another number for every group."""
+    """A number that is different for every group."""
     rank: int
     world: int
     version: int
     backend: str
     timeout: float
-    """Seconds that members may take to arrive, and a bucket to be sent."""
+    """Seconds that members may take to arrive, and that a bucket may take."""
 
     @property
     def arrivals(self) -> dict[int, str]:
-        """Under which word each member says that it is there."""
+        """Key under which each member reports its arrival."""
         return {rank: f"{self.version} {rank}" for rank in range(1, self.world)}
 
     @property
-    def told(self) -> str:
-        """Under which word rank 0 then tells the parcel's index."""
+    def index_key(self) -> str:
+        """Key under which rank 0 then gives the parcel's index."""
         return f"{self.version}"
 
 
 class Sender:
-    """Rank 0 of every group. Holds the newest parcel, for whoever comes later."""
+    """Rank 0 of every group. It keeps the newest parcel for members that join later."""
 
     def __init__(self) -> None:
         self.parcel: Parcel | None = None
@@ -75,17 +75,18 @@ class Sender:
         self._group: _Group | None = None
 
     async def meet(self) -> str:
-        """Open the place where the next group meets, and close the last one's. Returns its address."""
+        """Open the store of the next group and close the last one's. Return its address."""
         self._group, self._meeting = None, None
-        host = own_address()
-        self._meeting = await asyncio.to_thread(TCPStore, host, 0, is_master=True, wait_for_workers=False)
-        return f"{host}:{self._meeting.port}"
+        host, _, port = (address := free_address()).rpartition(":")
+        where: Any = {"master_listen_fd": listening(host, int(port)), "wait_for_workers": False}
+        self._meeting = await asyncio.to_thread(TCPStore, host, int(port), is_master=True, **where)
+        return address
 
     async def send(self, invitation: Invitation) -> None:
-        """Raises AbsentError and CollectiveError, after which the group is of no use."""
+        """Send the parcel. Raises AbsentError or CollectiveError, after which the group is unusable."""
         parcel = self.parcel
         if parcel is None or parcel.version != invitation.version:
-            raise NotHeldError(f"version {invitation.version} is gone, there is {parcel and parcel.version}")
+            raise NotHeldError(f"version {invitation.version} is gone; the sender holds {parcel and parcel.version}")
         group, self._group = self._group, None
         self._group = await asyncio.to_thread(self._send, group, invitation, parcel)
 
@@ -97,17 +98,17 @@ class Sender:
         return group
 
     async def dissolve(self, invitation: Invitation) -> None:
-        """Let go whoever waits for others, or comes late."""
+        """Release members that wait or come late."""
         meeting, self._meeting = self._meeting, None
-        if meeting is None or meeting.compare_set(invitation.told, "", DISSOLVED) != DISSOLVED.encode():
-            return  # all are there, and lose the place where they would have waited for one
+        if meeting is None or meeting.compare_set(invitation.index_key, "", DISSOLVED) != DISSOLVED.encode():
+            return  # all have arrived, so no member waits at this store any more
         self._meeting = meeting
         for key in invitation.arrivals.values():
             meeting.set(key, DISSOLVED)
 
 
 class Receiver:
-    """A member that is sent to."""
+    """A member that receives."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = device
@@ -115,7 +116,7 @@ class Receiver:
         self._group: _Group | None = None
 
     async def receive(self, invitation: Invitation) -> Parcel:
-        """The sender's parcel, as it came. Raises CollectiveError. Meanwhile the process goes on with other things."""
+        """Receive the sender's parcel. Raises CollectiveError. The process does other work meanwhile."""
         known = self._group if invitation.group == self._number else None
         self._group = None
         parcel, self._group = await asyncio.to_thread(self._receive, known, invitation)
@@ -123,8 +124,9 @@ class Receiver:
         return parcel
 
     def _receive(self, group: _Group | None, invitation: Invitation) -> tuple[Parcel, _Group]:
-        group = group or _Group(invitation, 2 * invitation.timeout)  # the sender's ends first, and names the culprit
-        parcel = Parcel.of_index(group.told(invitation), device=self.device if group.nccl else "cpu")
+        # The sender's time-out ends first and names the member at fault.
+        group = group or _Group(invitation, 2 * invitation.timeout)
+        parcel = Parcel.of_index(group.index(invitation), device=self.device if group.nccl else "cpu")
         for bucket in parcel.buckets:
             group.broadcast(bucket)
         return parcel, group
@@ -143,7 +145,7 @@ class _Group:
             self._meeting = TCPStore(host, int(port), is_master=False, timeout=self._patience)
 
     def tell(self, invitation: Invitation, index: str) -> None:
-        """The index to all, once they are there."""
+        """Give the index to all, once they have arrived."""
         arrivals = invitation.arrivals
         try:
             self._meeting.wait(list(arrivals.values()), self._patience)
@@ -152,16 +154,17 @@ class _Group:
                 absent = tuple(rank for rank, key in arrivals.items() if not self._meeting.check([key]))
             raise AbsentError(absent) from error
         with self._failing():
-            self._undissolved(self._meeting.compare_set(invitation.told, "", index))
+            self._undissolved(self._meeting.compare_set(invitation.index_key, "", index))
 
-    def told(self, invitation: Invitation) -> str:
+    def index(self, invitation: Invitation) -> str:
+        """Report this member's arrival and wait for the index."""
         with self._failing():
             self._meeting.set(invitation.arrivals[self._rank], "here")
-            return self._undissolved(self._meeting.get(invitation.told))
+            return self._undissolved(self._meeting.get(invitation.index_key))
 
     def _undissolved(self, said: bytes) -> str:
         if said == DISSOLVED.encode():
-            raise CollectiveError("somebody was lost before all had come")
+            raise CollectiveError("a member was lost before all had arrived")
         return said.decode()
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -172,7 +175,8 @@ class _Group:
                 torch.cuda.synchronize(tensor.device)
 
     def _made(self) -> Any:
-        """The classes themselves: torch's functions know but one default group, and make others of its members."""
+        """Make the group from torch's classes: its functions know only one default group and make others from its
+        members."""
         meeting = PrefixStore("group", self._meeting)
         if not self.nccl:
             let_gloo_be_reached()
@@ -184,7 +188,7 @@ class _Group:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Where one member fails, its connections end, and so the others need not wait until their time-out."""
+        """End this member's connections on failure, so that others need not wait for their time-out."""
         try:
             yield
         except RuntimeError as error:

@@ -1,10 +1,11 @@
-"""Named tensors in a few flat runs of bytes: what travels between processes, never one call a parameter.
+"""Named tensors in a few flat buckets of bytes. Weights travel between processes in this form, never one call a
+parameter.
 
     {name: tensor} -> pack -> Parcel (version, digest, entries, buckets) -> unpack -> {name: tensor}, views of buckets
 
-The digest is of names, shapes and bits as they were sent: whoever receives a parcel compares before it uses it.
-Pickled, buckets are numpy arrays, which shared memory and object stores hand over without a copy; `index` and
-`of_index` are for ways that move the buckets alone.
+The digest covers names, shapes and bits as sent; a receiver compares it before use. Pickled buckets are numpy arrays,
+which shared memory and object stores pass on without a copy. `index` and `of_index` serve transports that move only the
+buckets.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plaudit.models.digest import digest
+from plaudit.compute.digest import digest
 
 BUCKET_BYTES = 1 << 24
-"""Large enough that calls cost nothing, small enough that an allocator gives out the same memory at every update."""
+"""So large that calls cost little, and so small that an allocator reuses the same memory at each update."""
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes, so that any dtype can view it."""
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+class WeightsError(RuntimeError):
+    """Weights are older than the engine's, belong to another model, or differ from those that were sent."""
+
+
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies."""
+    """A tensor's place in the buckets."""
 
     name: str
     dtype: str
@@ -49,21 +54,21 @@ class Parcel:
     entries: tuple[Entry, ...]
     buckets: tuple[Tensor, ...]
     beneath: str = ""
-    """Where these are adapters alone: the digest of the model that they belong to."""
+    """For adapters only: the digest of their base model."""
 
     def index(self) -> str:
-        """All but the buckets' content."""
-        told = {key: value for key, value in vars(self).items() if key not in ("entries", "buckets")}
+        """Everything except the buckets' content."""
+        header = {key: value for key, value in vars(self).items() if key not in ("entries", "buckets")}
         sizes = [len(bucket) for bucket in self.buckets]
-        return json.dumps([told, [list(asdict(entry).values()) for entry in self.entries], sizes])
+        return json.dumps([header, [list(asdict(entry).values()) for entry in self.entries], sizes])
 
     @classmethod
     def of_index(cls, index: str, *, device: torch.device | str = "cpu") -> Parcel:
-        """A parcel whose buckets are to be filled."""
-        told, entries, sizes = json.loads(index)
+        """Make a parcel with empty buckets, to be filled."""
+        header, entries, sizes = json.loads(index)
         buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
         found = tuple(Entry(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in entries)
-        return cls(entries=found, buckets=buckets, **told)
+        return cls(entries=found, buckets=buckets, **header)
 
     @property
     def bytes(self) -> int:
@@ -90,7 +95,7 @@ def pack(
     bucket_bytes: int = BUCKET_BYTES,
     device: torch.device | str = "cpu",
 ) -> Parcel:
-    """A copy of the weights; a bucket has at most `bucket_bytes`, unless one tensor alone is larger."""
+    """Copy the weights into a parcel; a bucket has at most `bucket_bytes`, unless a single tensor is larger."""
     entries: list[Entry] = []
     sizes = [0]
     for name, tensor in weights.items():
@@ -107,7 +112,7 @@ def pack(
 
 
 def unpack(parcel: Parcel) -> dict[str, Tensor]:
-    """The tensors, to be read only: they are views of the parcel."""
+    """Return the tensors, read-only views of the parcel."""
     return {entry.name: _view(parcel.buckets, entry) for entry in parcel.entries}
 
 

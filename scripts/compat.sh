@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# compat.sh PYTHON ...: runs the tests of models, checkpoints, tokenizers, data and evaluation with the oldest and with the
+# newest transformers that pyproject.toml allows. Each lies over PYTHON's environment, which stays as it is: only what must
+# differ is installed. Further words go to pytest.
+set -euo pipefail
+python=$1 folder=.venv-compat
+shift
+range=$(sed -n 's/^ *"\(transformers>=[^"]*\)",.*/\1/p' pyproject.toml)
+lowest=${range%%,*}
+for wanted in "${lowest/>=/==}" "$range"; do
+  rm -rf "$folder"
+  "$python" -m venv --without-pip "$folder"
+  "$python" - "$folder" << 'END'
+import glob, site, sys
+(place,) = glob.glob(f"{sys.argv[1]}/lib/python*/site-packages")
+with open(f"{place}/beneath.pth", "w") as file:
+    file.writelines(f"import site; site.addsitedir({beneath!r})\n" for beneath in site.getsitepackages())
+END
+  "$folder/bin/python" -m pip install -qq --no-input --upgrade "$wanted"
+  "$folder/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
+  "$folder/bin/python" -m pytest -n 2 --dist loadgroup tests/models tests/data tests/evaluate "$@"
+done
+rm -rf "$folder"

@@ -1,0 +1,62 @@
+"""Named figures of a step: read from any kind of number, and merged over micro-batches and ranks.
+
+{name: number} -> plain -> Stats of each micro-batch and rank -> merge_stats -> Stats of the step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from plaudit.batch import Batch
+from plaudit.maths.kl import k3
+from plaudit.types import Stats
+
+
+def merge_stats(parts: Iterable[Stats]) -> Stats:
+    """Merge the figures of micro-batches or ranks: sums, except extremes for names ending in `max` or `min`."""
+    merged: Stats = {}
+    for part in parts:
+        for name, value in part.items():
+            if name not in merged:
+                merged[name] = value
+            elif name.endswith("max"):
+                merged[name] = max(merged[name], value)
+            elif name.endswith("min"):
+                merged[name] = min(merged[name], value)
+            else:
+                merged[name] += value
+    return merged
+
+
+def plain(figures: Mapping[str, Any], whose: str) -> Stats:
+    """Return the figures as floats. Raises TypeError with the name of a value that is not a number; `whose` names the
+    figures' origin."""
+    if not isinstance(figures, Mapping):
+        raise TypeError(f"{whose} must be a dict of named numbers, not {figures!r:.80}")
+    return {name: _plain(value, name, whose) for name, value in figures.items()}
+
+
+def mean_where(x: Tensor, mask: Tensor) -> float:
+    """Mean of x over the mask; 0 for an empty mask."""
+    return float(x[mask].mean()) if bool(mask.any()) else 0.0
+
+
+def sampler_gap(current: Tensor, batch: Batch) -> Stats:
+    """k3 between sampler and learner, mean over trained tokens; {} for rows that were not sampled. Before a batch's
+    first update it shows how far engine and learner disagree."""
+    if batch.behaviour is None:
+        return {}
+    assert batch.token_share is not None
+    return {"kl/old": float((k3(batch.behaviour - current.detach()) * batch.token_share).sum())}
+
+
+def _plain(value: Any, name: str, whose: str) -> float:
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text is not a number")
+        return float(value.detach() if isinstance(value, Tensor) else value)  # torch warns of a number with a gradient
+    except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's, of several numbers
+        raise TypeError(f"{whose}: {name!r} must be a number, not {value!r:.80}") from error

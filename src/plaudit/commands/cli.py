@@ -1,0 +1,370 @@
+"""The `plaudit` command: a thin layer over the Python interface. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+import yaml
+
+from plaudit.support.paths import at_home, error_number, unwritable
+from plaudit.support.visible import visible
+from plaudit.types import Ended
+
+METHODS: dict[str, str] = yaml.safe_load(
+    (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
+)
+USAGE_ERROR = 2
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""Errors of the system for a place that cannot be read or written."""
+
+
+@contextmanager
+def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) -> Iterator[None]:
+    """Turn errors that the user can correct into one line on stderr and exit status 2. An early end of a run has its
+    own status (`types.Ended`; 143 after SIGTERM, 130 after Ctrl-C). Everything else keeps its traceback. `target`,
+    which is written at the end, is checked before the work, and `plugins` are loaded."""
+    sys.excepthook = _traceback
+    try:
+        if target is not None:
+            _check_writable(at_home(target))
+        if plugins:
+            from plaudit.support.plugins import load_plugins
+
+            load_plugins(plugins)
+        yield
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if "--traceback" in sys.argv:
+            raise
+        _tell(f"error: {error}")
+        raise SystemExit(USAGE_ERROR) from error
+    except RuntimeError as error:
+        if "--traceback" in sys.argv or not type(error).__module__.startswith("plaudit."):
+            raise
+        _tell(f"the run ended: {error}")
+        raise SystemExit(error.status if isinstance(error, Ended) else 1) from error
+    except KeyboardInterrupt as error:
+        _tell("stopped by SIGINT")
+        raise SystemExit(128 + signal.SIGINT) from error
+    except Exception as error:
+        from plaudit.loop.stopping import Stopped
+
+        if isinstance(error, Stopped):
+            _tell(str(error))
+            raise SystemExit(error.code) from error
+        told = _of_storage(error, target)
+        if "--traceback" in sys.argv or told is None:
+            raise
+        _tell(f"error: {told}")
+        raise SystemExit(USAGE_ERROR) from error
+
+
+def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback with visible control characters; Python's own prints an error's text as it is."""
+    _tell("".join(traceback.format_exception(kind, error, trace)).rstrip())
+
+
+def _tell(text: str) -> None:
+    """Print to stderr, if it is open."""
+    with suppress(OSError):
+        click.echo(visible(text), err=True)
+
+
+def _check_writable(target: Path) -> None:
+    """Raise OSError if `target`, or the folders to be made above it, cannot be written."""
+    there = next(path for path in (target, *target.parents, Path.cwd()) if path.exists())
+    if there != target and not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder", str(target))
+    if not os.access(there, os.W_OK):
+        raise PermissionError(errno.EACCES, f"nothing can be written to {there}", str(target))
+
+
+def _of_storage(error: Exception, target: str | Path | None) -> str | None:
+    """The place and the system's reason, or None for other errors."""
+    of_system = error if isinstance(error, OSError) else None
+    place = (of_system and of_system.filename) or target
+    if why := unwritable(error):
+        return f"{place or 'what is written'} cannot be written: {why}"
+    forbidden = place and error_number(error) in FORBIDDEN
+    return f"{place}: {(of_system and of_system.strerror) or error}" if forbidden else None
+
+
+class HomePath(click.Path):
+    """A path in which `~` is the home folder, since shells do not expand it in --out=~/answers.jsonl."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(at_home(value)), param, ctx)
+
+
+class Commands(click.Group):
+    """Commands in the order of the list, with the nearest one suggested for a misspelt word."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            from plaudit.support.fields import nearest
+
+            raise click.UsageError(f"there is no command {args[0]!r}{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="plaudit")
+def main() -> None:
+    """Reinforcement learning from human feedback: one command a method, one recipe a run.
+
+    \b
+    plaudit ppo RECIPE.yaml key=value ...      train by a method
+    plaudit pipeline RECIPE.yaml               several stages, each from what the ones before made
+    plaudit demo                               the whole job on a generated task, in minutes on a CPU
+
+    Settings are those of the recipe and the command line (Hydra's grammar; null is None); `plaudit settings METHOD`
+    lists them all.
+    """
+    from plaudit.runtime.memory import keep_freed_memory
+
+    keep_freed_memory()
+
+
+def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Show the whole traceback of an error."
+    return click.option("--traceback", is_flag=True, expose_value=False, help=text)(command)
+
+
+def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "A Python file that registers names, such as a dialect; repeatable."
+    return click.option("--plugin", "plugins", multiple=True, help=text)(command)
+
+
+def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
+    """Do one run."""
+    with plain_errors():
+        from plaudit.monitor.console import Reporter
+        from plaudit.runs.assemble import run
+        from plaudit.settings.recipes import load_settings
+        from plaudit.settings.tree import unused
+
+        # A recipe is optional: `plaudit sft model.path=... data.train=...` says it all.
+        if "=" in recipe and not Path(recipe).exists():
+            settings = load_settings(None, [recipe, *overrides], method=method)
+        else:
+            settings = load_settings(recipe, overrides, method=method)
+        reporter = Reporter(quiet=settings.log.quiet)
+        if idle := unused(settings):
+            reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")
+        run(settings, reporter=reporter)
+
+
+def add_method(name: str, text: str) -> None:
+    @main.command(name, help=f"{text}\n\nRECIPE is a YAML file of settings; key=value overrides come after it.")
+    @click.argument("recipe")
+    @click.argument("overrides", nargs=-1)
+    @traceback_option
+    def command(recipe: str, overrides: tuple[str, ...]) -> None:
+        train_by(name, recipe, overrides)
+
+
+for _name, _text in METHODS.items():
+    add_method(_name, _text)
+
+
+@main.command("train")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def train_command(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Train by the method that the recipe names (`method: ...`), a plugin's own too."""
+    train_by(None, recipe, overrides)
+
+
+@main.command()
+@click.argument("recipe", type=HomePath(exists=True, dir_okay=False))
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Run the stages of a recipe in order; overrides begin with the stage's name (ppo.train.steps=50)."""
+    with plain_errors():
+        from plaudit.monitor.console import Reporter
+        from plaudit.runs.pipeline import load_pipeline, run_pipeline
+
+        reporter = Reporter()
+        done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
+        if done.evaluation is not None:
+            reporter.show(done.evaluation.table())
+
+
+@main.command()
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Repeat for several.")
+@click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
+@click.option("--output", type=HomePath(), default="runs/demo", show_default=True, help="Folder to write to.")
+@click.option(
+    "--data-only",
+    type=HomePath(path_type=Path, file_okay=False),
+    help="Only write the task's files into this folder.",
+)
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def demo(
+    seeds: tuple[int, ...],
+    count: int | None,
+    output: str,
+    data_only: Path | None,
+    overrides: tuple[str, ...],
+) -> None:
+    """Do the main job on a generated task: SFT, reward model, PPO, and a table of before and after.
+
+    The folder's content is replaced. `plaudit demo resume=latest` continues a stopped demo instead.
+    """
+    with plain_errors(data_only or output):
+        from plaudit.commands.demo import demo_data, run_demo
+        from plaudit.monitor.console import Reporter
+
+        if data_only is not None:
+            demo_data(data_only, seeds[0], Reporter())
+            return
+        run_demo(Path(output), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
+
+
+@main.command()
+@click.argument("recipe", required=False)
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
+    """Measure perplexity, generations, preference accuracy, KL to a reference, or compare two models.
+
+    \b
+    plaudit evaluate model=runs/ppo/checkpoints/policy/... prompts=test.jsonl kinds=[generation,kl] reference=...
+    """
+    with plain_errors():
+        from plaudit.evaluate.evaluation import evaluate as evaluate_settings
+        from plaudit.evaluate.settings import EvaluationSettings
+        from plaudit.monitor.console import Reporter
+        from plaudit.settings.recipes import load_tree, read_yaml
+
+        words = [word for word in (recipe, *overrides) if word is not None]
+        given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
+        reporter = Reporter()
+        settings = load_tree(EvaluationSettings, given, words)
+        with plain_errors(settings.out):
+            reporter.show(evaluate_settings(settings, reporter=reporter).table())
+
+
+@main.command()
+@click.argument("model")
+@click.option("--prompt", "prompts", multiple=True, help="A prompt; repeatable.")
+@click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions a prompt.")
+@click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", default=1.0, show_default=True)
+@click.option("--top-k", default=0, show_default=True)
+@click.option("--max-tokens", default=64, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
+@click.option(
+    "--out", type=HomePath(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
+)
+@plugin_option
+@traceback_option
+def generate(
+    model: str,
+    prompts: tuple[str, ...],
+    files: tuple[str, ...],
+    plugins: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Answer prompts with a model (a checkpoint's folder)."""
+    with plain_errors(options["out"], plugins):
+        from plaudit.commands.generate import generate as answer
+
+        answer(model, prompts=prompts, files=files, **options)
+
+
+@main.command("serve-reward")
+@click.argument("model")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need --token-env.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8008, show_default=True, help="0 takes a free one.")
+@click.option("--token-env", default="", help="Environment variable with the token that clients must send.")
+@click.option(
+    "--allow-host", "allow_hosts", multiple=True, help="A name by which clients call this server; repeatable."
+)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0 takes all cores.")
+@plugin_option
+@traceback_option
+def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -> None:
+    """Serve a judge (a checkpoint's folder) over HTTP to runs with rewards of kind http (docs/rewards.md)."""
+    with plain_errors(plugins=plugins):
+        from plaudit.commands.serve import ServeSettings, serve_reward
+
+        serve_reward(model, ServeSettings(**options), say=lambda line: click.echo(line))
+
+
+@main.command()
+@click.argument("log_dir", type=HomePath(exists=True, path_type=Path))
+@click.option(
+    "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."
+)
+@click.option("--out", type=HomePath(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
+@traceback_option
+def monitor(log_dir: Path, plot_type: str, out: Path | None) -> None:
+    """Draw loss, reward, KL and entropy of the runs in a folder as PNG."""
+    with plain_errors(out or log_dir / "plots"):
+        from plaudit.monitor.plots import draw
+
+        for path in draw(log_dir, plot_type, out):
+            click.echo(path)
+
+
+@main.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--to", required=True, help="Dialect of the target, such as prompt/chosen/rejected.")
+@click.option("--from", "dialect", default="auto", show_default=True, help="Dialect of the source.")
+@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="Another name of a column; repeatable.")
+@click.option("--split", default="train", show_default=True, help="Split of a source that has splits.")
+@click.option("--bad-rows", default=0, show_default=True, help="Number of unreadable rows that may be skipped.")
+@click.option("--overwrite", is_flag=True)
+@plugin_option
+@traceback_option
+def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[str, ...], **options: Any) -> None:
+    """Rewrite a data file in another dialect; the ending of TARGET (.jsonl, .json, .parquet) is its format."""
+    with plain_errors(target, plugins):
+        from plaudit.commands.convert import convert as convert_data
+
+        pairs = [column.partition("=") for column in columns]
+        if lone := [ours for ours, _, theirs in pairs if not theirs]:
+            raise click.UsageError(f"--column {lone[0]}: write OURS=THEIRS, such as prompt=question_text")
+        names = {ours: theirs for ours, _, theirs in pairs}
+        click.echo(visible(convert_data(source, target, columns=names, **options).summary()))
+
+
+@main.command("settings")
+@click.argument("method")
+@plugin_option
+@traceback_option
+def settings_command(method: str, plugins: tuple[str, ...]) -> None:
+    """Print every setting of a method with its default, what it does and what it may be, as a recipe."""
+    with plain_errors(plugins=plugins):
+        from plaudit.settings.recipes import defaults
+        from plaudit.settings.tree import annotated
+
+        click.echo(annotated(replace(defaults(method), plugins=list(plugins))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`plaudit demo`: the main job on a generated task, from nothing to a table of before and after.
+
+make_demo -> sft -> reward model -> PPO -> evaluation        once for each seed, then a table over the seeds
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from plaudit.evaluate.before_after import BeforeAfter
+from plaudit.monitor.console import Reporter, clock
+from plaudit.monitor.plots import draw
+from plaudit.runs.pipeline import PipelineRun, load_pipeline, run_pipeline
+from plaudit.settings.recipes import read_yaml
+from plaudit.settings.tree import SettingsError
+from plaudit.tasks.demo import make_demo
+
+RECIPE = Path(__file__).with_name("demo.yaml")
+SHOWN = (
+    ("gold reward before", "before", "reward/gold"),
+    ("gold reward after", "after", "reward/gold"),
+    ("judge's reward before", "before", "reward/judge"),
+    ("judge's reward after", "after", "reward/judge"),
+    ("after wins by gold", "change", "win_rate/gold"),
+    ("KL after from before, nats", "after", "kl"),
+    ("perplexity before", "before", "perplexity"),
+    ("perplexity after", "after", "perplexity"),
+    ("judge's accuracy", "judge", "accuracy"),
+)
+"""Rows of the table over seeds: label, part of the evaluation, figure."""
+
+
+Make = Callable[[Path, int, Reporter], None]
+"""Write a task's files into a folder, for a seed, and return a description."""
+
+
+def run_demo(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
+    """Run the whole job on the generated task for each seed."""
+    return run_task(RECIPE, demo_data, output, seeds=seeds, overrides=overrides)
+
+
+def run_task(
+    recipe: Path, make: Make, output: Path, *, seeds: Sequence[int], overrides: Sequence[str]
+) -> list[PipelineRun]:
+    """Make the task's data and run its pipeline for each seed. Tables go to the terminal, everything else to `output`.
+    In the recipe, `data/` stands for the folder that `make` fills. Existing runs are replaced or, with an override
+    `resume`, continued."""
+    if moved := [one for one in overrides if one.partition("=")[0] in ("name", "output")]:
+        raise SettingsError(f"{moved[0]}: use --output FOLDER to choose where everything is written")
+    reporter = Reporter()
+    started = time.monotonic()
+    done = []
+    for seed in seeds:
+        reporter.say(f"== {output.name}, seed {seed}")
+        done.append(_one(recipe, make, output / f"seed{seed}", seed, overrides, reporter))
+    evaluations = [run.evaluation for run in done if run.evaluation is not None]
+    if evaluations:
+        figures = over_seeds(evaluations)
+        (output / "seeds.json").write_text(json.dumps({"seeds": list(seeds), "figures": figures}, indent=1) + "\n")
+        if len(evaluations) > 1:
+            reporter.show(seeds_table(figures, len(evaluations)))
+            reporter.say(f"{len(done)} seeds in {clock(time.monotonic() - started)}")
+    return done
+
+
+def demo_data(folder: Path, seed: int, reporter: Reporter) -> None:
+    """Write the demo's files and return a description."""
+    files = make_demo(folder, seed=seed)
+    reporter.say(
+        f"the task, in {folder}: film comments from a grammar with a known gold reward (of the texts "
+        f"{files.sft_gold_mean:+.2f} on average, deviation {files.sft_gold_std:.2f});\npreference labels agree with "
+        f"gold on {files.label_agreement:.1%} of the pairs, so no judge can be right more often on them"
+    )
+
+
+def placed(value: Any, data: Path) -> Any:
+    """Replace `data/` in paths by the folder of the data."""
+    if isinstance(value, dict):
+        return {key: placed(entry, data) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [placed(entry, data) for entry in value]
+    return str(data / value.removeprefix("data/")) if isinstance(value, str) and value.startswith("data/") else value
+
+
+def _one(
+    recipe: Path, make: Make, folder: Path, seed: int, overrides: Sequence[str], reporter: Reporter
+) -> PipelineRun:
+    started = time.monotonic()
+    make(folder / "data", seed, reporter)
+    stages = placed(read_yaml(recipe), folder / "data")
+    resumes = any(one.partition("=")[0] == "resume" for one in overrides)
+    stages |= {"name": folder.name, "output": str(folder.parent), "overwrite": not resumes}
+    stages["shared"] = {**stages.get("shared", {}), "seed": seed}
+    run = run_pipeline(load_pipeline(stages, overrides), reporter=reporter)
+    if run.evaluation is not None:
+        reporter.show(run.evaluation.examples())
+        reporter.show(run.evaluation.table())
+    plots = draw(folder, "all", folder / "plots")
+    reporter.say(
+        f"in {folder}: for each stage settings.yaml, metrics.jsonl, samples.jsonl, checkpoints/; evaluation.json and "
+        f"comparison.jsonl\nplots: {', '.join(str(plot) for plot in plots)}\n"
+        f"seed {seed} took {clock(time.monotonic() - started)}"
+    )
+    return run
+
+
+def over_seeds(evaluations: Sequence[BeforeAfter]) -> dict[str, dict[str, Any]]:
+    """Each figure's value for every seed, its mean and its deviation over the seeds."""
+    figures = {}
+    for label, part, name in SHOWN:
+        values = [evaluation.json()[part].get(name) for evaluation in evaluations]
+        numbers = [value["value"] if isinstance(value, dict) else value for value in values if value is not None]
+        if numbers:
+            spread = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+            figures[label] = {"values": numbers, "mean": statistics.fmean(numbers), "deviation": spread}
+    return figures
+
+
+def seeds_table(figures: dict[str, dict[str, Any]], seeds: int) -> Any:
+    """Mean, deviation and every seed's value."""
+    from rich.table import Table
+
+    table = Table(title=f"Over {seeds} seeds", title_justify="left")
+    for title in ("", "mean", "deviation", "each seed"):
+        table.add_column(title, justify="left" if not title else "right")
+    for label, figure in figures.items():
+        each = ", ".join(f"{value:.3f}" for value in figure["values"])
+        table.add_row(label, f"{figure['mean']:.3f}", f"{figure['deviation']:.3f}", each)
+    return table

@@ -1,0 +1,100 @@
+"""Answers to prompts from a checkpoint, for `plaudit generate`: printed, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from plaudit.data.load import load_prompts
+from plaudit.data.reader import encode_prompt
+from plaudit.data.settings import DataSettings
+from plaudit.evaluate.policy import Policy
+from plaudit.evaluate.settings import SamplingSettings
+from plaudit.models.device import device_of
+from plaudit.monitor.console import Reporter
+from plaudit.support.visible import visible
+from plaudit.types import Completion, Prompt
+
+
+def generate(
+    model: str,
+    *,
+    prompts: Sequence[str] = (),
+    files: Sequence[str] = (),
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_tokens: int = 64,
+    seed: int = 0,
+    device: str = "auto",
+    out: Path | None = None,
+) -> list[tuple[Prompt, list[Completion]]]:
+    """Answer `prompts` and those of `files`. Print the answers or write them to `out`, and return them."""
+    if not prompts and not files:
+        raise ValueError("no prompts: give --prompt TEXT or --file FILE, once or more")
+    if samples < 1:
+        raise ValueError(f"samples={samples}: a prompt gets at least one completion. Give 1 or more.")
+    sampling = SamplingSettings(
+        temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens, samples=samples
+    )
+    if out is not None:
+        _writable(out)
+    policy = Policy.load(model, device=device_of(device))
+    asked = _asked(prompts, files, policy)
+    reporter = Reporter(quiet=out is None and len(asked) < 8)
+    with reporter.track("generate", len(asked)) as tracker:
+        groups = policy.answers(asked, sampling, seed=seed, advance=lambda done: tracker.advance(), cut=True)
+    answered = [(group[0].prompt, [answer.completion for answer in group]) for group in groups]
+    _show(answered, out)
+    return answered
+
+
+def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy) -> list[Prompt]:
+    """All prompts, untruncated: prompts without room in the model are refused."""
+    found = [
+        Prompt(id=f"prompt:{number}", text=text, tokens=tuple(encode_prompt(text, policy.tokenizer)))
+        for number, text in enumerate(prompts)
+    ]
+    if files:
+        settings = DataSettings(train=list(files), shuffle=False, max_prompt_tokens=sys.maxsize)
+        found += load_prompts(settings, policy.tokenizer, 0, policy.model.special.eos).items
+    room = policy.model.max_positions - 1
+    for prompt in found:
+        if len(prompt.tokens) > room:
+            raise ValueError(
+                f"{prompt.id} has {len(prompt.tokens)} tokens ({prompt.text[:40]!r}...), and the model has room for "
+                f"{room} before an answer. Shorten it, or leave it out."
+            )
+    return found
+
+
+def _writable(out: Path) -> None:
+    """Raise ValueError if `out` is not writable, before anything is loaded: the answers would be lost."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        there = out.exists()
+        out.open("a").close()
+        if not there:
+            out.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write the answers to {out}: {error.strerror}. Give another --out.") from error
+
+
+def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None) -> None:
+    if out is None:
+        for prompt, completions in answered:
+            for completion in completions:
+                print(visible(f"{prompt.text} |{completion.text}  [{completion.finish}]"))
+        return
+    with out.open("w", encoding="utf-8") as file:
+        for prompt, completions in answered:
+            for completion in completions:
+                record = {"prompt_id": prompt.id, "prompt": prompt.text} | {
+                    key: asdict(completion)[key] for key in ("text", "finish", "tokens", "logprobs")
+                }
+                file.write(json.dumps(record) + "\n")
+    print(out)

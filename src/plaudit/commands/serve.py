@@ -1,0 +1,217 @@
+"""`plaudit serve-reward`: a judge's checkpoint as a server of the reward protocol, for runs on this machine or others.
+
+    requests -> RewardApplication -> JudgeService (texts are read; waiting questions are one batch) -> a thread with the
+    model
+
+uvicorn does the HTTP (`pip install -e '.[serve]'`). Without a token, only this machine may ask. Transport security is
+left to a proxy, or to the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plaudit.evaluate.judge import Judge, Reading
+from plaudit.models.device import device_of
+from plaudit.rewards.judge import JudgeReward, Tokens
+from plaudit.rewards.protocol import Question, vocabulary_digest
+from plaudit.rewards.server import Guard, RewardApplication
+from plaudit.types import Score
+
+LEAST_TOKEN = 16
+"""Characters."""
+HEADER_SECONDS = 10.0
+"""Seconds that a client may take to send a request's head."""
+OF_ONE_PEER = 256
+"""Most connections of one address. Above it, the oldest connections without a whole head are closed."""
+GATHERING = 0.001
+"""Twice this many seconds is the time in which early requests meet in a batch; later ones meet while the model is
+busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Settings of `plaudit serve-reward`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8008
+    """0 takes a free one."""
+    token_env: str = ""
+    """Name of the environment variable with the token; empty: no token, for this machine only."""
+    allow_hosts: tuple[str, ...] = ()
+    """Names by which clients call this server, besides addresses, localhost and this machine's name."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0
+    """CPU threads; 0 takes all cores."""
+    token_budget: int = 16384
+    """Tokens of one pass."""
+
+
+class JudgeService:
+    """Score questions. A question that the judge cannot read gets no score and affects no other."""
+
+    def __init__(self, judge: Judge):
+        self.judge = judge
+        vocabulary = judge.tokenizer.get_vocab()
+        self.vocabulary = vocabulary_digest(vocabulary)
+        self._largest = max(vocabulary.values())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._reading = Reading(judge.tokenizer, judge.model.special.eos)
+        self._reward = JudgeReward(self._scored, pause=GATHERING, longest=judge.model.max_positions)
+
+    async def __call__(self, questions: Sequence[Question]) -> list[Score]:
+        if all(question.same_vocabulary and not question.prompt.messages for question in questions):
+            read = [self._read(question) for question in questions]
+        else:  # tokenise in a thread: long texts take seconds, in which no other request would be answered
+            loop = asyncio.get_running_loop()
+            read = await loop.run_in_executor(self._reader, lambda: [self._read(question) for question in questions])
+        return list(await asyncio.gather(*map(self._score, read)))
+
+    def _read(self, question: Question) -> Tokens | Score:
+        """The tokens that the judge reads, or the score of a question that it cannot read."""
+        try:
+            sequence = self._reading.sequence(question.prompt, question.completion, sampled=question.same_vocabulary)
+        except (ValueError, TypeError) as error:  # a text that is no Unicode, a chat that its template refuses
+            return Score(value=None, reason=f"cannot be read: {error!s:.100}")
+        read = self._reward.refused(sequence)
+        if not isinstance(read, Score) and max(read) > self._largest:
+            return Score(value=None, reason=f"token {max(read)} is not in the vocabulary")
+        return read
+
+    async def _score(self, read: Tokens | Score) -> Score:
+        if isinstance(read, Score):
+            return read
+        (score,) = await self._reward.scored([read])
+        return score
+
+    async def _scored(self, sequences: list[Tokens]) -> list[float]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.judge.of_sequences, sequences)
+
+
+def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], None] = print) -> None:
+    """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
+    guard = make_guard(settings)
+    try:
+        import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+    except ImportError:
+        raise ImportError("serving needs uvicorn: pip install -e '.[serve]' in Plaudit's folder") from None
+    import torch
+
+    device = device_of(settings.device)
+    listening = _listen(settings)
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+    judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
+    service = JudgeService(judge)
+    about = {"model": Path(path).name, "vocabulary": service.vocabulary}
+    application: Any = RewardApplication(service, guard, about=about)
+    config = uvicorn.Config(
+        application,
+        http=type("BoundedProtocol", (Bounded, H11Protocol), {}),
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=512,
+        timeout_graceful_shutdown=5,
+    )
+    host, port = listening.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    say(f"serving {path} on http://{address}, {'with a' if guard.token else 'without a'} token")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+class Bounded:
+    """Limit connections before uvicorn's protocol, which waits forever for a request's head and counts such
+    connections."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    connections: set[Any]
+    cycle: Any
+    client: tuple[str, int] | None
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[misc]
+        self._watch()
+        assert self.client is not None
+        own = [one for one in self.connections if one.client and one.client[0] == self.client[0]]
+        if len(own) > OF_ONE_PEER:
+            waiting = [one for one in own if one._deadline is not None]
+            oldest = min(waiting, key=lambda one: one._deadline.when())
+            self.connections.discard(oldest)  # which counts no longer, while the loop is yet to close it
+            oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)  # type: ignore[misc]
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # type: ignore[misc]
+        self._watch()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(error)  # type: ignore[misc]
+
+    def _watch(self) -> None:
+        """Close a connection without an open request whose head takes too long, however slowly it arrives."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._deadline = self._deadline or self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        elif self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def make_guard(settings: ServeSettings) -> Guard:
+    """Make the guard. Raises ValueError for an address that others can reach without a token, and for a bad token."""
+    token = None
+    if settings.token_env:
+        token = os.environ.get(settings.token_env, "").strip()
+        if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+            raise ValueError(
+                f"the environment variable {settings.token_env} must hold a token of {LEAST_TOKEN} or more plain "
+                f"characters; it holds {len(token)}. `openssl rand -hex 32` makes one"
+            )
+    elif not _is_loopback(settings.host):
+        raise ValueError(
+            f"--host {settings.host} can be reached from other machines: give --token-env NAME, an "
+            "environment variable with a token, or keep to --host 127.0.0.1"
+        )
+    names = {"localhost", socket.gethostname(), settings.host, *settings.allow_hosts}
+    return Guard(token=token, hosts=frozenset(name.lower() for name in names))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(settings: ServeSettings) -> socket.socket:
+    """Listen before the model is loaded, so that a used port is reported at once."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=512)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}. Give another --host or --port"
+        ) from error

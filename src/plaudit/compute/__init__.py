@@ -1,0 +1,1 @@
+"""Arithmetic: our own kernels and, without a compiler, plain torch."""

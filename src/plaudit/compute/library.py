@@ -1,0 +1,221 @@
+"""Compiles `kernels.cpp` for this processor, once, and keeps the library for later processes.
+
+It needs only a C++ compiler with OpenMP ($CXX, c++ or g++). Without one, or with PLAUDIT_KERNELS=off, torch's
+operations do the same work more slowly. The library is in the folder `kernels` of PLAUDIT_CACHE,
+$XDG_CACHE_HOME/plaudit or ~/.cache/plaudit. Its name depends on the source, the compiler and the processor. If nothing
+can be kept or run there, each process compiles its own.
+
+A library is code. It is loaded only from a folder to which no other user can write, and only if size and digest are
+those written beside it. A new library first checks itself in another process: if the processor lacks one of its
+instructions, only that process dies, and fewer instructions are tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from plaudit.compute.declarations import symbols
+from plaudit.support.paths import cache_folder
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+NATIVE = ("-march=native",)
+X86 = ("x86_64", "amd64")
+FEWER = {**dict.fromkeys(X86, ("-mavx2", "-mfma")), **dict.fromkeys(("aarch64", "arm64"), ())}
+"""Instructions by kind of processor to try if the processor's own set fails. Elsewhere torch is as fast."""
+OFF = ("off", "0", "false", "no")
+PATIENCE = 120.0
+"""Seconds that the compiler may take; it needs 5 to 15."""
+PROBE = "import ctypes, sys; sys.exit(None if ctypes.CDLL(sys.argv[1]).sound_here() else 'its sums are wrong')"
+
+
+@functools.cache
+def number(name: str) -> int:
+    """Properties of the compiled kernels: `page_positions`, `register_numbers`, `parts_of_sums`, or 1 for
+    `pairs_of_halves` and `matrices_of_halves`."""
+    found = library()
+    assert found is not None
+    function = found[name]
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None if there are none; the reason is logged once."""
+    if os.environ.get("PLAUDIT_KERNELS", "on").lower() in OFF:
+        return None
+    errors = []
+    for compiler in _compilers():
+        try:
+            return _compiled(compiler)
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
+            errors.append(f"{shlex.join(compiler)}: {_said(error)}")
+    if errors:
+        failed = "Plaudit's kernels could not be compiled; torch's operations are used instead: %s"
+        log.warning(failed, "; ".join(errors))
+    else:
+        log.info("no C++ compiler ($CXX, c++, g++): torch's own operations take the place of Plaudit's kernels")
+    return None
+
+
+def _compilers() -> list[tuple[str, ...]]:
+    """Existing compilers; $CXX may have arguments."""
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}  # by the program: c++ is often another name of g++
+    chosen = os.environ.get("CXX", "")
+    for command in (chosen, "c++", "g++"):
+        name, *arguments = shlex.split(command) or [""]
+        if path := shutil.which(name):
+            found.setdefault((os.path.realpath(path), *arguments), (path, *arguments))
+        elif command and command is chosen:
+            log.warning("CXX=%s is not a program here: trying c++ and g++", chosen)
+    return list(found.values())
+
+
+def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
+    """The kernels, compiled if they are not there yet."""
+    kept = cache_folder() / "kernels" / f"{_name(compiler)}.so"
+    try:
+        with contextlib.suppress(OSError):  # others' may do all the same
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _private(kept.parent.stat()):
+            log.warning(
+                "%s belongs to another user, or others may write to it: kernels are not loaded from there, and each "
+                "process compiles its own. Remove it, or set PLAUDIT_CACHE to another folder",
+                kept.parent,
+            )
+            return _made(compiler, None)
+        with contextlib.suppress(OSError):
+            return _opened(kept)
+        with FileLock(kept.with_suffix(".lock"), timeout=PATIENCE):  # of many processes at once, one compiles
+            try:
+                return _opened(kept)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("%s: compiled again", error)
+            return _made(compiler, kept)
+    except (OSError, subprocess.CalledProcessError) as error:  # it is full, say, or nothing may be run from there
+        log.info("Plaudit's kernels cannot be kept in %s: %s", kept.parent, _said(error))
+    return _made(compiler, None)
+
+
+def _opened(kept: Path) -> ctypes.CDLL:
+    """The kept kernels, if they are unchanged. Raises OSError with the fault."""
+    found = kept.lstat()
+    if not (stat.S_ISREG(found.st_mode) and _private(found)):
+        raise OSError(f"{kept} is not a file, belongs to another user, or others may write to it")
+    beside = kept.with_suffix(".sum")
+    if not beside.exists() or beside.read_bytes() != _sum(kept):
+        raise OSError(f"{kept} differs in size or digest from what was written")
+    return _loaded(kept)
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    try:
+        for name in symbols():
+            found[name]
+    except AttributeError as error:
+        raise OSError(f"{path} lacks a kernel: {error}") from error
+    return found
+
+
+def _made(compiler: tuple[str, ...], kept: Path | None) -> ctypes.CDLL:
+    """The kernels, compiled and, if there is a folder for them, kept there."""
+    with tempfile.TemporaryDirectory(dir=None if kept is None else kept.parent) as folder:
+        log.info("compiling Plaudit's kernels for this processor, once: a few seconds")
+        made, found = _tried(compiler, Path(folder))
+        if kept is not None:
+            beside = made.with_suffix(".sum")
+            beside.write_bytes(_sum(made))
+            for file in (made, beside):
+                file.chmod(0o700)  # whatever others may do to files by default
+                _flush(file)
+                file.replace(kept.with_suffix(file.suffix))
+            _flush(kept.parent)
+    return found
+
+
+def _tried(compiler: tuple[str, ...], folder: Path) -> tuple[Path, ctypes.CDLL]:
+    """Compile for this processor, or for fewer instructions if that fails or does not run."""
+
+    def compiled(name: str, instructions: tuple[str, ...]) -> tuple[Path, ctypes.CDLL]:
+        made = folder / name
+        _asked(*compiler, *FLAGS, *instructions, "-o", str(made), str(SOURCE))
+        found = _loaded(made)
+        _asked(sys.executable, "-I", "-S", "-c", PROBE, str(made))
+        return made, found
+
+    try:
+        return compiled("native.so", NATIVE)
+    except subprocess.CalledProcessError as error:
+        if (fewer := FEWER.get(platform.machine().lower())) is None:
+            raise
+        log.info("trying fewer instructions than this processor's: %s", _said(error))
+        return compiled("fewer.so", fewer)
+
+
+def _sum(file: Path) -> bytes:
+    content = file.read_bytes()
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}".encode()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _asked(*command: str) -> str:
+    """A program's output, in any encoding."""
+    answer = subprocess.run(
+        command, check=True, capture_output=True, timeout=PATIENCE, encoding="utf-8", errors="backslashreplace"
+    )
+    return answer.stdout
+
+
+def _said(error: Exception) -> str:
+    said = error.stderr if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired) else None
+    return said if isinstance(said, str) and said else str(error)  # what ran out of time has said bytes
+
+
+def _private(found: os.stat_result) -> bool:
+    """True if only this user or root could have written it."""
+    return sys.platform == "win32" or (found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022)
+
+
+def _name(compiler: tuple[str, ...]) -> str:
+    """A name that differs whenever the library would."""
+    version = _asked(*compiler, "--version")
+    parts = (SOURCE.read_text(), *compiler[1:], *FLAGS, *NATIVE, str(FEWER), version, _processor())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The processor's features that `-march=native` uses."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.split(":")[0].strip() in wanted))

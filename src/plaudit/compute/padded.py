@@ -1,0 +1,103 @@
+"""Attention of whole sequences by torch, in buckets of similar length that are padded to their longest.
+
+Causal attention then needs no mask: real tokens never see the padding after them. Used on every device except the CPU,
+and on CPUs without a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from plaudit.compute.attention import first_readers
+from plaudit.compute.gather import Reading, gathered
+
+BUCKET_WASTE = 1.1
+"""A bucket grows while its padded area stays below this multiple of its tokens; past it a second call is cheaper."""
+
+
+class Padded:
+    """Sequences of these lengths; `index` as in `Packed`."""
+
+    def __init__(self, lengths: Sequence[int], index: Tensor | None, *, window: int | None, device: torch.device):
+        self.window = window
+        self._masks: dict[int, Tensor] = {}  # of windows, by length: the same in all layers
+        sizes = torch.tensor(lengths, dtype=torch.int64)
+        starts = sizes.cumsum(0) - sizes
+        total = sum(lengths)
+        buckets = _buckets(starts, sizes)
+        self.shapes = [(rows.shape[0], rows.shape[1]) for rows in buckets]  # (rows, longest) of each bucket
+        even = len(set(lengths)) == 1 and self.shapes == [(len(lengths), lengths[0])]
+        self.pad: Reading | None = None  # computed tokens -> padded rows
+        self.unpad: Reading | None = None  # and back
+        if index is not None or not even:  # else the flat tokens are the padded rows already
+            place = torch.arange(total) if index is None else index
+            first = place if index is None else first_readers(place)
+            read = torch.cat([rows.flatten() for rows in buckets])
+            real = torch.cat([_real(rows).flatten() for rows in buckets])
+            self.pad = Reading(place[read], len(first), real=real, device=device)
+            padded = torch.empty(total, dtype=torch.int64)
+            padded[read[real]] = real.nonzero()[:, 0]
+            self.unpad = Reading(padded[first], len(read), device=device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.pad is not None:
+            query, key, value = (gathered(x, self.pad) for x in (query, key, value))
+        areas = [rows * length for rows, length in self.shapes]
+        parts = zip(self.shapes, *(torch.split(x, areas) for x in (query, key, value)), strict=True)
+        outputs = [self._bucket(*part) for part in parts]
+        padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return padded if self.unpad is None else gathered(padded, self.unpad)
+
+    def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows, length = shape
+        heads, dim = query.shape[1], query.shape[2]
+        q, k, v = (x.view(rows, length, x.shape[1], dim).transpose(1, 2) for x in (query, key, value))
+        if k.shape[1] != heads:
+            k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+        if self.window is not None and length > self.window:
+            if length not in self._masks:
+                self._masks[length] = sliding_mask(length, self.window, device=query.device)
+            mask = self._masks[length]
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2).reshape(rows * length, heads * dim)
+
+
+def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:
+    """True where a query may look: at itself and the `window - 1` tokens before it. Shape (length, length)."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(1 - window)
+
+
+def _buckets(starts: Tensor, sizes: Tensor) -> list[Tensor]:
+    """Group rows of similar length, longest first. Each bucket is an index (rows, longest) into the flat tokens. Pads
+    repeat a row's last token."""
+    order = sizes.argsort(descending=True, stable=True).tolist()
+    padded = sizes.tolist()
+    groups: list[list[int]] = [[]]
+    tokens = 0
+    for row in order:
+        group = groups[-1]
+        if group and (len(group) + 1) * padded[group[0]] > BUCKET_WASTE * (tokens + padded[row]):
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += padded[row]
+    indices = []
+    for group in groups:
+        rows = torch.tensor(group)
+        offsets = torch.arange(padded[group[0]])
+        last = (sizes[rows] - 1)[:, None]
+        indices.append(starts[rows][:, None] + torch.minimum(offsets[None, :], last))
+    return indices
+
+
+def _real(rows: Tensor) -> Tensor:
+    """Mark the places of a bucket (rows, longest) that are tokens: a repeated index is a pad."""
+    real = torch.ones_like(rows, dtype=torch.bool)
+    real[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    return real

@@ -1,0 +1,346 @@
+"""One rank of training: every role's model with its learner or scorer, built from settings in its process.
+
+    settings, checkpoint -> policy, critic or judge, reference -> Learner or Scorer of each
+
+In a local run the loop calls the only rank in its own process; under Ray each rank is a process. Left out: data,
+rollout and rewards, which belong to the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plaudit.algorithms.base import Objective
+from plaudit.compute.digest import digest
+from plaudit.data.template import chosen_template
+from plaudit.learn.learner import Learner
+from plaudit.learn.passes import Passes
+from plaudit.learn.ranks import Alone, Ranks, join
+from plaudit.learn.scorer import BaseScorer, Scorer
+from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, recompute_layers
+from plaudit.loop.checkpoint import Store
+from plaudit.models.base import LanguageModel
+from plaudit.models.config import HeadKind
+from plaudit.models.device import device_of
+from plaudit.models.folders import local_folder
+from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
+from plaudit.models.lora import FOLDER, adapter_names, add_lora, lora_of, restore_lora, save_lora
+from plaudit.models.settings import LoraSettings
+from plaudit.models.tokenizer import check_vocabulary, contradict
+from plaudit.runtime.memory import (
+    RankOutOfMemory,
+    give_back_memory,
+    keep_freed_memory,
+    out_of_memory,
+    release_freed_memory,
+)
+from plaudit.runtime.network import free_address
+from plaudit.runtime.settings import NO_SHARDS
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.types import Role
+from plaudit.weights.collective import Invitation, Sender
+from plaudit.weights.parcel import Parcel, pack
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The longest sequence that a run will train on or sample."""
+
+    tokens: int
+    what: str
+    """Description of the sequence for messages."""
+
+    def check(self, whose: str, room: int, *, otherwise: str = "") -> None:
+        """Refuse rows that do not fit a model with room for this many tokens. `otherwise`: further advice."""
+        if self.tokens > room:
+            raise SettingsError(
+                f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: "
+                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens" + otherwise
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rank must know besides the settings."""
+
+    checkpoints: Path
+    resume: str | None
+    total_steps: int
+    longest: Longest
+    passes: tuple[int, int] | None = None
+    """Tokens of a pass with and without gradients; None: as in the settings."""
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """The dtype of weights and activations."""
+    dtype: torch.dtype = getattr(torch, settings.learn.precision)
+    return dtype
+
+
+def initial_model(
+    settings: Settings, tokenizer: Any, device: str, role: Role = Role.POLICY, *, head: HeadKind = "lm"
+) -> LanguageModel:
+    """Make a role's model as a run starts."""
+    path = initial_path(settings, tokenizer, role)
+    if path is not None:
+        return load_model(path, head=head, dtype=dtype_of(settings), device=device, seed=settings.seed)
+    config, seed, dtype = settings.model.config, settings.seed, dtype_of(settings)
+    return fresh_model(config, head=head, seed=seed, dtype=dtype, vocab_size=len(tokenizer), device=device)
+
+
+def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
+    """The folder or hub id that a role's model starts from; None for a fresh one."""
+    if role is Role.CRITIC:
+        return settings.critic.path or judge_for_critic(settings, tokenizer) or settings.model.path
+    return settings.model.path
+
+
+def lora_settings(settings: Settings, role: Role) -> LoraSettings:
+    """The adapters that a trained role gets."""
+    return settings.critic.lora if role is Role.CRITIC else settings.model.lora
+
+
+def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
+    """The first judge of the run whose tokens are the policy's."""
+    judges = [reward.path for reward in settings.rewards if reward.kind == "judge" and reward.path]
+    for path in judges:
+        if not contradict(load_tokenizer(path), tokenizer):
+            return path
+        log.warning("The critic does not start from the judge %s, whose tokenizer is not the policy's.", path)
+    return None
+
+
+class Trainer:
+    """A rank. `part` gives the learner or scorer of a role."""
+
+    def __init__(self, settings: Settings, plan: Plan, ranks: Ranks | None = None):
+        self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
+        self.objective: Objective = settings.objective
+        self.passes = Passes.of(settings.learn.micro_tokens, settings.learn.score_tokens)
+        for room, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
+            room.lower(tokens)
+        self.device = device_of(settings.device)
+        self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        # Checkpoints keep the template that their chats were rendered with.
+        self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
+        self.store = Store(plan.checkpoints)
+        self.models: dict[Role, LanguageModel] = {}
+        self.placements: dict[Role, Placement] = {}
+        self._check_tokens("critic.path", settings.critic.path if Role.CRITIC in self.objective.losses() else None)
+        self._check_tokens("reference.path", settings.reference.path if Role.REFERENCE in self.objective.asks else None)
+        for role in self.objective.losses():
+            self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
+            if settings.learn.activation_checkpointing:
+                recompute_layers(self.models[role])
+        if Role.REFERENCE in self.objective.asks:
+            self._place(Role.REFERENCE, self._reference())
+        role = min(self.models, key=lambda role: self.models[role].max_positions)
+        self.plan.longest.check(f"the {role}", self.models[role].max_positions)
+        self.members = {role: self._member(role) for role in self.models}
+        self._beneath: str | None = None
+        if settings.rollout.share_devices and settings.samples:
+            self.rest()
+
+    @contextmanager
+    def part(self, role: str) -> Iterator[Scorer]:
+        """Give the learner or scorer of a role. Raises RankOutOfMemory if other ranks may wait for this one."""
+        try:
+            yield self.members[Role(role)]
+        except Exception as error:
+            if self.ranks.world == 1 or not out_of_memory(error):
+                raise
+            micro, score = self.passes.micro.tokens, self.passes.score.tokens
+            told = f"rank {self.ranks.rank} ran out of memory with the {role} ({str(error).splitlines()[0]:.200})"
+            raise RankOutOfMemory(f"{told}. Lower learn.micro_tokens={micro}.", micro, score) from None
+
+    def save(self, role: str, folder: Path) -> None:
+        """Write a role's whole model, adapters merged, and the adapters separately. All ranks must call it; the first
+        writes."""
+        model = self.placements[Role(role)].whole()
+        if model is None:
+            return
+        save_model(model, folder, tokenizer=self.tokenizer)
+        if lora_of(model) is not None:
+            path = initial_path(self.settings, self.tokenizer, Role(role))
+            base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
+            save_lora(model, folder / FOLDER, base=base)
+
+    def rise(self) -> None:
+        """Be ready to train."""
+        for member in self.members.values():
+            member.rise()
+
+    def rest(self) -> None:
+        """Free the device for others until `rise`; weights stay, since samplers need them."""
+        for member in self.members.values():
+            member.rest()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters by their Hugging Face names, for samplers. All ranks must call it; the first returns
+        them."""
+        model = self.placements[Role.POLICY].whole()
+        return {} if model is None else dict(model.hf_tensors())
+
+    def packed(self, version: int, *, device: str = "cpu") -> Parcel | None:
+        """What samplers in other processes need of the policy: `weights`, or only the adapters by their parameters'
+        names, since samplers have the base model. All ranks must call it; the first returns it."""
+        place, adapters = self.placements[Role.POLICY], adapter_names(self.models[Role.POLICY])
+        weights = place.parameters(adapters) if adapters else self.weights()
+        if adapters and self._beneath is None:
+            names = [name for name, _ in self.models[Role.POLICY].named_parameters()]
+            self._beneath = digest(place.parameters(name for name in names if name not in adapters))
+        return pack(weights, version, beneath=self._beneath or "", device=device) if weights else None
+
+    def parcel_bytes(self) -> int:
+        """The size of what `packed` returns."""
+        model = self.models[Role.POLICY]
+        adapters = adapter_names(model)
+        numbers = sum(p.numel() for name, p in model.named_parameters() if not adapters or name in adapters)
+        return numbers * dtype_of(self.settings).itemsize
+
+    # --- models
+
+    def _trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
+        """Make a role's model as training continues here."""
+        saved = None if self.plan.resume is None else self.store.model(role, self.plan.resume)
+        lora = lora_settings(self.settings, role)
+        if lora.rank > 0:
+            adapted = add_lora(self._initial(role, head=head), lora, seed=self.settings.seed)
+            return adapted if saved is None else restore_lora(adapted, saved)
+        return self._initial(role, head=head) if saved is None else self._load(str(saved), head=head)
+
+    def _reference(self) -> LanguageModel:
+        settings, policy = self.settings, self.models[Role.POLICY]
+        saved = self.store.folder / Role.REFERENCE / (self.plan.resume or "")
+        moving = settings.reference.ema > 0
+        dtype = torch.float32 if moving else dtype_of(settings)  # in bfloat16, its small steps would round to nothing
+        if self.plan.resume is not None and moving and saved.is_dir():
+            reference = self._load(str(saved), dtype=dtype)
+        elif settings.reference.path is not None:
+            reference = self._load(settings.reference.path, dtype=dtype)
+        elif lora_of(policy) is not None:
+            return policy  # run with its adapters off
+        else:
+            reference = self._initial(Role.POLICY).to(dtype)
+        return reference.requires_grad_(False)
+
+    def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
+        return initial_model(self.settings, self.tokenizer, self.device, role, head=head)
+
+    def _load(self, path: str, *, head: HeadKind = "lm", dtype: torch.dtype | None = None) -> LanguageModel:
+        dtype = dtype or dtype_of(self.settings)
+        return load_model(path, head=head, dtype=dtype, device=self.device, seed=self.settings.seed)
+
+    def _place(self, role: Role, model: LanguageModel) -> None:
+        """Give a model its placement among the ranks. A model in two roles has one already."""
+        check_vocabulary(self.tokenizer, model)
+        places = {id(self.models[other]): place for other, place in self.placements.items()}
+        self.models[role] = model
+        waits = role is Role.REFERENCE and self.settings.reference.offload and apart(self.device)
+        self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
+
+    def _check_tokens(self, setting: str, path: str | None) -> None:
+        """Refuse a model for which the policy's token ids are other texts."""
+        if path is not None and contradict(load_tokenizer(path), self.tokenizer):
+            raise SettingsError(
+                f"{setting}={path} has another tokenizer than the policy, so the same ids are other texts. Give a "
+                "model with the policy's tokenizer"
+            )
+
+    def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
+        """Choose a placement. `waits`: in host memory until it is used."""
+        runtime, device = self.settings.runtime, torch.device(self.device)
+        if runtime.strategy == "replicate" or isinstance(self.ranks, Alone):
+            return Waiting(model, self.ranks, device=device) if waits else Whole(model, self.ranks)
+        if runtime.cpu_offload and self.device == "cpu":
+            raise SettingsError("runtime.cpu_offload=true has no effect on the CPU: set it to false, or device=cuda")
+        place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.cpu_offload or waits)
+        release_freed_memory()  # of the whole model
+        return place
+
+    # --- members
+
+    def _member(self, role: Role) -> Scorer:
+        settings, model = self.settings, self.models[role]
+        temperature = settings.rollout.temperature if self.objective.data == "prompts" else 1.0
+        if role is Role.REFERENCE:
+            policy = self.models[Role.POLICY]
+            kind = BaseScorer if model is policy else Scorer
+            room, place = self.passes.score, self.placements[role]
+            return kind(model, role, temperature=temperature, token_budget=room, leader=policy, placement=place)
+        optimizer = settings.optimizer
+        if role is Role.CRITIC:
+            optimizer = replace(optimizer, learning_rate=settings.critic.learning_rate)
+        return Learner(
+            model,
+            role,
+            self.objective.losses()[role],
+            optimizer=optimizer,
+            settings=settings.learn,
+            total_steps=self.plan.total_steps,
+            temperature=temperature,
+            halt=self.objective.halt if role is Role.POLICY else lambda stats: None,
+            placement=self.placements[role],
+            passes=self.passes,
+        )
+
+
+class RankProcess(Trainer):
+    """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
+
+    def __init__(self, recipe: Mapping[str, Any], plan: Plan):
+        self.recipe, self.plan = recipe, plan
+        self.sender = Sender()
+
+    def address(self) -> str:
+        return free_address()
+
+    def build(self, address: str, rank: int, world: int, timeout: float) -> None:
+        """Join the others. Before, there are neither ranks nor models."""
+        from plaudit.settings.recipes import load_settings
+
+        keep_freed_memory()
+        settings = load_settings(self.recipe)
+        torch.manual_seed(settings.seed)
+        device = torch.device(device_of(settings.device))
+        shards = settings.runtime.strategy == "fsdp"
+        backend = settings.runtime.backend
+        if shards and backend == "gloo" and device.type == "cuda":
+            raise SettingsError(NO_SHARDS)
+        ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)
+        super().__init__(settings, self.plan, ranks)
+
+    def rest(self) -> None:
+        super().rest()
+        give_back_memory()
+
+    def parcel(self, version: int) -> tuple[Parcel | None, str]:
+        """The policy's weights for samplers with their digest, from rank 0; all ranks must be called."""
+        parcel = self.packed(version)
+        return parcel, "" if parcel is None else parcel.digest
+
+    def hold(self, version: int, device: str) -> str:
+        """As `parcel`, but keep the weights to be sent from here. Return their digest."""
+        self.sender.parcel = parcel = self.packed(version, device=device)
+        return "" if parcel is None else parcel.digest
+
+    async def meet(self) -> str:
+        return await self.sender.meet()
+
+    async def send(self, invitation: Invitation) -> None:
+        await self.sender.send(invitation)
+
+    async def dissolve(self, invitation: Invitation) -> None:
+        await self.sender.dissolve(invitation)

@@ -1,0 +1,58 @@
+"""What is odd about data but used as it stands. The report lists it, since it may be a mistake."""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Sequence
+from pathlib import Path
+
+from plaudit.data.read import data_files
+from plaudit.data.reader import chat_of
+from plaudit.data.records import Demonstration, Judgement, Preference, Question, Record, Sample
+from plaudit.data.report import Tally
+from plaudit.data.settings import DataSettings, sources
+
+
+def note_row(read: Sample, record: Record, settings: DataSettings, tally: Tally) -> None:
+    """Count what may be unintended: a guessed prompt, turns that are not trained, a negative margin, no blank between
+    prompt and answer."""
+    if read.guess:
+        tally.note(read.guess, f"{record.prompt[-20:]!r} at {read.where}")
+    if not isinstance(record, Question) and any(not turn.get("train", True) for turn in read.messages):
+        tally.note("chats with turns that are not trained, as their weight says")
+    match record:
+        case Demonstration():
+            answer = record.completion
+        case Judgement():
+            answer = record.verdicts[0].answer
+        case Preference():
+            answer = record.pairs[0].chosen
+            if any(pair.margin < 0 for pair in record.pairs):
+                tally.note("rows with a negative margin, by which the rejected answer may win", read.where)
+        case _:
+            return
+    bare = record.prompt and settings.prompt_template is None and not chat_of(record.prompt, record.messages, settings)
+    if bare and not record.prompt[-1].isspace() and not answer[0].isspace():
+        joined = f"{record.prompt[-20:]}{answer[:10]}"
+        tally.note("answers that follow their prompt without a blank or a template", f"{joined!r} at {read.where}")
+
+
+def note_same_files(settings: DataSettings, tallies: Sequence[Tally]) -> None:
+    """Note validation sources and files that are trained on too, under any name."""
+    train = sources(settings.train)
+    files = [path for source in train for _, path in data_files(source, settings.split)]
+    for tally in tallies:
+        if tally.role == "train":
+            continue
+        held = data_files(tally.source, settings.validation_split)
+        if not held and tally.source in train and settings.split == settings.validation_split:
+            tally.note("sources that are trained on too", tally.source)
+        for name, path in held:
+            same = next((other for other in files if _equal(path, other)), None)
+            if same is not None:
+                tally.note("files that are trained on too", f"{name} is {same}")
+
+
+def _equal(one: Path, other: Path) -> bool:
+    alike = one.stat().st_size == other.stat().st_size
+    return one.samefile(other) or (alike and filecmp.cmp(one, other, shallow=False))

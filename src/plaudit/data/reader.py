@@ -1,0 +1,278 @@
+"""Prompts and answers to tokens, the same for training, asking and judging.
+
+    Asked -> (chat template, prompt template) Written -> (tokenizer) Encoded -> fitted prompt, Answer
+
+A trained prompt has the tokens that the policy is asked with: no token spans the seam of prompt and answer. A chat's
+answer has its tokens of the whole rendered chat, unless one of them would span the seam. A plain text's answer is
+tokenised apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from plaudit.data.chat import Chats, shorter
+from plaudit.data.fields import DataError, Message
+from plaudit.data.records import Record
+from plaudit.data.report import Tally
+from plaudit.data.settings import DataSettings
+from plaudit.data.template import adds_bos
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tokens = tuple[int, ...]
+AT_ONCE = 512
+"""Texts in one call of a tokenizer. Until it returns it holds some 130 bytes a token."""
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer's tokens, with the end token unless it was cut off."""
+
+    tokens: Tokens
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A record, which may lack its last turns, and answers to it."""
+
+    record: Record
+    answers: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A prompt and its completions as text; `messages` are the turns of a chat that were rendered."""
+
+    asked: Asked
+    prompt: str
+    completions: tuple[str, ...]
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A prompt and its completions as tokens. `shortened` means that a chat lost turns."""
+
+    text: str
+    tokens: Tokens
+    completions: tuple[Tokens, ...]
+    messages: tuple[Message, ...]
+    where: str
+    shortened: bool = False
+
+
+class Reader:
+    """Writes and tokenises records for one tokenizer. `ends` are the model's end tokens beside the tokenizer's own."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings, ends: Collection[int] = ()):
+        self.tokenizer, self.settings = tokenizer, settings
+        self.ends = frozenset((*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])))
+        self.bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
+        self.chats = Chats(tokenizer, settings, ends)
+
+    def read(
+        self, records: Sequence[RecordT], asks: Callable[[RecordT], Sequence[Asked]], tally: Tally
+    ) -> Iterator[tuple[RecordT, list[Encoded]]]:
+        """Yield each record with its prompts and answers. A record whose chat the template refuses is a bad row."""
+        written: list[Written] = []
+        kept: list[tuple[RecordT, int]] = []
+        for record in records:
+            try:
+                texts = [self.written(asked) for asked in asks(record)]
+            except DataError as error:
+                tally.skip(error)
+            else:
+                written += texts
+                kept.append((record, len(texts)))
+        encoded = iter(self.encoded(written))
+        of_chats: list[Written] = [one for one in written if one.messages]
+        if of_chats and not tally.chat and self.chats.form is not None:
+            example = {"prompt": of_chats[0].prompt, "completion": (*of_chats[0].completions, "")[0]}
+            tally.chat = {**self.chats.form.json(), "example": example}
+        for record, count in kept:
+            yield record, list(islice(encoded, count))
+
+    def written(self, asked: Asked) -> Written:
+        """Render the chat, or put the prompt into the prompt template."""
+        record = asked.record
+        turns = chat_of(record.prompt, record.messages, self.settings)
+        if not turns:
+            prompt = _wrapped(record.prompt, self.settings)
+            texts = tuple(str(answer["content"]) for answer in asked.answers)
+            return Written(asked=asked, prompt=prompt, completions=texts, messages=())
+        prompt = self.chats.prompt(turns, record.arguments, where=record.where)
+        texts = tuple(
+            self.chats.completion(prompt, turns, answer, record.arguments, where=record.where)
+            for answer in asked.answers
+        )
+        return Written(asked=asked, prompt=prompt, completions=texts, messages=turns)
+
+    def encoded(self, written: Sequence[Written]) -> list[Encoded]:
+        """Tokenise. Chats that are too long lose turns if the settings say so."""
+        limit, most = self.settings.max_prompt_tokens, self.settings.max_tokens
+        opened = encode_texts(endings([one.prompt for one in written], limit, self.tokenizer), self.tokenizer)
+        fitted = [
+            self._fitted(one, tokens) if one.messages else (one, _opened(tokens, self.bos, self.tokenizer), False)
+            for one, tokens in zip(written, opened, strict=True)
+        ]
+        # an answer of a chat that fits is tokenised with its prompt before it
+        texts = [
+            (one.prompt if one.messages and len(tokens) <= limit else "") + text
+            for one, tokens, _ in fitted
+            for text in beginnings(one.completions, most, self.tokenizer)
+        ]
+        whole = iter(encode_texts(texts, self.tokenizer))
+        found: list[Encoded] = []
+        for one, tokens, shortened in fitted:
+            completions = [next(whole) for _ in one.completions]
+            if one.messages and len(tokens) <= limit:
+                completions = [
+                    after(tokens, tokens_of, text, self.tokenizer)
+                    for tokens_of, text in zip(completions, one.completions, strict=True)
+                ]
+            found.append(
+                Encoded(
+                    text=one.prompt,
+                    tokens=tokens,
+                    completions=tuple(completions),
+                    messages=one.messages,
+                    where=one.asked.record.where,
+                    shortened=shortened,
+                )
+            )
+        return found
+
+    def _fitted(self, written: Written, tokens: Tokens) -> tuple[Written, Tokens, bool]:
+        """Drop as many first turns of a chat as it takes to fit, or none if that cannot help."""
+        one, now, limit = written, tokens, self.settings.max_prompt_tokens
+        if self.settings.overlong == "truncate":
+            while len(now) > limit:
+                turns = shorter(one.messages)
+                if not turns:
+                    return written, tokens, False
+                one = self.written(replace(one.asked, record=replace(one.asked.record, messages=turns)))
+                now = encode_texts(endings([one.prompt], limit, self.tokenizer), self.tokenizer)[0]
+        return one, now, one is not written
+
+    def answer(self, tokens: Tokens, room: int, asked: Encoded) -> Answer | str:
+        """Return the answer with its end token, cut if there is no room, or the reason why it cannot be used.
+
+        Only a whole answer gets the end token: a cut one with it would teach to stop mid-sentence.
+        """
+        end = self.tokenizer.eos_token_id
+        if end is None:
+            raise DataError("The tokenizer has no eos_token, so no answer could ever end. Set tokenizer.eos_token.")
+        if tokens and tokens[-1] in self.ends:
+            tokens, end = tokens[:-1], tokens[-1]
+        if not self.ends.isdisjoint(tokens):
+            return "end token inside the answer"
+        if len(tokens) < room:
+            return Answer((*tokens, int(end)), truncated=False)
+        limit = f"data.max_tokens={self.settings.max_tokens} leaves {max(room, 0)}"
+        self._refuse(f"the answer has {len(tokens) + 1} tokens, and {limit}", asked)
+        if self._overlong(asked) == "drop":
+            return "answer too long"
+        if room < 1:
+            return "prompt leaves no room for an answer"
+        return Answer(tokens[:room], truncated=True)
+
+    def fitting_prompt(self, one: Encoded, dropped: Counter[str]) -> Tokens | None:
+        """Cut the beginning of a prompt that is too long, after BOS. Return None and count it if it is `dropped`."""
+        tokens, limit = one.tokens, self.settings.max_prompt_tokens
+        if len(tokens) <= limit:
+            return tokens
+        self._refuse(f"the prompt has {len(tokens)} tokens, data.max_prompt_tokens={limit}", one)
+        if one.messages or self._overlong(one) == "drop":
+            dropped["prompt too long"] += 1
+            return None
+        if tokens[0] == self.bos and limit > 1:
+            return (tokens[0], *tokens[len(tokens) - limit + 1 :])
+        return tokens[len(tokens) - limit :]
+
+    def _overlong(self, one: Encoded) -> str:
+        """What happens to rows that are too long; by default chats are dropped and texts cut."""
+        return self.settings.overlong or ("drop" if one.messages else "truncate")
+
+    def _refuse(self, what: str, one: Encoded) -> None:
+        if self.settings.overlong == "error":
+            raise DataError(f"{what}. Raise the limit, or set data.overlong to truncate or drop.", one.where)
+
+
+def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Tokenise one rendered prompt as a policy is asked with it: never empty, with BOS if the tokenizer adds it."""
+    bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
+    return _opened(encode_texts([prompt], tokenizer)[0], bos, tokenizer)
+
+
+def chat_of(prompt: str, messages: Sequence[Message], settings: DataSettings) -> tuple[Message, ...]:
+    """Return the chat to render: the record's own, or its text as a user turn if the settings want chats; else ()."""
+    turns = tuple(messages)
+    if not turns and prompt and (settings.as_chat or settings.system is not None):
+        turns = ({"role": "user", "content": _wrapped(prompt, settings)},)
+    if turns and settings.system is not None and turns[0]["role"] != "system":
+        turns = ({"role": "system", "content": settings.system}, *turns)
+    return turns
+
+
+def _wrapped(prompt: str, settings: DataSettings) -> str:
+    template = settings.prompt_template
+    return prompt if template is None else template.replace("{prompt}", prompt)
+
+
+def beginnings(texts: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Cut the ends of texts that are much too long, to more tokens than the limit still.
+
+    Tokenising a text of 30 MB would take minutes."""
+    return [text if len(text) <= 64 * limit else text[: _most(limit, tokenizer)] for text in texts]
+
+
+def endings(texts: Sequence[str], limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """As `beginnings`, but keep the end."""
+    return [text if len(text) <= 64 * limit else text[-_most(limit, tokenizer) :] for text in texts]
+
+
+@lru_cache(maxsize=4)
+def _most(limit: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """A number of characters that takes more than `limit` tokens."""
+    return limit * max(map(len, tokenizer.get_vocab())) + 1
+
+
+def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
+    """Tokenise texts as they stand and add nothing."""
+    tokens: list[Tokens] = []
+    for start in range(0, len(texts), AT_ONCE):
+        part = list(texts[start : start + AT_ONCE])
+        encoded = tokenizer(part, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        tokens += [tuple(ids) for ids in encoded["input_ids"]]
+    return tokens
+
+
+def after(prompt: Tokens, whole: Tokens, completion: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """Return the completion's tokens within the whole text, or tokenise it apart if a token spans the seam.
+
+    Tokenised apart, a completion gets a blank before it from tokenizers such as Llama 2's."""
+    if whole[: len(prompt)] == prompt:
+        return whole[len(prompt) :]
+    return encode_texts([completion], tokenizer)[0]
+
+
+def _opened(tokens: Tokens, bos: int | None, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+    """The tokens with BOS in front, unless they have it: a chat template may have written it."""
+    if bos is not None and tokens[:1] != (bos,):
+        return (bos, *tokens)
+    if tokens:
+        return tokens
+    # A row's first token is never trained, so an empty prompt needs one. GPT-2's tokenizer opens with the end token.
+    opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if opening is None:
+        raise DataError("A prompt is empty and the tokenizer has neither bos_token nor eos_token to open with.")
+    return (int(opening),)

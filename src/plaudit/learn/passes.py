@@ -1,0 +1,136 @@
+"""The number of tokens of one pass, which shrinks if memory does not hold them.
+
+    batch -> cut(tokens) -> run each part -> results; memory runs out -> all again in parts of half the size
+
+Neither gradients nor scores depend on how a batch is cut, so nothing else changes. Left out: ranks that wait for each
+other within a pass; those begin again together (`loop/restart.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from plaudit.batch import Batch
+from plaudit.runtime.memory import OutOfMemory, give_back_memory, memory_tried
+from plaudit.types import Stats
+
+SHORTER = "Lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+SCORING = f"{SHORTER}, or take a machine with more memory; learn.score_tokens cannot be smaller"
+LEARNING = (
+    f"{SHORTER}, or set learn.activation_checkpointing=true, learn.precision=bfloat16 or model.lora.rank; "
+    "learn.micro_tokens cannot be smaller"
+)
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class UnitTooLong(OutOfMemory):
+    """A pass over one row, or one pair, does not fit."""
+
+    def __init__(self, tokens: int, advice: str):
+        super().__init__(f"memory does not hold a pass over one unit of {tokens} tokens (a row, or a pair). {advice}")
+        self.tokens, self.advice = tokens, advice
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tokens, self.advice)
+
+
+@dataclass
+class Room:
+    """Tokens of one kind of pass."""
+
+    setting: str
+    """The setting that gives the number."""
+    tokens: int
+    advice: str
+    """Advice for the error: other settings that help."""
+
+    def __post_init__(self) -> None:
+        self.asked = self.tokens
+
+    def fit(
+        self,
+        cut: Callable[[int], Sequence[Batch]],
+        run: Callable[[Batch], Result],
+        *,
+        clear: Callable[[], None] = lambda: None,
+        again: bool = True,
+    ) -> list[Result]:
+        """Run every part and return the results. `clear` undoes the parts of a failed attempt. Raises UnitTooLong.
+        Without `again` there is one attempt, and its error is raised."""
+        if not again:
+            return [run(part) for part in cut(self.tokens)]
+        while True:
+            results: list[Result] = []
+            parts = cut(self.tokens)
+            with memory_tried() as failed:
+                for part in parts:
+                    results.append(run(part))
+            if not failed:
+                return results
+            part = parts[len(results)]
+            results.clear()
+            clear()
+            give_back_memory()
+            self._halve(part, failed[0])
+
+    def _halve(self, part: Batch, why: str) -> None:
+        size = len(part.tokens)
+        if len(part) <= part.unit:
+            raise UnitTooLong(size, self.advice)
+        self.tokens = max(1, min(self.tokens, size) // 2)
+        log.warning(
+            "Memory ran out in a pass over %d tokens (%.80s): from now on a pass has at most %d. Set %s=%d.",
+            size,
+            why,
+            self.tokens,
+            self.setting,
+            self.tokens,
+        )
+
+    @property
+    def lowered(self) -> bool:
+        return self.tokens < self.asked
+
+    def lower(self, tokens: int) -> None:
+        """Use at most this many tokens, as another rank does."""
+        self.tokens = min(self.tokens, tokens)
+
+
+@dataclass
+class Passes:
+    """The passes of one rank; all of its models share them."""
+
+    micro: Room
+    score: Room
+
+    @classmethod
+    def of(cls, micro_tokens: int, score_tokens: int) -> Passes:
+        micro = Room("learn.micro_tokens", micro_tokens, LEARNING)
+        return cls(micro, Room("learn.score_tokens", score_tokens, SCORING))
+
+    def _rooms(self) -> dict[str, Room]:
+        return {"micro": self.micro, "score": self.score}
+
+    def figures(self) -> Stats:
+        """The lowered sizes, as `micro_tokens/min` and `score_tokens/min`; ranks merge them to the smallest."""
+        return {f"{name}_tokens/min": float(room.tokens) for name, room in self._rooms().items() if room.lowered}
+
+    def agree(self, merged: Stats) -> None:
+        """Use no larger passes than any other rank."""
+        for name, room in self._rooms().items():
+            room.lower(int(merged.get(f"{name}_tokens/min", room.tokens)))
+
+    def state(self) -> dict[str, list[int]]:
+        """The lowered sizes: each with the number in the settings."""
+        return {name: [room.asked, room.tokens] for name, room in self._rooms().items() if room.lowered}
+
+    def restore(self, state: dict[str, list[int]]) -> None:
+        """Continue with the lowered sizes, unless the settings have changed since."""
+        for name, (asked, tokens) in state.items():
+            room = self._rooms()[name]
+            if asked == room.asked:
+                room.lower(tokens)

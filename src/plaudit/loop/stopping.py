@@ -1,0 +1,92 @@
+"""Ending a run by a signal.
+
+While data is read, a signal ends the run at once. Later, the first signal is noted and the loop ends at its next step,
+saved. A second one has its usual effect, except SIGHUP, which often comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+HANGUP: int | None = getattr(signal, "SIGHUP", None)
+"""Signal of a closed terminal; some systems have none."""
+
+
+class Stopped(Exception):
+    """A signal stopped the run, which saved first. `code` is the exit status."""
+
+    def __init__(self, signum: int, step: int | None):
+        """`step` is None if its workers were not ready and there is nothing new to save."""
+        when = "before its workers were ready" if step is None else f"after step {step}"
+        super().__init__(f"stopped by {signal.Signals(signum).name} {when}; resume=latest continues from there")
+        self.code = 128 + signum
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Derived from KeyboardInterrupt, so that code that handles Ctrl-C handles the other signals too."""
+
+
+@contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """While active, SIGTERM, SIGINT or SIGHUP raises Stopped immediately; nothing needs saving yet."""
+
+    def interrupt(signum: int, frame: Any) -> None:
+        raise _Interrupted(signum)
+
+    try:
+        with _heard(interrupt):
+            yield
+    except _Interrupted as interrupted:
+        raise Stopped(interrupted.args[0], None) from None
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Yield a list that receives the first signal."""
+    received: list[int] = []
+
+    def note(signum: int, frame: Any) -> None:
+        received.append(signum)
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_IGN if number == HANGUP else handler)
+
+    with _heard(note) as previous:
+        yield received
+
+
+@contextmanager
+def _heard(handle: Callable[[int, Any], None]) -> Iterator[dict[int, Any]]:
+    """Install `handle` for SIGTERM, SIGINT and (unless ignored, as under nohup) SIGHUP; yield the previous handlers.
+    Outside the main thread, signals are left alone."""
+    previous: dict[int, Any] = {}
+    numbers = [int(signal.SIGTERM), int(signal.SIGINT)]
+    if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+        numbers.append(HANGUP)
+    try:
+        for number in numbers:
+            previous[number] = signal.signal(number, handle)
+    except ValueError:  # not in the main thread, whose owner handles signals
+        previous.clear()
+    try:
+        yield previous
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+async def unless(stop: list[int], work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of `work`. If `stop` receives a signal first, cancel the work and raise Stopped."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        if stop:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise Stopped(stop[0], None)
+        await asyncio.wait((task,), timeout=0.1)
+    return task.result()

@@ -1,0 +1,56 @@
+"""Turn what a setting names into a folder: a path, a run (its best or newest model), or a hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plaudit.models.files import read_json
+from plaudit.support.paths import at_home
+
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def local_folder(path: str) -> Path:
+    """Return the folder: the path itself, that of a run's model, or that of a hub id, downloaded or cached."""
+    folder = at_home(path)
+    if folder.is_dir():
+        return _model_of_run(folder) if _is_run(folder) else folder
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise FileNotFoundError(
+            f"There is no folder {path}. Give the folder of a saved model, or a hub id (owner/name)."
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=HUB_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(
+            f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). "
+            "Check the spelling; without a network, download it elsewhere and give its folder."
+        ) from error
+
+
+def _is_run(folder: Path) -> bool:
+    """True for a run's folder. A run that ended before its first checkpoint has only a log."""
+    logs = (folder / "log.txt").is_file() and not any(folder.glob("*config.json"))
+    return logs or (folder / "checkpoints").is_dir()
+
+
+def _model_of_run(run: Path) -> Path:
+    """The policy (or judge) of a run's best committed checkpoint if evaluations were compared, else of its newest."""
+    states = (run / "checkpoints" / "state").glob("epoch*globalstep*")
+    found = sorted(states, key=lambda path: int(path.name.rpartition("globalstep")[2]))
+    for name in (best_checkpoint(found[-1]), found[-1].name) if found else ():
+        for role in ("policy", "judge"):
+            if name is not None and (run / "checkpoints" / role / name).is_dir():
+                return run / "checkpoints" / role / name
+    raise FileNotFoundError(f"The run {run} has no checkpoint yet. Let it reach one, or give another model.")
+
+
+def best_checkpoint(state: Path) -> str | None:
+    """Name of the checkpoint with the best evaluation, as known to this `state` folder; None if evaluations were not
+    compared (`evaluate.best`)."""
+    values = state / "values.json"
+    best = read_json(values).get("best") if values.exists() else None
+    return None if best is None else best["checkpoint"]

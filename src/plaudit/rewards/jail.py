@@ -1,0 +1,282 @@
+"""The process that `sandbox.py` starts by its path: it locks itself in, then runs untrusted code.
+
+    fd 0: the job's length, the job as JSON, standard input   fd 2: "ready" once it is locked in, or why it cannot be
+    job -> modules -> namespaces, an empty root, limits, no rights, a list of system calls -> the code -> fd 1
+
+Imports only the standard library, and runs with `python -I -S`. The code sees the standard library's files, but no
+other file, process, network or environment. It can start no process or thread, and no call that is left to it reaches
+outside. Linux on x86-64 and ARM64 only: elsewhere, and if the kernel or a container allows a user no namespaces, `lock`
+raises OSError.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import ctypes
+import importlib
+import io
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+NEW_NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x4000000 | 0x2000000
+"""User, mounts, processes, network, IPC, host name, control groups: CLONE_NEW... of <sched.h>."""
+READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+DETACH = 2
+NO_NEW_PRIVILEGES, SET_SECCOMP, DEATH_SIGNAL, FILTER, SIGKILL = 38, 22, 1, 2, 9
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
+"""What a filter answers: allow; EPERM; end the process."""
+ARCHITECTURES = {"x86_64": (0xC000003E, 155, 126), "aarch64": (0xC00000B7, 41, 91)}
+"""Numbers of each machine: its own in a filter, pivot_root, capset."""
+CALLS = {
+    "x86_64": "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 19 20 21 23 24 25 28 32 33 35 39 60 72 79 89 96 97 98 99 "
+    "100 102 104 107 108 131 186 201 202 204 217 219 228 229 230 231 234 257 262 267 270 271 273 318 332 "
+    "334 439",
+    "aarch64": "17 23 24 25 29 48 56 57 61 62 63 64 65 66 67 72 73 78 79 80 93 94 98 99 101 113 114 115 123 124 128 "
+    "131 132 134 135 139 153 163 165 169 172 174 175 176 177 178 179 214 215 216 222 226 233 278 291 293 "
+    "439",
+}
+"""System calls that stay allowed: read, write, close, stat, seek, poll, memory, own signals, clocks, open (below an
+empty root). None makes a process, a thread, a socket or a mount, or sees another process."""
+MODULES = (
+    "array base64 binascii bisect calendar cmath collections collections.abc contextlib copy csv dataclasses "
+    "datetime decimal difflib enum fractions functools hashlib heapq html io itertools json keyword locale "
+    "math numbers operator pprint queue random re secrets statistics string struct sys textwrap time traceback "
+    "types typing unicodedata uuid zlib"
+).split()
+"""Imported before the process is locked in. Later their shared libraries could not be loaded."""
+MOST_CALLS, LONGEST = 100_000, 1 << 20
+"""Most calls of the answer's functions by tests, and most bytes of one call or result."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def called(name: str, *arguments: Any) -> None:
+    """Call a function of the C library; raise OSError if it fails."""
+    function = libc[name]
+    function.restype = ctypes.c_long
+    if function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(f"{name}: {os.strerror(number)}")
+
+
+def lock(limits: dict[str, int]) -> None:
+    """Lock the process in, in the only order that works. Returns in the process that is to run the code."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ARCHITECTURES:
+        raise OSError(f"there is no sandbox for {sys.platform} on {machine}: use Linux on x86-64 or ARM64")
+    user, group = os.geteuid(), os.getegid()
+    called("unshare", NEW_NAMESPACES)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"65534 {user} 1"), ("gid_map", f"65534 {group} 1")):
+        Path("/proc/self", name).write_text(text)
+    _one_child()
+    _empty_root(machine)
+    for limit, most in _limits(limits):
+        resource.setrlimit(limit, (most, most))
+    os.umask(0o077)
+    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)  # no rights, of version 3
+    called("syscall", ARCHITECTURES[machine][2], header, none)
+    called("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _filter(machine)
+
+
+def _limits(limits: dict[str, int]) -> Iterator[tuple[int, int]]:
+    yield resource.RLIMIT_AS, limits["memory"]
+    yield resource.RLIMIT_CPU, limits["seconds"]
+    for none in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE):
+        yield none, 0
+    yield resource.RLIMIT_NOFILE, 32
+    yield resource.RLIMIT_NPROC, 1
+
+
+def _one_child() -> None:
+    """Continue as the first process of the new namespace. This one waits for it, and each dies with the other."""
+    child = os.fork()
+    if child:
+        for descriptor in range(256):
+            with suppress(OSError):
+                os.close(descriptor)
+        os.waitpid(child, 0)
+        os._exit(0)
+    called("prctl", DEATH_SIGNAL, SIGKILL, 0, 0, 0)
+
+
+def _empty_root(machine: str) -> None:
+    """Change to an empty read-only file system with the standard library at its place."""
+    library = Path(os.__file__).resolve().parent
+    source = os.open(library, os.O_PATH | os.O_DIRECTORY)
+    flags = NO_SUID | NO_DEVICES
+    called("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
+    called("mount", b"none", b"/tmp", b"tmpfs", flags, b"size=64k,nr_inodes=64,mode=755")
+    Path(f"/tmp{library}").mkdir(parents=True)
+    place = f"/tmp{library}".encode()
+    called("mount", f"/proc/self/fd/{source}".encode(), place, None, BIND | RECURSIVE, None)
+    found = os.statvfs(place).f_flag
+    kept = (found & (8 | 1024 | 2048)) | (1 << 21 if found & 4096 else 0)  # noexec and times of access are locked
+    called("mount", None, place, None, BIND | REMOUNT | READ_ONLY | flags | kept, None)
+    called("mount", None, b"/tmp", None, BIND | REMOUNT | READ_ONLY | flags, None)
+    os.close(source)
+    os.chdir("/tmp")
+    called("syscall", ARCHITECTURES[machine][1], b".", b".")
+    called("umount2", b".", DETACH)
+    os.chdir("/")
+
+
+def _filter(machine: str) -> None:
+    """Allow only CALLS, and only by this architecture's own numbers."""
+    number = ARCHITECTURES[machine][0]
+    steps = [(0x20, 0, 0, 4), (0x15, 1, 0, number), (0x06, 0, 0, KILL), (0x20, 0, 0, 0)]
+    for call in map(int, CALLS[machine].split()):
+        steps += [(0x15, 0, 1, call), (0x06, 0, 0, ALLOW)]
+    steps.append((0x06, 0, 0, REFUSE))
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    head = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program))
+    called("prctl", SET_SECCOMP, FILTER, ctypes.c_char_p(head), 0, 0)
+
+
+# What the process does once it is locked in
+
+
+def program(job: dict[str, Any]) -> None:
+    """A program that reads standard input and writes standard output."""
+    namespace = {"__name__": "__main__", "__builtins__": builtins}
+    exec(compile(job["code"], "answer.py", "exec"), namespace)
+
+
+def answer(job: dict[str, Any]) -> None:
+    """Code whose functions others call. A line is a call, `[name, arguments, named]` as a Python literal."""
+    calls, results = os.fdopen(job["calls"], "rb"), os.fdopen(job["results"], "wb", buffering=0)
+    namespace: dict[str, Any] = {"__name__": "answer", "__builtins__": builtins}
+    with redirect_stdout(io.StringIO()):
+        try:
+            exec(compile(job["code"], "answer.py", "exec"), namespace)
+        except Exception as error:  # noqa: BLE001 - its functions may be defined nevertheless
+            namespace.setdefault("__failed__", error)
+        while line := calls.readline(LONGEST):
+            name, arguments, named = literal(line.decode())
+            try:
+                reply = ["value", namespace[name](*arguments, **named)]
+                literal(repr(reply))
+            except Exception as error:  # noqa: BLE001 - whatever the code raises is its result
+                reply = ["error", type(error).__name__]
+            results.write(repr(reply).replace("\n", " ").encode() + b"\n")
+
+
+class Unsendable(Exception):
+    """A test passes a function something that is no literal."""
+
+
+def tests(job: dict[str, Any]) -> None:
+    """Tests that see only what the answer's functions return, as literals made here: their `==` and `isinstance` are
+    Python's own. Writes a letter for each: p passed, f failed, ? is no test of the answer or cannot be run this way."""
+    calls, results = os.fdopen(job["calls"], "wb", buffering=0), os.fdopen(job["results"], "rb")
+    made = 0
+
+    def call(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        nonlocal made
+        made += 1
+        text = repr([name, arguments, named])
+        try:
+            literal(text)
+        except (ValueError, SyntaxError):
+            raise Unsendable from None
+        if made > MOST_CALLS or len(text) >= LONGEST:  # an answer's results may make tests do this
+            raise OverflowError
+        calls.write(text.encode() + b"\n")
+        line = results.readline(LONGEST)
+        if not line.endswith(b"\n"):
+            raise EOFError("the answer's process is gone")
+        kind, value = literal(line.decode())
+        if kind == "value":
+            return value
+        known = vars(builtins).get(value) if isinstance(value, str) else None
+        raise known() if isinstance(known, type) and issubclass(known, Exception) else RuntimeError()
+
+    for test in job["tests"]:
+        verdict, before = b"f", made
+        with suppress(Exception), redirect_stdout(io.StringIO()):
+            code = compile(f"{job['setup']}\n{test}", "tests.py", "exec")
+            namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+            for name in names(code) - set(dir(builtins)):
+                namespace[name] = Remote(name, call)
+            try:
+                exec(code, namespace)
+                if isinstance(check := namespace.get("check"), types.FunctionType) and job["entry"]:
+                    check(Remote(job["entry"], call))
+                verdict = b"p" if made > before else b"?"
+            except Unsendable:
+                verdict = b"?"
+        os.write(1, verdict)
+
+
+class Remote:
+    """A function of the answer's, as tests see it."""
+
+    def __init__(self, name: str, call: Callable[..., Any]):
+        self.name, self.call = name, call
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.call(self.name, arguments, named)
+
+
+def names(code: types.CodeType) -> set[str]:
+    """All names that code reads, also in code within it."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= names(constant)
+    return found
+
+
+class _Infinite(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
+
+
+def literal(text: str) -> Any:
+    """`ast.literal_eval` that also reads inf and nan as repr writes them."""
+    return ast.literal_eval(_Infinite().visit(ast.parse(text.strip(), mode="eval")))
+
+
+ROLES: dict[str, Callable[[dict[str, Any]], None]] = {"program": program, "answer": answer, "tests": tests}
+
+
+def main() -> NoReturn:
+    called("prctl", DEATH_SIGNAL, SIGKILL, 0, 0, 0)
+    size = int.from_bytes(_read(8), "big")
+    job = json.loads(_read(size))
+    for module in (*MODULES, "encodings.idna"):
+        importlib.import_module(module)
+    sys.setrecursionlimit(3000)
+    try:
+        lock(job["limits"])
+    except OSError as error:
+        os.write(2, str(error).encode())
+        os._exit(1)
+    os.write(2, b"ready")
+    os.close(2)
+    with suppress(BaseException):
+        ROLES[job["role"]](job)
+    with suppress(BaseException):
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _read(count: int) -> bytes:
+    found = b""
+    while len(found) < count and (more := os.read(0, count - len(found))):
+        found += more
+    return found
+
+
+if __name__ == "__main__":
+    main()

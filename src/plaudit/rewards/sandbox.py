@@ -1,0 +1,216 @@
+"""A reward that runs model-written code: kind `code`. Each answer gets its own processes, locked in by `jail.py`.
+
+    completion -> the last ``` block -> cases:  program(stdin) -> stdout, compared here
+                                        tests:  answer's process <- calls, literals -> tests' process -> letters
+
+The answer never decides the verdict. Standard output is compared in this process, which the answer does not see. Tests
+run in a process that the answer's cannot reach, and see only literals. Left out: languages other than Python. On
+machines without user namespaces a run with this reward does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from plaudit.runtime.coroutines import finished
+from plaudit.types import Completion, Prompt, Score
+
+JAIL = Path(__file__).with_name("jail.py")
+_BLOCK = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+class SandboxError(ValueError):
+    """This machine cannot lock a process in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeOptions:
+    """What `options` of a reward of kind `code` may say."""
+
+    tests: str = "tests"
+    """Column with Python tests that call the answer's functions: one text or a list of them."""
+    setup: str = "test_setup_code"
+    """Column with code that is put before each test; rows may lack it."""
+    entry: str = "entry_point"
+    """Column with the name of the function that a test's `check(candidate)` takes; rows may lack it."""
+    cases: str = "cases"
+    """Column with a list of {input, output}, for programs that read standard input."""
+    partial: bool = False
+    """Score the share of tests that pass, instead of 1 if all do and 0 if not."""
+    seconds: int = 10
+    """CPU time of a process."""
+    wait: int = 20
+    """Seconds until a process that does not end is killed, busy or not."""
+    memory_mb: int = 512
+    output_kb: int = 256
+    """Most output of a program; one that writes more is killed."""
+
+    def __post_init__(self) -> None:
+        given = asdict(self)
+        for name in ("seconds", "wait", "memory_mb", "output_kb"):
+            if not (isinstance(value := given[name], int) and 0 < value <= 2**20):
+                raise ValueError(
+                    f"options.{name}={value!r} of a reward of kind 'code' must be a whole number from 1 to 2**20."
+                )
+
+
+class CodeReward:
+    """1 if the answer's code passes all tests of its row, else 0."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]):
+        try:
+            self.options = CodeOptions(**options)
+        except TypeError:
+            unknown = [key for key in options if key not in CodeOptions.__slots__]
+            known = ", ".join(CodeOptions.__slots__)
+            raise ValueError(f"options of reward {name!r} have {unknown}; there are {known}.") from None
+        self.name = name or "code"
+        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        check_sandbox()
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        return list(await asyncio.gather(*(self._scored(prompt, completion.text) for completion in completions)))
+
+    async def _scored(self, prompt: Prompt, text: str) -> Score:
+        """Score as many answers at once as there are cores, so that each gets its CPU time."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._places[0] is not loop:
+            self._places = (loop, asyncio.Semaphore(os.cpu_count() or 1))
+        async with self._places[1]:
+            try:
+                passed, count = await self._passed(prompt.extra, code_of(text))
+            except (SandboxError, OSError, ValueError) as error:
+                return Score(value=None, reason=f"{type(error).__name__}: {error}")
+        share = passed / count
+        return Score(value=share if self.options.partial else float(passed == count), parts={"passed": share})
+
+    async def _passed(self, row: Mapping[str, Any], code: str) -> tuple[int, int]:
+        """Number of passed tests, and of all. Raises ValueError for a row without tests or with one that cannot run."""
+        own = self.options
+        cases, tests = row.get(own.cases) or [], row.get(own.tests) or []
+        if not cases and not tests:
+            raise ValueError(f"the row has neither tests (column {own.tests!r}) nor cases (column {own.cases!r})")
+        passed = 0
+        for case in cases:
+            if not isinstance(case, Mapping) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
+                raise ValueError(f"{own.cases} must be a list of objects with the texts input and output")
+            written = await _run({"role": "program", "code": code}, own, case["input"].encode())
+            passed += _lines(written.decode(errors="replace")) == _lines(case["output"])
+        tests = [tests] if isinstance(tests, str) else list(tests)
+        if tests:
+            setup, entry = str(row.get(own.setup) or ""), str(row.get(own.entry) or "")
+            letters = await _tested(code, {"tests": tests, "setup": setup, "entry": entry}, own)
+            if b"?" in letters:
+                number = letters.index(b"?") + 1
+                raise ValueError(
+                    f"test {number} calls no function of the answer, or passes it something that is no literal"
+                )
+            passed += letters.count(b"p")
+        return passed, len(cases) + len(tests)
+
+
+def code_of(text: str) -> str:
+    """The last ``` block of an answer, or all of it if there is none."""
+    blocks = _BLOCK.findall(text)
+    return str(blocks[-1]) if blocks else text
+
+
+def _lines(text: str) -> list[str]:
+    """The lines to compare, without blanks at their ends and empty lines at the end."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> bytes:
+    """A letter for each test that ended."""
+    to_answer, calls = os.pipe()
+    to_tests, results = os.pipe()
+    with contextlib.ExitStack() as pipes:
+        for descriptor in (to_answer, calls, to_tests, results):
+            pipes.callback(os.close, descriptor)
+        answering = {"role": "answer", "code": code, "calls": to_answer, "results": results}
+        testing = {"role": "tests", "calls": calls, "results": to_tests, **job}
+        answer = asyncio.ensure_future(_run(answering, options, keep=(to_answer, results)))
+        tests = asyncio.ensure_future(_run(testing, options, keep=(calls, to_tests)))
+        try:
+            await asyncio.wait({answer, tests}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done() and not tests.done():  # its code ended the process: calls must fail, not wait
+                answer.result()
+                pipes.close()
+            return (await tests)[: len(job["tests"])]
+        finally:
+            answer.cancel()
+            tests.cancel()
+            await asyncio.gather(answer, tests, return_exceptions=True)
+
+
+async def _run(job: dict[str, Any], options: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = ()) -> bytes:
+    """Run a job in a new locked-in process; return what it wrote until it ended or was killed.
+
+    Raises SandboxError if the process could not be locked in. None of the code has run then."""
+    job["limits"] = {"memory": options.memory_mb << 20, "seconds": options.seconds}
+    body = json.dumps(job).encode()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-X", "utf8", str(JAIL)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd="/",
+        env={},
+        pass_fds=keep,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    writing = asyncio.ensure_future(_written(process.stdin, len(body).to_bytes(8, "big") + body + given))
+    written, state = bytearray(), b""
+    try:
+        async with asyncio.timeout(options.wait):
+            state = await process.stderr.read(300)
+            if state == b"ready":
+                while len(written) <= options.output_kb << 10 and (more := await process.stdout.read(1 << 16)):
+                    written += more
+    except TimeoutError:
+        state = state or b"locking it in took too long"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        writing.cancel()
+        transport: Any = process._transport  # type: ignore[attr-defined]  # nothing may wait here when a run ends
+        transport.close()
+        await process.wait()
+    if state != b"ready":
+        raise SandboxError(state.decode(errors="replace") or "its process ended before it was locked in")
+    return bytes(written[: options.output_kb << 10])
+
+
+async def _written(stream: asyncio.StreamWriter, content: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # it may end without reading
+        stream.write(content)
+        await stream.drain()
+        stream.close()
+
+
+@cache
+def check_sandbox() -> None:
+    """Raise SandboxError if this machine cannot lock a process in: code never runs outside."""
+    try:
+        written = finished(_run({"role": "program", "code": "print(6 * 7)"}, CodeOptions()))
+    except SandboxError as error:
+        raise SandboxError(
+            f"a reward of kind 'code' cannot lock code in here ({error}), and never runs it otherwise. It needs Linux "
+            "with user namespaces: sysctl user.max_user_namespaces above 0, kernel.apparmor_restrict_unprivileged_"
+            "userns=0, and in a container the right to unshare (docker run --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined)"
+        ) from None
+    if written != b"42\n":
+        raise SandboxError(f"a reward of kind 'code' cannot run code here: 6 * 7 gave {written!r:.80}")

@@ -1,0 +1,1 @@
+"""The native engine's decoder: its cache, pages and steps."""

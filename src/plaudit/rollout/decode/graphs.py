@@ -1,0 +1,127 @@
+"""Steps of decoding that are recorded once and repeated: on a GPU a step then costs one launch, not one a kernel.
+
+    tokens, positions (n,) -> fixed tensors -> [recorded: embed, layers and their cache, head] -> logits (n, vocab)
+
+A recording has one shape, and reads and writes at fixed addresses. Rows are therefore rounded up to few numbers (idle
+rows write what weighs nothing) and the longest sequence to few lengths (the mask hides the rest). A pair is recorded
+when it first occurs. Weights may change in place; a cache or parameters at other addresses need new recordings. Left
+out: prompts, whose shapes hardly occur twice, and sampling, which is launched while the step computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from plaudit.compute.invariant import few, filled_up
+from plaudit.models.decoder import Decoder
+from plaudit.rollout.decode.cache import Cache, Decode, ProductCache
+
+Step = Callable[[], None]
+Record = Callable[[Step], Step]
+"""Runs a step and returns a function that repeats it: the same operations on the same memory, without the Python."""
+
+MANY_ROWS = 64
+"""Up to here rows are rounded up to powers of two, beyond to multiples of this."""
+SHORTEST = 128
+"""Sequences are taken to be at least this long."""
+TOLERANCE = {torch.float32: 0.01}
+"""The relative difference that a row's logits may have between a recorded step and a plain one, whose shapes call other
+kernels. Those of another row would differ by more than 1."""
+TOLERANCE_HALVES = 0.2
+"""The same in lower precision."""
+
+
+def rounded_rows(running: int, slots: int) -> int:
+    size = 1 << (running - 1).bit_length() if running <= MANY_ROWS else filled_up(running, MANY_ROWS)
+    return min(size, slots)
+
+
+def rounded_length(longest: int, room: int) -> int:
+    """At most a quarter longer."""
+    return min(max(few(longest, digits=3), SHORTEST), room)
+
+
+class RecordedSteps:
+    """Next-token steps over one cache, for the rows in front. The first one is compared with a plain step."""
+
+    def __init__(self, model: Decoder, cache: Cache, record: Record):
+        assert isinstance(cache, ProductCache), type(cache)  # others may move their slots
+        self.model, self.cache, self._record = model, cache, record
+        self._addresses = self._where()
+        self._steps: dict[tuple[int, int], Step] = {}
+        self._checked = False
+        self._tokens, self._positions = torch.zeros(2, cache.slots, dtype=torch.int64, device=cache.device)
+        self._logits = torch.zeros(cache.slots, model.vocab_size, device=cache.device)
+
+    def rows(self, running: int) -> int:
+        """The number of rows that a step of `running` rows computes."""
+        return rounded_rows(running, self.cache.slots)
+
+    def stale(self) -> bool:
+        """True if parameters have other addresses now."""
+        return self._addresses != self._where()
+
+    def logits(self, tokens: Tensor, positions: Tensor, *, running: int, longest: int) -> Tensor:
+        """Logits (running, vocab) in float32 after tokens (n,) at positions (n,), n = `rows(running)`; the others are
+        idle. `longest` is the largest position of a running row + 1; idle rows' are below it as well, since one that
+        sees no key writes NaN. The logits may be written to, and the next call does.
+
+        Raises RuntimeError if the step cannot be recorded, or gives other logits."""
+        shape = len(tokens), rounded_length(longest, self.cache.length)
+        self._tokens[: len(tokens)] = tokens
+        self._positions[: len(tokens)] = positions
+        if shape not in self._steps:
+            self._steps[shape] = self._record(partial(self._step, *shape))
+        if not self._checked:
+            self._logits.zero_()  # those of the step that was run to be recorded would hide that nothing was
+        self._steps[shape]()
+        logits = self._logits[:running]
+        if not self._checked:
+            self._check(logits, Decode(self.cache, positions[:running], longest), tokens[:running])
+            self._checked = True
+        return logits
+
+    def _step(self, rows: int, longest: int) -> None:
+        hidden = self.model(self._tokens[:rows], Decode(self.cache, self._positions[:rows], longest))
+        self._logits[:rows] = self.model.head(hidden)
+
+    def _check(self, logits: Tensor, plain: Decode, tokens: Tensor) -> None:
+        expected = self.model.head(self.model(tokens, plain)).float()
+        gap = float(((logits - expected).norm(dim=1) / expected.norm(dim=1)).max())
+        if not gap <= TOLERANCE.get(self.model.dtype, TOLERANCE_HALVES):
+            raise RuntimeError(f"its logits differ by {gap:.1%} from those of a plain step")
+
+    def _where(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self.model.parameters())
+
+
+class CudaGraphs:
+    """Records steps as CUDA graphs, which share memory for intermediate results."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, step: Step) -> Step:
+        with torch.cuda.device(self._device):  # torch records the streams of its current one, which is the first GPU
+            return self._record(step)
+
+    def _record(self, step: Step) -> Step:
+        # Libraries and the model set things up at their first call, which must not be recorded.
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            step()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        try:  # other threads may go on using the device meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                step()
+        finally:  # if recording fails, torch leaves its own stream current
+            torch.cuda.set_stream(current)
+        return graph.replay

@@ -1,0 +1,126 @@
+"""The drafts that the native engine decodes side by side. Entry i of the drafts, row i of the tensors and slot i of the
+cache belong together.
+
+    join (after the running ones) -> start -> a token a step -> remove (the last ones close the gaps)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from plaudit.models.config import DecoderConfig
+from plaudit.rollout.decode.pages import make_cache
+from plaudit.rollout.queued import Draft
+from plaudit.rollout.sampler import Draw, uniforms
+
+LENGTH_STEP = 64
+"""Cache and rows grow in multiples of this many tokens."""
+
+
+class Table:
+    """Active drafts fill the first rows. The table is as long as the drafts that have joined need, `first` at least."""
+
+    def __init__(
+        self, config: DecoderConfig, slots: int, first: Sequence[Draft], *, dtype: torch.dtype, device: torch.device
+    ):
+        total, answer = _lengths(first)
+        self.config, self.slots, self.dtype = config, slots, dtype
+        self.cache = make_cache(config, slots, total, dtype=dtype, device=device)
+        self.rows = Rows(slots, answer, device)
+        self.drafts: list[Draft] = []
+        self.draw = Draw.of([])
+
+    def join(self, drafts: Sequence[Draft]) -> None:
+        """Reserve the next rows for these drafts."""
+        total, answer = _lengths(drafts)
+        if self.cache.length < total:
+            self.cache = self.cache.grown(self.config, total)
+        if self.rows.length < answer:
+            self.rows = self.rows.grown(answer)
+        self.drafts += drafts
+
+    def start(self, running: int, copies: Sequence[tuple[int, int]]) -> None:
+        """Start the drafts that have joined after the running ones. `copies`: a row that holds a prompt, and a row that
+        needs it."""
+        if copies:
+            sources, targets = zip(*copies, strict=True)
+            self.cache.copy(sources, targets, max(len(self.drafts[row].prompt) for row in sources))
+        self.rows.start(running, self.drafts[running:])
+        self._draw()
+
+    def longest(self, count: int) -> int:
+        """Tokens of the longest of the first rows, prompt and answer."""
+        return max((draft.length for draft in self.drafts[:count]), default=0)
+
+    def newest(self, count: int, longest: int) -> tuple[Tensor, Tensor]:
+        """The newest token of each row in front, and its position, the largest of a running row being longest - 1."""
+        rows = self.rows
+        # An idle row is at its sequence's end. Past `longest`, and with a window, it would see nothing and write NaN,
+        # which the next sequence there would read, although masked.
+        return rows.last[:count], (rows.prompt[:count] + rows.emitted[:count] - 1).clamp_(0, longest - 1)
+
+    def remove(self, gone: Collection[int]) -> None:
+        """Free these rows and close the gaps with the last ones."""
+        kept = len(self.drafts) - len(gone)
+        gaps = sorted(row for row in gone if row < kept)
+        movers = [row for row in range(kept, len(self.drafts)) if row not in gone]
+        if gaps:
+            self.cache.move(movers, gaps, max(self.drafts[row].length for row in movers))
+            self.rows.move(movers, gaps)
+            for gap, mover in zip(gaps, movers, strict=True):
+                self.drafts[gap] = self.drafts[mover]
+        del self.drafts[kept:]
+        self._draw()
+
+    def _draw(self) -> None:
+        self.draw = Draw.of([draft.sampling for draft in self.drafts], self.rows.last.device)
+
+
+def _lengths(drafts: Sequence[Draft]) -> tuple[int, int]:
+    """Tokens of the longest draft and of the longest answer, at most, in whole steps."""
+    total = max(len(draft.prompt) + draft.limit for draft in drafts)
+    answer = max(draft.limit for draft in drafts)
+    return -(-total // LENGTH_STEP) * LENGTH_STEP, -(-answer // LENGTH_STEP) * LENGTH_STEP
+
+
+class Rows:
+    """The state of sampling, one row a draft. It stays on the device; log-probs leave it when a draft ends."""
+
+    def __init__(self, slots: int, length: int, device: torch.device):
+        def table(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.length = length
+        self.logprobs, self.uniforms = (table(slots, length, dtype=torch.float32) for _ in range(2))
+        self.emitted, self.limit, self.prompt, self.last = (table(slots) for _ in range(4))  # all (slots,)
+
+    def grown(self, length: int) -> Rows:
+        larger = Rows(len(self.last), length, self.last.device)
+        larger.logprobs[:, : self.length], larger.uniforms[:, : self.length] = self.logprobs, self.uniforms
+        larger.emitted, larger.limit, larger.prompt, larger.last = self.emitted, self.limit, self.prompt, self.last
+        return larger
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        source, target = torch.tensor([sources, targets], device=self.last.device)
+        for tensor in (self.logprobs, self.uniforms, self.emitted, self.limit, self.prompt, self.last):
+            tensor[target] = tensor[source]
+
+    def start(self, base: int, drafts: Sequence[Draft]) -> None:
+        """Give the rows from `base` on to these new drafts."""
+        part = slice(base, base + len(drafts))
+        sizes = [[draft.limit for draft in drafts], [len(draft.prompt) for draft in drafts]]
+        self.emitted[part] = 0
+        self.limit[part], self.prompt[part] = torch.tensor(sizes, device=self.last.device)
+        drawn = torch.zeros(len(drafts), max(sizes[0]))
+        for row, draft in enumerate(drafts):
+            drawn[row, : draft.limit] = uniforms(draft.sampling, draft.limit)
+        self.uniforms[part, : drawn.shape[1]] = drawn.to(self.last.device)
+
+    def logprobs_of(self, rows: Sequence[int], longest: int) -> list[list[float]]:
+        """The first `longest` of each of these rows."""
+        place = torch.tensor(rows, device=self.last.device)
+        found: list[list[float]] = self.logprobs[:, :longest].index_select(0, place).tolist()
+        return found

@@ -1,0 +1,33 @@
+"""Figures of scored groups, for the metrics."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from plaudit.types import Group, Stats
+
+
+def rollout_figures(groups: Sequence[Group]) -> Stats:
+    """Figures of rewards, of each of their parts, and of lengths. Greedy answers count only in failures. Without any
+    reward there is no mean, since 0 would be read as one."""
+    answers = [response for group in groups for response in group.responses]
+    responses = [response for response in answers if not response.greedy] or answers
+    rewards = [response.reward for response in responses if response.reward is not None]
+    figures: Stats = {}
+    if rewards:
+        figures = {"reward/mean": statistics.fmean(rewards), "reward/std": statistics.pstdev(rewards)}
+    figures |= {
+        "reward/failed": sum(r.score.failed for r in answers) / len(answers),
+        "reward/not_applicable": sum(not r.score.applicable for r in answers) / len(answers),
+        "length/mean": statistics.fmean(len(r.tokens) for r in responses),
+        "length/max": float(max(len(r.tokens) for r in responses)),
+        "unfinished": sum(not r.finished for r in responses) / len(responses),
+    }
+    parts = {name for response in responses for name in response.score.parts}
+    for name in sorted(parts):
+        values = [r.score.parts[name] for r in responses if name in r.score.parts]
+        every_finite = all(map(math.isfinite, values))  # `fmean` adds no infinities of both signs
+        figures[f"reward/{name}"] = statistics.fmean(values) if every_finite else sum(values) / len(values)
+    return figures

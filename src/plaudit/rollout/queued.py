@@ -1,0 +1,184 @@
+"""What engines in this process share: prompts wait in one queue, and each step gives the answers more tokens.
+
+    generate -> a Draft for each sample -> queue -> [step]* -> Completion
+
+An engine adds the step (`_advance`) and what it keeps between steps (`_forget`, `_withdraw`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from plaudit.rollout.text import TextDecoder, text_before_stop, text_of
+from plaudit.runtime.memory import OutOfMemory, give_back_memory
+from plaudit.runtime.queue import Queue
+from plaudit.types import Completion, Finish, Sampling
+
+log = logging.getLogger(__name__)
+
+DIVERGED = "A sampled log-prob is not finite: the model's weights or logits overflowed."
+
+
+@dataclass(eq=False, slots=True)
+class Draft:
+    """One completion in the making."""
+
+    prompt: list[int]
+    """The same list object as in the other samples of its prompt."""
+    sampling: Sampling
+    limit: int
+    """Tokens that it may have."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probs that have left the device."""
+    versions: list[int] = field(default_factory=list)
+    """Version of the weights that drew each token; the newest tokens may lack theirs."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    def begun_by(self, version: int) -> bool:
+        """True if these weights computed its prompt: they drew its first token, or no version is noted yet."""
+        return not self.versions or self.versions[0] == version
+
+    def drawn_by(self, version: int) -> list[int]:
+        """Give this version to tokens that lack theirs, and return `versions`."""
+        self.versions += [version] * (len(self.tokens) - len(self.versions))
+        return self.versions
+
+
+class QueuedEngine(ABC):
+    """An `Engine` without its steps and its weights."""
+
+    def __init__(self, tokenizer: TextDecoder, *, slots: int, max_length: int, ends: Collection[int]):
+        self.tokenizer, self.slots, self.max_length, self.ends = tokenizer, slots, max_length, frozenset(ends)
+        self.version = 0
+        self._queue: Queue[Draft, Completion] = Queue(self._drive, withdrawn=self._withdraw, failed=self._failed)
+        self._asleep = False
+
+    @property
+    def busy(self) -> bool:
+        return self._queue.busy
+
+    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        if self._asleep:
+            raise RuntimeError("The engine is asleep or closed. Call wake() before generate().")
+        check_request(prompt_tokens, plan, self.max_length)
+        prompt, room = list(prompt_tokens), self.max_length - len(prompt_tokens)
+        return await self._queue.ask([Draft(prompt, one, min(one.max_tokens, room)) for one in plan])
+
+    async def drain(self) -> None:
+        await self._queue.drain()
+
+    def _loaded(self, version: int) -> None:
+        """Note that the weights are this version's from now on."""
+        for draft in self._queue.unanswered:
+            draft.drawn_by(self.version)
+        self.version = version
+        self._queue.go_on()
+
+    def sleep(self) -> None:
+        if self.busy:
+            raise RuntimeError("sleep() would lose unanswered requests. Await them first.")
+        self._forget()
+        self._asleep = True
+
+    def wake(self) -> None:
+        self._asleep = False
+
+    def close(self) -> None:
+        self._queue.fail(RuntimeError("The engine was closed before this request was answered."))
+        self._asleep = True
+
+    # What steps are made of
+
+    async def _drive(self) -> None:
+        """Takes: drafts, until none is left. Waits for: nothing, but lets others run between steps. Gives: answers."""
+        while self._queue.under_way or self._queue.open:
+            self._advance()
+            await asyncio.sleep(0)
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Take a step: one or more tokens for each draft under way, and for waiting ones that have room."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop all state between steps: nothing is under way any more."""
+
+    @abstractmethod
+    def _withdraw(self, drafts: Collection[Draft]) -> None:
+        """Give up these drafts: their callers were cancelled."""
+
+    def _failed(self, error: BaseException | None) -> None:
+        """Clean up after an error that every caller got, or for None after all were cancelled."""
+        self._forget()
+
+    def _begin_again(self, used: int) -> None:
+        """Decode the drafts under way again, in half of the `used` slots, which memory did not hold. Raises OutOfMemory
+        if that was one."""
+        self._forget()
+        for draft in self._queue.again():
+            draft.tokens, draft.logprobs, draft.versions = [], [], []
+        self.slots = fewer_slots(used)
+
+    def _ending(self, draft: Draft, *, ended: bool, full: bool) -> tuple[Finish, str] | None:
+        """Return how the draft ends with its newest token, and its text; None if it goes on. `ended`: that token is an
+        end token. `full`: no other may follow."""
+        tokens, sampling = draft.tokens, draft.sampling
+        if ended:
+            return Finish.EOS, text_of(self.tokenizer, tokens[:-1], sampling)
+        if (text := text_before_stop(self.tokenizer, tokens, sampling)) is not None:
+            return Finish.STOP, text
+        return (Finish.LENGTH, text_of(self.tokenizer, tokens, sampling)) if full else None
+
+    def _answer(self, draft: Draft, finish: Finish, text: str) -> None:
+        completion = Completion(
+            tokens=tuple(draft.tokens),
+            logprobs=tuple(draft.logprobs),
+            versions=tuple(draft.drawn_by(self.version)),
+            text=text,
+            finish=finish,
+        )
+        self._queue.answer(draft, completion)
+
+
+def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_length: int) -> None:
+    """Refuse a request that no engine could answer, before it takes a slot."""
+    if not prompt_tokens:
+        raise ValueError("The prompt has no tokens: give at least one, such as the tokenizer's BOS or EOS.")
+    if len(prompt_tokens) >= max_length:
+        raise ValueError(
+            f"The prompt has {len(prompt_tokens)} tokens and the context {max_length}, so no answer fits. "
+            f"Give at most {max_length - 1} tokens, or raise the engine's max_length if the model allows it."
+        )
+    for sampling in plan:
+        if sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1: a completion has one token or more")
+        if not 0 <= sampling.temperature < math.inf:
+            raise ValueError(f"temperature={sampling.temperature} must be finite and at least 0; 0 is greedy")
+        if not 0.0 < sampling.top_p <= 1.0:
+            raise ValueError(f"top_p={sampling.top_p} must be above 0 and at most 1; 1 keeps every token")
+        if sampling.top_k < 0:
+            raise ValueError(f"top_k={sampling.top_k} must be at least 0; 0 keeps every token")
+        if "" in sampling.stop:
+            raise ValueError("stop has an empty string, which would stop at once: remove it")
+
+
+def fewer_slots(used: int) -> int:
+    """Free memory and return half of the `used` slots, which did not fit. Raises OutOfMemory if that was one."""
+    give_back_memory()
+    if used <= 1:
+        raise OutOfMemory(
+            "memory does not hold one answer while it is decoded: lower rollout.max_tokens or data.max_prompt_tokens, "
+            "or give the engine a machine with more memory"
+        )
+    log.warning("Memory ran out while %d answers were decoded. Now %d are: set rollout.slots.", used, used // 2)
+    return used // 2

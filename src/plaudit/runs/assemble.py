@@ -1,0 +1,353 @@
+"""From settings to a run: the only file that names concrete classes and joins them.
+
+settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -> source, hooks -> train -> Run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from plaudit.runs import records
+from plaudit.algorithms.base import Algorithm, Objective
+from plaudit.settings.checks import check
+from plaudit.crew.base import Crew
+from plaudit.crew.opening import Crews, check_cluster
+from plaudit.runs.intake import Intake
+from plaudit.loop.best import Best
+from plaudit.loop.cast import Cast
+from plaudit.loop.checkpoint import Store
+from plaudit.loop.hooks import (
+    Due,
+    Evaluate,
+    RecordMetrics,
+    RecordSamples,
+    SaveCheckpoint,
+    Speak,
+    Track,
+    restore,
+    validation_loss,
+    validation_rewards,
+)
+from plaudit.loop.offline import OfflineSource, with_reference
+from plaudit.loop.online import OnlineSource
+from plaudit.loop.outage import Outage
+from plaudit.loop.progress import BatchSource, Hook, Moment, Progress, checked
+from plaudit.loop.recorded import Compare, Record, RecordGroups
+from plaudit.loop.restart import Restart
+from plaudit.loop.train import GOES_BACK, check_start, train
+from plaudit.monitor.console import Reporter, Tracker
+from plaudit.monitor.health import Health
+from plaudit.monitor.sinks import JsonLines
+from plaudit.monitor.trackers import opened_trackers
+from plaudit.runs.page import ShowPage, last_page
+from plaudit.settings.recipes import completed
+from plaudit.runs.records import Run, find_resume, let_go, named, open_folder, open_record, other_rows, save_start
+from plaudit.rewards.base import Reward
+from plaudit.rewards.protocol import vocabulary_digest
+from plaudit.rewards.remote import HttpReward, check_servers
+from plaudit.rewards.rules import function_reward
+from plaudit.rewards.weighted import WeightedReward
+from plaudit.rollout.rollouter import Rollouter
+from plaudit.runtime.coroutines import finished
+from plaudit.runtime.memory import keep_freed_memory
+from plaudit.runtime.usual import usual_torch
+from plaudit.settings.tree import Settings, to_plain
+from plaudit.loop.stopping import Stopped, stop_signals, stopped_at_once, unless
+from plaudit.crew.trainer import Plan
+from plaudit.types import Role, Sampling, Stats
+
+
+def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable[Hook] = ()) -> Run:
+    """Do a run and return its records. `hooks` see every step; figures that they return are recorded with it. Raises
+    SettingsError before anything starts, and Stopped after SIGTERM or Ctrl-C. The process keeps torch's number of
+    threads, its seed, and its handling of memory (`runtime/memory.py`)."""
+    settings, hooks = named(completed(settings)), checked(hooks)
+    check(settings)
+    record = open_record(settings)
+    if record is not None:
+        settings = replace(settings, threads=record.threads)
+    reporter = reporter or Reporter(quiet=settings.log.quiet)
+    check_cluster(settings.runtime)
+    servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
+    absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
+    with usual_torch(), open_folder(settings) as folder:
+        return _run(settings, folder, record, reporter, absent, hooks)
+
+
+def _run(
+    settings: Settings,
+    folder: Path,
+    record: Record | None,
+    reporter: Reporter,
+    warnings: Iterable[str],
+    hooks: Iterable[Hook],
+) -> Run:
+    store = Store(folder / records.CHECKPOINTS)
+    store.sweep()
+    resume, problems = find_resume(settings, store)
+    reporter.log_to(folder / records.LOG)
+    for warning in (*warnings, *(f"{problem}; an older checkpoint is used" for problem in problems)):
+        reporter.say(f"warning: {warning}")
+    if resume is not None:
+        settings = records.resumed(settings, folder, reporter.say)
+    keep_freed_memory()
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    torch.manual_seed(settings.seed)
+    reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
+    with reporter.last_words(), last_page(folder / records.PAGE):
+        with stopped_at_once():
+            job = Job(settings, folder, store, resume, reporter, record=record)
+            if resume is None:
+                save_start(folder, settings, job.data.report.json())
+        with stop_signals() as stop, Crews(settings, reporter.say) as crews:
+            finished(job.train(crews, stop, hooks))
+    role = next(iter(job.objective.losses()))
+    reporter.say(f"done: {role} in {store.model(role)}")
+    return Run(folder)
+
+
+class Job:
+    """Build the parts of one run, in the order of the methods, and train."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        store: Store,
+        resume: str | None,
+        reporter: Reporter,
+        *,
+        record: Record | None = None,
+    ):
+        """`record`: what the run learns from instead of samples."""
+        self.settings, self.folder, self.store, self.reporter = settings, folder, store, reporter
+        self.record = record
+        self.files = ExitStack()
+        self.outage: Outage | None = None
+        """Waits for failed rewards, if there are any."""
+        elsewhere = ("judge", "http")
+        self.functions = [None if one.kind in elsewhere else function_reward(one) for one in settings.rewards]
+        """Loaded once: a file that was edited meanwhile is not run again after the loss of a rank."""
+        self.objective: Objective = settings.objective
+        self.intake = Intake(settings, self.objective, reporter.say)
+        self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
+        self.total_steps = self.intake.steps
+        """Steps of the run; a replay ends with its record."""
+        passes = settings.learn.micro_tokens, settings.learn.score_tokens
+        self.restart = Restart(
+            store,
+            resume,
+            passes=passes,
+            longest=self.intake.longest.tokens,
+            rollback_rate=settings.learn.rollback_rate,
+            say=reporter.say,
+        )
+        self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
+        if resume is not None and other_rows(folder, self.data.report.json()):
+            reporter.say("warning: the data differs from what this run has read: rows come in another order from here")
+
+    def plan(self) -> Plan:
+        """What training ranks must know besides the settings."""
+        begin = self.restart
+        passes = begin.micro_tokens, begin.score_tokens
+        return Plan(self.store.folder.resolve(), begin.resume, self.total_steps, self.intake.longest, passes)
+
+    # --- learners, rollout, rewards
+
+    def reward(self, crew: Crew) -> Reward:
+        """The run's reward: the weighted sum of the listed ones (of one, itself, as a part under its name)."""
+        parts: list[tuple[Reward, float, str]] = []
+        for settings, function in zip(self.settings.rewards, self.functions, strict=True):
+            if function is not None:
+                parts.append((function, settings.weight, function.name))
+            elif settings.kind == "judge":
+                parts.append((crew.judge(settings, self.tokenizer), settings.weight, settings.name or "judge"))
+            else:
+                remote = HttpReward(settings, vocabulary=vocabulary_digest(self.tokenizer.get_vocab()))
+                parts.append((remote, settings.weight, remote.name))
+        return WeightedReward(parts, renormalise=self.settings.shaping.renormalise)
+
+    def sampling(self) -> Sampling:
+        rollout = self.settings.rollout
+        names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "special_tokens")
+        return Sampling(**{name: getattr(rollout, name) for name in names}, stop=tuple(rollout.stop))
+
+    def source(self, crew: Crew, stop: list[int]) -> tuple[BatchSource, Rollouter | None]:
+        settings, cursor = self.settings, self.data.cursor(self.settings.seed)
+        if not isinstance(self.objective, Algorithm):
+            batch_size = settings.train.batch_size
+            return OfflineSource(self.data.items, cursor, batch_size=batch_size, unit=self.objective.unit), None
+        rollouter = None if self.record is not None else self.rollouter(crew, self.objective)
+        groups = self.record or rollouter
+        assert groups is not None
+        self.outage = None if rollouter is None else self.waiting(rollouter, stop)
+        mended = None if self.outage is None else self.outage.mended
+        source = OnlineSource(
+            self.data.items,
+            cursor,
+            groups,
+            self.objective,
+            prompts_per_step=settings.rollout.prompts_per_step,
+            max_lag=settings.rollout.max_lag,
+            max_redraw=settings.rollout.max_redraw,
+            mended=mended,
+        )
+        return source, rollouter
+
+    def waiting(self, rollouter: Rollouter, stop: list[int]) -> Outage:
+        most, patience = self.settings.rollout.max_failed, self.settings.rollout.reward_patience
+        return Outage(rollouter.again, most=most, patience=patience, stop=stop, say=self.reporter.say)
+
+    def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
+        assert crew.engine is not None
+        plan, settings = method.plan(self.sampling()), self.settings
+        return Rollouter(crew.engine, self.reward(crew), settings.shaping, plan, seed=settings.seed)
+
+    # --- the run
+
+    async def train(self, crews: Crews, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
+        """Open a crew and train from `resume` on, and again from wherever `restart` says."""
+        try:
+            while True:
+                try:
+                    return await self._sitting(crews, stop, further)
+                except GOES_BACK as error:
+                    self.restart.after(error, crews.failures)
+                torch.manual_seed(self.settings.seed)
+        finally:
+            crews.dismiss()
+
+    async def _sitting(self, crews: Crews, stop: list[int], further: Iterable[Hook]) -> Progress:
+        """Train with one crew. Nothing that holds a local crew's models outlives it, since another crew may follow."""
+        crew = await unless(stop, crews.open(self.plan()))
+        return await crew.watched(self._train(crew, stop, further))
+
+    async def _train(self, crew: Crew, stop: list[int], further: Iterable[Hook]) -> Progress:
+        settings, resume = self.settings, self.restart.resume
+        cast = crew.cast()
+        source, rollouter = self.source(crew, stop)
+        memory: dict[str, float] = {}
+        best = Best(settings.evaluate.best, settings.evaluate.patience)
+        progress = Progress()
+
+        def ended(progress: Progress) -> bool:
+            return progress.step >= self.last_step or best.exhausted
+
+        if resume is not None:
+            progress = await restore(self.store, resume, cast, source, memory, best)
+            save_start(self.folder, settings, self.data.report.json())  # a refused start has changed nothing
+            left = ", nothing is left to do" if ended(progress) else ""
+            self.reporter.say(f"resumed {resume}: step {progress.step} of {self.total_steps}{left}")
+        progress = self.restart.begun(progress)
+        cast = replace(cast, rate=progress.rate)
+        await check_start(cast, str(resume or settings.model.path))
+        await crew.publish(progress.step)
+        if settings.reference.once and isinstance(source, OfflineSource):
+            folder = settings.data.folder
+            source.items = await with_reference(source.items, cast, unit=self.objective.unit, folder=folder)
+        with (
+            self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker,
+            opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
+            self.files,
+        ):
+            showing = Track(trackers), tracker
+            hooks = self.hooks(crew, cast, source, rollouter, best, progress, *showing, further=further)
+            saver = self.saver(crew, cast, source, memory, best, progress)
+            try:
+                async with saver.ends():
+                    progress = await train(
+                        source,
+                        cast,
+                        crew.publish,
+                        [*hooks, saver],
+                        training=crew.training,
+                        until=ended,
+                        stop=lambda: bool(stop),
+                        progress=progress,
+                        memory=memory,
+                        seed=settings.seed,
+                    )
+            except Stopped as stopped:  # the signal came while it waited for rewards
+                raise Stopped(stop[0], tracker.done) if stop else stopped from None
+        if stop and not ended(progress):
+            raise Stopped(stop[0], progress.step)
+        for line in best.told(early=progress.step < self.last_step):
+            self.reporter.say(line)
+        return progress
+
+    def hooks(
+        self,
+        crew: Crew,
+        cast: Cast,
+        source: BatchSource,
+        rollouter: Rollouter | None,
+        best: Best,
+        progress: Progress,
+        track: Track,
+        tracker: Tracker,
+        *,
+        further: Iterable[Hook],
+    ) -> list[Hook]:
+        settings = self.settings
+        metrics = self.files.enter_context(JsonLines(self.folder / records.METRICS))
+        samples = self.files.enter_context(JsonLines(self.folder / records.SAMPLES))
+        metrics.truncate_after(progress.step)
+        samples.truncate_after(progress.step)
+        hooks: list[Hook] = [self.begun]
+        if self.data.validation and self.record is None:
+            due = Due(settings.evaluate, at_end=True)
+            due.start(progress)
+            hooks += [Evaluate(due, self.validation(cast, rollouter)), best]
+        hooks.extend((*further, *self.recorders(crew, progress)))
+        hooks.append(RecordMetrics(metrics))
+        if isinstance(self.objective, Algorithm):
+            hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
+        hooks.append(track)
+        if settings.log.page:
+            title, path = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE
+            hooks.append(page := ShowPage(path, crew, title=title, steps=self.last_step, metrics=metrics.path))
+            if self.outage is not None:
+                self.outage.listeners.append(page.paused)
+        health = Health({"sampler"} if settings.rollout.reshaped else ())
+        hooks.append(Speak(self.reporter, tracker, health, every=settings.train.log_every))
+        return hooks
+
+    def saver(
+        self, crew: Crew, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best, progress: Progress
+    ) -> SaveCheckpoint:
+        """The last hook."""
+        due = Due(self.settings.save, at_end=True)
+        due.start(progress)
+        writers = {str(role): partial(crew.writer, role) for role in cast.saved}
+        keep = self.settings.save.keep
+        return SaveCheckpoint(self.store, due, cast, source, memory, best, writers=writers, keep=keep)
+
+    async def begun(self, moment: Moment) -> Stats:
+        """After its first step, this run may replace the one that it overwrites."""
+        let_go(self.folder)
+        return {}
+
+    def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
+        """Hooks that write a record, or compare with one."""
+        groups = self.files.enter_context(JsonLines(self.folder / records.GROUPS))
+        groups.truncate_after(progress.step)
+        if self.settings.rollout.record and isinstance(self.objective, Algorithm):
+            yield RecordGroups(groups, after=progress.step, threads=crew.threads)
+        if self.record is not None:
+            yield Compare(Run(self.record.path.parent).metrics, self.reporter.say)
+
+    def validation(self, cast: Cast, rollouter: Rollouter | None) -> Callable[[], Awaitable[Stats]]:
+        """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""
+        items = self.data.validation[: self.settings.evaluate.limit]
+        if rollouter is None:
+            return validation_loss(cast, items)
+        plan = (self.sampling(),)
+        held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
+        assert self.outage is not None, "every sampling run can wait for rewards"
+        return partial(validation_rewards, held_out, items, self.outage.waited)

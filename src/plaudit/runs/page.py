@@ -1,0 +1,67 @@
+"""Keep a run's page up to date: after a step, but at most every few seconds, and when the run ends.
+
+    crew -> stations (every process, the version it samples with, lost workers) -> monitor/page.py -> page.html
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from plaudit.crew.base import Crew
+from plaudit.loop.progress import Moment
+from plaudit.monitor.page import Curves, closed, page
+from plaudit.monitor.sinks import read_jsonl
+from plaudit.support.paths import written_whole
+from plaudit.types import Stats
+
+EVERY = 2.0
+"""Seconds between two writes: a browser asks every three."""
+
+
+class ShowPage:
+    """A hook that runs after the one that records metrics, whose file of `metrics` has the earlier figures."""
+
+    def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, metrics: Path):
+        self.path, self.crew, self.title, self.steps = path, crew, title, steps
+        self._curves = Curves(read_jsonl(metrics) if metrics.exists() else ())
+        self._written, self._paused = -EVERY, ""
+
+    async def __call__(self, moment: Moment) -> Stats:
+        self._curves.add({"step": moment.progress.step, "time": moment.progress.seconds} | moment.stats)
+        stopped = moment.stopping and not moment.failed  # `last_page` says what failed
+        ended = "done" if moment.last else "stopped" if stopped else ""
+        self._paused = ""
+        if moment.last or moment.stopping or time.monotonic() - self._written >= EVERY:
+            self._written = time.monotonic()
+            self._write(ended)
+        return {}
+
+    def paused(self, why: str) -> None:
+        """Show what the current step waits for; "" means that it continues."""
+        self._paused = why
+        self._write("")
+
+    def _write(self, ended: str) -> None:
+        found = self.crew.stations()
+        text = page(self.title, curves=self._curves, steps=self.steps, stations=found, ended=ended, paused=self._paused)
+        _write(self.path, text)
+
+
+@contextmanager
+def last_page(path: Path) -> Iterator[None]:
+    """Show the end of the run inside on its page, which would otherwise promise the rest of it."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            _write(path, closed(path.read_text(encoding="utf-8"), str(error) or type(error).__name__))
+        raise
+
+
+def _write(path: Path, text: str) -> None:
+    """Write it whole, so that a browser never finds half a page."""
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,201 @@
+"""Several stages by one recipe: each is a separate run that starts from the results of earlier stages.
+
+    shared + stages.sft    -> policy
+           + stages.reward -> judge
+           + stages.ppo (policy, judge) -> policy -> evaluation
+
+A stage takes the newest policy as `model.path` and the newest judge as the path of its judge rewards, unless its recipe
+names others. Every stage's settings are checked before the first one starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.evaluate.settings import BeforeAfterSettings
+from plaudit.support.paths import at_home
+from plaudit.settings.recipes import (
+    check_known,
+    load_settings,
+    load_tree,
+    nested,
+    parse_override,
+    read_yaml,
+    spelled_out,
+)
+from plaudit.settings.tree import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from plaudit.evaluate.before_after import BeforeAfter
+    from plaudit.monitor.console import Reporter
+    from plaudit.runs.records import Run
+
+
+@dataclass
+class PipelineSettings:
+    """A pipeline's recipe."""
+
+    name: str = "pipeline"
+    """Folder of all its runs, under `output`."""
+    output: str = "runs"
+    resume: str | None = None
+    """latest: skip finished stages and continue an interrupted one."""
+    overwrite: bool = False
+    only: list[str] = field(default_factory=list)
+    """Run only these stages, on the results of earlier runs of the others; empty runs all."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """Settings of every stage that the stage itself does not set."""
+    stages: dict[str, Any] = field(default_factory=dict)
+    """Recipe by stage, in order; a stage's method is its name unless it says `method`."""
+    evaluation: BeforeAfterSettings | None = None
+    """Compare the first policy with the last one at the end."""
+
+
+OF_RUNS = {f.name for f in dataclasses.fields(Settings)} - {f.name for f in dataclasses.fields(PipelineSettings)}
+"""Sections that an override sets for every stage's run."""
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """The results of a pipeline."""
+
+    folder: Path
+    stages: Mapping[str, Run]
+    evaluation: BeforeAfter | None
+
+
+def load_pipeline(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> PipelineSettings:
+    """Load a pipeline's settings. Overrides begin with a stage's name, `shared`, `evaluation`, a key of the pipeline,
+    or a section of a run (`runtime=ray`), which then applies to every stage."""
+    given = dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+    stages = given.get("stages")
+    if not isinstance(stages, Mapping) or not stages:
+        raise SettingsError("a pipeline needs `stages`: a mapping from stage names to recipes, such as {sft: {...}}")
+    given["stages"] = {name: dict(stage or {}) for name, stage in stages.items()}
+    own: list[str] = []
+    for text in overrides:
+        override = spelled_out(parse_override(text))
+        head, _, rest = override.key.partition(".")
+        if head in stages and rest:
+            given["stages"][head] = merged(given["stages"][head], nested(rest, override.value))
+        elif head == "shared" and rest:
+            given["shared"] = merged(given.get("shared") or {}, nested(rest, override.value))
+        elif head in OF_RUNS:
+            for name, stage in given["stages"].items():
+                given["stages"][name] = merged(stage, nested(override.key, override.value))
+        else:
+            own.append(text)
+    settings = load_tree(PipelineSettings, given, own, free=("shared", "stages"))
+    for name in settings.only:
+        check_known(name, stages, what="stage")
+    settings.output = str(at_home(settings.output))
+    return settings
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings recursively; `over` wins."""
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None) -> PipelineRun:
+    """Run the stages in order and the evaluation at the end."""
+    from plaudit.runs.assemble import run
+    from plaudit.monitor.console import Reporter
+    from plaudit.runs.records import Run
+
+    reporter = reporter or Reporter()
+    folder = Path(settings.output) / settings.name
+    for _ in _stages(settings, folder, made=lambda run, role: f"<the {role} of {run.folder.name}>"):
+        pass  # every stage's settings are read and checked before the first one starts
+    names = list(settings.stages)
+    wanted = settings.only or names
+    for name, stage in _stages(settings, folder, made=lambda run, role: str(run.checkpoint(role)), wanted=wanted):
+        reporter.say(f"\n== {name} ({names.index(name) + 1} of {len(names)})")
+        run(stage, reporter=reporter)
+    runs = {name: Run(folder / name) for name in names if (folder / name).exists()}
+    evaluation = None
+    if settings.evaluation is not None and not settings.only:
+        evaluation = _evaluate(settings, folder, runs, reporter)
+    return PipelineRun(folder, runs, evaluation)
+
+
+def _stages(
+    settings: PipelineSettings, folder: Path, *, made: Any, wanted: Sequence[str] | None = None
+) -> Iterator[tuple[str, Settings]]:
+    """The wanted stages' settings in turn; `made(run, role)` is the folder of a finished stage's model."""
+    from plaudit.algorithms import ALGORITHMS
+    from plaudit.runs.records import Run
+    from plaudit.types import Role
+
+    producer: dict[Role, Run] = {}
+    for name, stage in settings.stages.items():
+        recipe = merged(settings.shared, stage)
+        method = str(recipe.setdefault("method", name))
+        if wanted is None or name in wanted:
+            yield (
+                name,
+                _loaded(settings, folder, name, _wired(recipe, {r: made(run, r) for r, run in producer.items()})),
+            )
+        trained = ALGORITHMS[method]().losses() if method in ALGORITHMS else {}
+        for role in trained:
+            producer[Role(role)] = Run(folder / name)
+
+
+def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> Settings:
+    """The checked settings of one stage. Raises SettingsError with the stage's name."""
+    where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
+    for key, value in where.items():
+        if (own := recipe.get(key)) not in (None, getattr(Settings, key), value):
+            raise SettingsError(
+                f"stage {name}: {key}={own} has no effect on one stage, it is {value}: give {key} of the whole pipeline"
+            )
+    try:
+        return load_settings(recipe | where)
+    except SettingsError as error:
+        raise SettingsError(f"stage {name}: {error}") from error
+
+
+def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
+    """The recipe with the models of earlier stages, if it names none."""
+    from plaudit.types import Role
+
+    recipe = merged({}, recipe)
+    model = dict(recipe.get("model") or {})
+    if Role.POLICY in paths and not model.get("path") and not model.get("config"):
+        recipe["model"] = model | {"path": paths[Role.POLICY]}
+    rewards = [dict(reward) for reward in recipe.get("rewards") or []]
+    for reward in rewards:
+        if reward.get("kind", "judge") == "judge" and not reward.get("path") and Role.JUDGE in paths:
+            reward["path"] = paths[Role.JUDGE]
+    if rewards:
+        recipe["rewards"] = rewards
+    return recipe
+
+
+def _evaluate(
+    settings: PipelineSettings, folder: Path, runs: Mapping[str, Run], reporter: Reporter
+) -> BeforeAfter | None:
+    """Compare the first policy with the last one."""
+    from plaudit.evaluate.before_after import before_after
+
+    assert settings.evaluation is not None
+    policies = [run for run in runs.values() if (run.folder / "checkpoints" / "policy").exists()]
+    judges = [run for run in runs.values() if (run.folder / "checkpoints" / "judge").exists()]
+    if len(policies) < 2:
+        reporter.say("evaluation: one policy was trained, so there is nothing to compare it with")
+        return None
+    judge = str(judges[-1].checkpoint("judge")) if judges else None
+    reporter.say("\n== evaluation")
+    before, after = str(policies[0].checkpoint()), str(policies[-1].checkpoint())
+    return before_after(before, after, judge=judge, settings=settings.evaluation, out=folder, reporter=reporter)
+
+
+__all__ = ["PipelineRun", "PipelineSettings", "Settings", "load_pipeline", "merged", "run_pipeline"]

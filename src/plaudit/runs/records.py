@@ -1,0 +1,381 @@
+"""A run and its folder: the results of a finished or stopped run, for scripts and notebooks.
+
+    run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, groups.jsonl, log.txt, checkpoints/<role>/<name>/
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf.errors import OmegaConfBaseException
+
+from plaudit.loop.checkpoint import Store, make_folder
+from plaudit.loop.recorded import Record
+from plaudit.monitor.sinks import read_jsonl, replace_file
+from plaudit.support.paths import PARTIAL, at_home
+from plaudit.settings.tree import Settings, SettingsError, resolved
+
+SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
+    "settings.yaml",
+    "data.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "groups.jsonl",
+    "log.txt",
+    "page.html",
+    "checkpoints",
+)
+
+_ROLLOUT = ("record", "replay", "workers", "workers_max", "slots", "cuda_graphs", "reward_patience")
+OF_NO_CONSEQUENCE = (
+    *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
+    "reference.offload",
+    *(f"rollout.{name}" for name in _ROLLOUT),
+)
+OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.strategy")
+"""Settings in which a replay may differ from the recorded run, and those among them in which it may not."""
+LENGTHS = ("train.steps", "train.epochs", "train.log_every")
+"""Further settings in which a run that is resumed without a name may differ."""
+KEPT = {
+    "method": "the state of its checkpoints is its method's",
+    "seed": "a fresh model, the order of rows and those set aside for validation follow from it",
+    "model": "its model continues from its checkpoints, and this one would not be read",
+    "critic.path": "its critic continues from its checkpoints, and this one would not be read",
+    "critic.lora": "its critic's adapters continue from its checkpoints",
+    "reference.path": "the KL of its steps is to one reference",
+    "data.chat_template": "its chats and its checkpoints' tokenizer have one template",
+    "learn.precision": "its moments and masters belong to one precision",
+}
+"""Settings, or sections, in which a resumed run may not differ, with reasons. All others may; a warning names those
+with consequences."""
+LOCK = ".lock"
+MOVING, OVERWRITTEN, GONE = ".overwriting", ".overwritten", ".overwritten-gone"
+"""Folders within a run's, while a run takes its place: some of the older one's files, all of them, what is removed."""
+OF_A_START = (SETTINGS, DATA, LOG, LOCK)
+"""What a refused start leaves; it does not count as a run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of one run."""
+
+    folder: Path
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record a step, oldest first."""
+        return read_jsonl(self.folder / METRICS)
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        """Recorded answers: prompt, completion, rewards by part, advantage, versions. Empty for offline methods."""
+        path = self.folder / SAMPLES
+        return read_jsonl(path) if path.exists() else []
+
+    def checkpoint(self, role: str = "policy", name: str | None = None) -> Path:
+        """Folder of a role's model (policy, critic, judge): of the named checkpoint, or else the best
+        (`evaluate.best`), or else the newest whole one."""
+        return Store(self.folder / CHECKPOINTS).model(role, name)
+
+    @property
+    def model(self) -> Path:
+        """Folder of the model that this run trained: a policy or a judge."""
+        role = "policy" if (self.folder / CHECKPOINTS / "policy").exists() else "judge"
+        return self.checkpoint(role)
+
+
+def named(settings: Settings) -> Settings:
+    """Return the settings with a name. A run without one is named after its method and the time. Without a name,
+    `resume` means the newest of those that saved something with the same settings."""
+    if settings.name is not None:
+        return settings
+    before = _before(settings) if settings.resume else None
+    return replace(settings, name=before or f"{settings.method}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _before(settings: Settings) -> str | None:
+    """The newest unnamed run that saved something and had these settings. None if there is no unnamed run at all and
+    `resume` is not set."""
+    folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
+    here, newest = _told(settings), ""
+    for folder in sorted(folders, reverse=True):
+        if (folder / SETTINGS).exists() and Store(folder / CHECKPOINTS).names():
+            different = _differences(folder / SETTINGS, here, (*OF_NO_CONSEQUENCE, *LENGTHS), never=("rollout.replay",))
+            if not different:
+                return folder.name
+            newest = newest or f"{folder.name}; it differs in:\n" + "\n".join(f"  - {line}" for line in different)
+    if newest:
+        raise SettingsError(
+            f"resume={settings.resume}: no run without a name in {settings.output} had these settings. To continue "
+            f"the newest of {settings.method} all the same, set name={newest}"
+        )
+    if settings.resume != "latest":
+        where = settings.output
+        raise SettingsError(f"resume={settings.resume}: {where} has no run of {settings.method} to continue")
+    return None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run's folder. The system releases it however this process ends. Raises
+    SettingsError if another process is using it."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                file.seek(0)
+                who = file.read() or "another process"
+                raise SettingsError(
+                    f"the run in {folder} is still active ({who}): wait for its end, or set another name"
+                ) from None
+            # storage that knows no locks: nobody can tell
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
+
+
+@contextmanager
+def open_folder(settings: Settings) -> Iterator[Path]:
+    """Open the run's folder, new or (for a resume) existing, and keep other processes out. Refuses to mix two runs. An
+    overwritten run is put back at the end, unless `let_go` removed it. The run must have a name."""
+    name = str(settings.name)
+    if not name or Path(name).name != name or name.startswith("."):
+        raise SettingsError(f"name={name!r} must be a plain folder name; its place is set by `output`")
+    folder = Path(settings.output) / name
+    if settings.resume and settings.overwrite:
+        raise SettingsError("resume and overwrite contradict each other: keep one")
+    if _holds_run(folder) and not settings.resume and not settings.overwrite:
+        raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
+    refuse_another(settings, folder)
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise SettingsError(f"the run's folder {folder} cannot be made: {error}") from error
+    with Store(folder / CHECKPOINTS).writing(folder), alone(folder):
+        _put_back(folder)  # remains of a start that was killed
+        try:
+            if settings.overwrite:
+                _set_aside(folder)
+            yield folder
+        finally:
+            _put_back(folder)
+
+
+def let_go(folder: Path) -> None:
+    """Remove the overwritten run: the new one has begun."""
+    if (folder / OVERWRITTEN).exists():
+        shutil.rmtree(folder / GONE, ignore_errors=True)
+        (folder / OVERWRITTEN).rename(folder / GONE)  # half a removal is not put back
+        shutil.rmtree(folder / GONE)
+
+
+def _holds_run(folder: Path) -> bool:
+    """True if the folder has more than a refused start leaves."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return any(name not in OF_A_START and not name.endswith(PARTIAL) for name in names)
+
+
+def _set_aside(folder: Path) -> None:
+    """Move a run's files to where `_put_back` finds them."""
+    (folder / MOVING).mkdir()
+    for path in _entries(folder):
+        path.rename(folder / MOVING / path.name)
+    (folder / MOVING).rename(folder / OVERWRITTEN)
+
+
+def _put_back(folder: Path) -> None:
+    """Undo `_set_aside`, even if either was interrupted: a failed start leaves the run that it would have
+    overwritten."""
+    if (folder / OVERWRITTEN).exists():
+        for path in _entries(folder):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        (folder / OVERWRITTEN).rename(folder / MOVING)
+    if (folder / MOVING).exists():
+        for path in (folder / MOVING).iterdir():
+            path.rename(folder / path.name)
+        (folder / MOVING).rmdir()
+    if (folder / GONE).exists():
+        shutil.rmtree(folder / GONE, ignore_errors=True)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name not in (LOCK, MOVING, OVERWRITTEN, GONE)]
+
+
+def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None:
+    """Write the settings and the data report of a run. Settings that are run again should not remove what they made."""
+    replace_file(folder / SETTINGS, resolved(replace(settings, overwrite=False)).encode())
+    replace_file(folder / DATA, json.dumps(report, indent=1).encode())
+
+
+def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
+    """The checkpoint to resume from, if any, and the faults of newer ones."""
+    if settings.resume is None or (settings.resume == "latest" and not store.names()):
+        return None, []
+    refuse_another(settings, store.folder.parent)  # again: a run that was set aside is back in its place
+    if settings.resume == "latest":
+        return store.latest()
+    if settings.resume not in store.names():
+        raise SettingsError(f"resume={settings.resume}: there is latest, or one of {store.names()}")
+    store.verify(settings.resume)
+    return settings.resume, []
+
+
+def refuse_another(settings: Settings, folder: Path) -> None:
+    """Raise SettingsError if `resume` would continue a run that differs in anything in KEPT. Only reads."""
+    path = folder / SETTINGS
+    if settings.resume is None or not path.exists() or not Store(folder / CHECKPOINTS).names():
+        return
+    different = _different(path, _told(settings)) or {}  # a truncated file has no information
+    lines = [
+        f"\n  - {key}: {there} there, {here} here ({why})"
+        for section, why in KEPT.items()
+        for key, (there, here) in different.items()
+        if _within(key, (section,))
+    ]
+    if lines:
+        raise SettingsError(
+            f"resume={settings.resume} cannot continue {folder}, which is another run than these settings ask for:"
+            f"{''.join(lines)}\nGive these as the run has them; or give the new run a name of its own, and "
+            f"model.path={folder} to start from this one's model"
+        )
+
+
+def _before_in(folder: Path, key: str) -> str | None:
+    """A top-level setting in a run's file, which may be truncated."""
+    path = folder / SETTINGS
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    found = re.search(rf"^{key}: (.+)\n", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def other_rows(folder: Path, report: dict[str, Any]) -> bool:
+    """True if a data report has other rows than the run's report, if that is whole."""
+    try:
+        before = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(_of_rows(before) != _of_rows(json.loads(json.dumps(report))))
+
+
+def _of_rows(report: Any) -> Any:
+    """The report's rows only, without their places."""
+    if isinstance(report, dict):
+        return {
+            name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples", "unread")
+        }
+    return [_of_rows(one) for one in report] if isinstance(report, list) else report
+
+
+def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Settings:
+    """Return the settings with the run's earlier threads, on which the last bits of sums depend. Warn about other
+    differences."""
+    threads = _before_in(folder, "threads")
+    if settings.threads is None and threads is not None and threads.isdecimal():
+        settings = replace(settings, threads=int(threads))
+    path, free = folder / SETTINGS, (*OF_NO_CONSEQUENCE, *LENGTHS)
+    different = _differences(path, _told(settings), free) if path.exists() else []
+    if different:
+        listed = "\n".join(f"  - {line}" for line in different)
+        say(f"warning: the run continues from its checkpoint with other settings than it had:\n{listed}")
+    return settings
+
+
+def open_record(settings: Settings) -> Record | None:
+    """The record that the run replays, if any. Raises SettingsError with everything that prevents it."""
+    if settings.rollout.replay is None:
+        return None
+    folder = at_home(settings.rollout.replay)
+    if not (folder / GROUPS).is_file():
+        raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
+    if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():
+        raise SettingsError(f"rollout.replay={folder} is this run's own folder: give the replay another name")
+    record = Record(folder / GROUPS)
+    if not record.steps:
+        raise SettingsError(f"rollout.replay={folder}: no step was recorded")
+    different = _differences(folder / SETTINGS, _told(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
+    if settings.threads not in (None, record.threads):
+        different.append(f"threads: {record.threads} there, {settings.threads} here")
+    if different:
+        listed = "\n".join(f"  - {line}" for line in different)
+        raise SettingsError(f"{folder} was recorded with other settings. To replay it, set these to the same values:\n{listed}")
+    return record
+
+
+def _told(settings: Settings) -> tuple[dict[str, Any], ...]:
+    """What settings say, the same with what is left to the method, and what they say by default."""
+    method: Any = settings.algorithm
+    asked = [one.name for one in fields(method) if one.default is one.default_factory is MISSING]
+    fresh = type(method)(**{name: getattr(method, name) for name in asked})
+    alike = settings, replace(settings, algorithm=settings.objective), Settings(algorithm=fresh)
+    return tuple(_leaves(resolved(one)) for one in alike)
+
+
+def _differences(
+    theirs: Path, told: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
+) -> list[str]:
+    """Differences from a run's file, except for settings in `free` and not in `never`."""
+    found = _different(theirs, told)
+    if found is None:
+        return ["its settings cannot be read"]
+    kept = {key: values for key, values in found.items() if key in never or not _within(key, free)}
+    return [f"{key}: {there} there, {here} here" for key, (there, here) in kept.items()]
+
+
+def _different(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
+    """By key what a run's file says and what settings say, where they differ. An older file lacks settings that came
+    later, which had their defaults, and has those that were left to the method as it took them. None if the file was
+    cut off by what ended the run."""
+    here, adapted, default = told
+    try:
+        there = _leaves(theirs.read_text(encoding="utf-8", errors="replace"))
+    except (yaml.YAMLError, OmegaConfBaseException):
+        return None
+    there = {key: default[key] for key in here if key in default} | there
+    pairs = {key: (there.get(key), here.get(key)) for key in {**there, **here}}
+    return {k: pair for k, pair in pairs.items() if pair[0] != adapted.get(k) and not _alike(k, *pair)}
+
+
+def _alike(key: str, there: Any, here: Any) -> bool:
+    """True if equal, or two spellings of one path."""
+    if there == here or not (isinstance(there, str) and isinstance(here, str)):
+        return bool(there == here)
+    return key.endswith((".path", ".tokenizer")) and at_home(there).resolve() == at_home(here).resolve()
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _leaves(text: str) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    def walk(prefix: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if not isinstance(value, dict) or not value:
+            return {prefix: value}
+        inner = [walk(f"{prefix}.{key}" if prefix else str(key), entry) for key, entry in value.items()]
+        return {key: leaf for leaves in inner for key, leaf in leaves.items()}
+
+    return walk("", OmegaConf.to_container(OmegaConf.create(text)))

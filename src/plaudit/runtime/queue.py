@@ -1,0 +1,145 @@
+"""Questions that wait, those who wait for the answers, and the tasks in between.
+
+    ask -> waiting -> taken by a task in the background -> answer, one by one -> all answers of a call, in its order
+
+Written once for all that answers in the background: engines, judges and reward servers. Left out: what is asked of
+whom, and how much at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+
+@dataclass(eq=False, slots=True)
+class _Call(Generic[Question, Answer]):
+    questions: Sequence[Question]
+    future: asyncio.Future[list[Answer]]
+    answers: dict[Question, Answer] = field(default_factory=dict)
+
+
+class Queue(Generic[Question, Answer]):
+    """Each question is an object of its own; two that say the same differ (`eq=False` in a dataclass).
+
+    work: takes questions until none is left and gives each its answer. It runs while some wait, in at most `tasks`
+    tasks at once. What it raises reaches every caller; where it is cancelled, they are too.
+    withdrawn: receives questions whose caller has given up. failed: is called after every caller got the error.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        tasks: int = 1,
+        withdrawn: Callable[[Collection[Question]], None] = lambda questions: None,
+        failed: Callable[[BaseException | None], None] = lambda error: None,
+    ):
+        self._work, self._most, self._withdrawn, self._failed = work, tasks, withdrawn, failed
+        self.waiting: deque[Question] = deque()
+        self._calls: dict[Question, _Call[Question, Answer]] = {}  # of every question without an answer, as asked
+        self._tasks: list[asyncio.Task[None]] = []
+        self._held = False
+
+    async def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """The answers, in order, once there are all."""
+        if not questions:
+            return []
+        call: _Call[Question, Answer] = _Call(questions, asyncio.get_running_loop().create_future())
+        self._calls.update(dict.fromkeys(questions, call))
+        self.waiting += questions
+        self._wake()
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            gone = {question for question in questions if self._calls.pop(question, None) is not None}
+            self.waiting = deque(question for question in self.waiting if question not in gone)
+            self._withdrawn(gone)
+            raise
+
+    @property
+    def unanswered(self) -> list[Question]:
+        """In the order of asking."""
+        return list(self._calls)
+
+    @property
+    def busy(self) -> bool:
+        """Some question has no answer yet."""
+        return bool(self._calls)
+
+    @property
+    def under_way(self) -> int:
+        """Questions that have been taken and have no answer yet."""
+        return len(self._calls) - len(self.waiting)
+
+    @property
+    def open(self) -> bool:
+        """Some question may be taken."""
+        return bool(self.waiting) and not self._held
+
+    def __contains__(self, question: Question) -> bool:
+        """Its caller still waits for it."""
+        return question in self._calls and not self._calls[question].future.done()
+
+    def take(self, most: float = math.inf) -> list[Question]:
+        """The next ones whose callers still wait, at most so many."""
+        taken: list[Question] = []
+        while self.open and len(taken) < most:
+            question = self.waiting.popleft()
+            if question in self:
+                taken.append(question)
+        return taken
+
+    def answer(self, question: Question, answer: Answer) -> None:
+        """Its caller gets it with the others; nothing happens where it waits no longer."""
+        call = self._calls.pop(question, None)
+        if call is None:
+            return
+        call.answers[question] = answer
+        if len(call.answers) == len(call.questions) and not call.future.done():
+            call.future.set_result([call.answers[question] for question in call.questions])
+
+    def again(self) -> list[Question]:
+        """All that has no answer waits again, in the order of asking, and is returned."""
+        self.waiting = deque(self._calls)
+        return self.unanswered
+
+    async def drain(self) -> None:
+        """Return once nothing is under way. Nothing more is taken until `go_on`."""
+        self._held = True
+        while self.under_way:
+            await asyncio.sleep(0)
+
+    def go_on(self) -> None:
+        self._held = False
+        self._wake()
+
+    def fail(self, error: BaseException | None) -> None:
+        """Give every caller the error, or cancel them for None."""
+        calls = dict.fromkeys(self._calls.values())
+        self._calls, self.waiting = {}, deque()
+        for call in calls:
+            if not call.future.done():
+                call.future.cancel() if error is None else call.future.set_exception(error)
+        self._failed(error)
+
+    def _wake(self) -> None:
+        self._tasks = [task for task in self._tasks if not task.done()]
+        for _ in range(min(len(self.waiting), self._most - len(self._tasks)) if self.open else 0):
+            task = asyncio.get_running_loop().create_task(self._work())
+            self._tasks.append(task)
+            task.add_done_callback(self._settle)
+
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        """What came while the last task ended is for the next one."""
+        if task.cancelled() or task.exception() is not None:
+            self.fail(None if task.cancelled() else task.exception())
+        else:
+            self._wake()

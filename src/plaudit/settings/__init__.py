@@ -1,0 +1,1 @@
+"""The tree of settings, the recipes that fill it and what is checked before a run."""

@@ -1,0 +1,271 @@
+"""What contradicts what in a run's settings: each `_about_...` tells a part's problems, with what to do.
+
+`check` runs before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from typing import Any
+
+from plaudit.data.settings import absent, unfed
+from plaudit.models.settings import ModelSettings
+from plaudit.runtime.settings import DASHBOARD
+from plaudit.settings.tree import Settings
+from plaudit.support import fields
+from plaudit.support.plugins import known_here_alone
+
+FIGURES = {"mean", "std", "failed", "not_applicable", "greedy"}
+"""Of the whole reward, as reward/NAME, where those of its parts stand too."""
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError with every value and contradiction that cannot be, at once."""
+    fields.check(settings, *FINDERS)
+
+
+def _about_model(s: Settings) -> list[str]:
+    problems = []
+    if s.model.path is None and not s.model.config:
+        problems.append("no model: set model.path, or model.config for a fresh one ({model_type: gpt2, ...})")
+    if s.model.path is not None and s.model.config:
+        problems.append(f"model.path={s.model.path} and model.config are both set: keep one")
+    if s.model.path is None and s.model.tokenizer is None:
+        problems.append("a fresh model needs model.tokenizer, the folder of one")
+    unread = _unread(s.model.config) if s.model.path is None and s.model.config else []
+    problems += unread
+    problems += _about_lora("model", s.model, unread=bool(unread))
+    critic = ModelSettings(path=s.critic.path or s.model.path, config=s.model.config, lora=s.critic.lora)
+    problems += _about_lora("critic", critic, unread=bool(unread))
+    if s.model.lora.rank > 0 and s.reference.ema:
+        problems.append(
+            f"reference.ema={s.reference.ema} moves a second model, but with model.lora.rank={s.model.lora.rank} the "
+            "reference is the model itself with its adapters off: keep one"
+        )
+    return problems
+
+
+def _about_lora(section: str, model: ModelSettings, *, unread: bool) -> list[str]:
+    """What is wrong with the adapters that a section asks for; `unread`: the model's keys cannot be read anyway."""
+    problems, lora = [], model.lora
+    if lora.rank > 0 and not unread:
+        from plaudit.models.lora import check_lora
+
+        try:
+            check_lora(model)
+        except (ValueError, OSError) as error:
+            problems.append(f"{section}.lora: {error}")
+    return problems
+
+
+def _unread(config: dict[str, Any]) -> list[str]:
+    """What is wrong with the keys of a fresh model; those of a family that is not ours are left to transformers."""
+    from plaudit.models.families import read_config
+    from plaudit.models.keys import UnknownKeyError, UnsupportedError
+
+    try:
+        read_config(config)
+    except ValueError as error:
+        theirs = isinstance(error, UnsupportedError) and not isinstance(error, UnknownKeyError)
+        return [] if theirs else [f"model.config: {error}"]
+    return []
+
+
+def _about_data(s: Settings) -> list[str]:
+    missing = [f"data: there is no {name}" for name in (*absent(s.data.train), *absent(s.data.validation))]
+    return unfed(s.data) + missing
+
+
+def _about_method(s: Settings) -> list[str]:
+    objective = s.objective
+    problems = []
+    if objective.data == "prompts":
+        if not s.rewards:
+            problems.append(
+                f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
+            )
+        if s.rollout.temperature == 0:
+            problems.append("rollout.temperature=0.0 must be above 0: at 0 all answers are alike")
+        cut = s.rollout.top_p < 1 or s.rollout.top_k > 0
+        if objective.uses_ratio and cut:
+            problems.append(
+                f"rollout.top_p={s.rollout.top_p} top_k={s.rollout.top_k} cut off part of the distribution that "
+                f"{s.method}'s ratios are taken over, which biases them: set top_p=1 top_k=0"
+            )
+        if objective.uses_ratio and s.rollout.min_tokens and not objective.recompute_old:
+            problems.append("rollout.min_tokens changes what is sampled: set algorithm.recompute_old=true with it")
+    elif s.rewards:
+        problems.append(f"{s.method} learns from data and reads no rewards: remove `rewards`")
+    from plaudit.types import Role
+
+    if s.shaping.unfinished == "bootstrap" and objective.data == "prompts" and Role.CRITIC not in objective.asks:
+        problems.append(
+            f"shaping.unfinished=bootstrap takes the critic's value for the rest of an answer, and {s.method} has no "
+            "critic: set score, penalty or mask"
+        )
+    if s.shaping.masked_in_baseline and objective.data == "prompts" and not objective.has_baseline:
+        problems.append(
+            f"shaping.masked_in_baseline=true has no effect: {s.method} with these settings compares no answer with "
+            "others to its prompt"
+        )
+    if s.reference.ema and Role.REFERENCE not in objective.asks:
+        problems.append(
+            f"reference.ema={s.reference.ema} has no effect: {s.method} with these settings asks for no reference"
+        )
+    for key, path, role in (
+        ("reference.path", s.reference.path, Role.REFERENCE),
+        ("critic.path", s.critic.path, Role.CRITIC),
+    ):
+        if path is not None and role not in objective.asks:
+            problems.append(f"{key}={path} has no effect: {s.method} with these settings asks for no {role.value}")
+    if s.data.stream and (s.train.steps is None or s.reference.once):
+        problems.append(f"data.stream={s.data.stream} has no end: set train.steps, and leave reference.once out")
+    if s.reference.once and (objective.data == "prompts" or Role.REFERENCE not in objective.asks):
+        problems.append("reference.once is for offline methods with a reference")
+    if s.reference.once and s.reference.ema:
+        problems.append(
+            "reference.once computes the reference's columns before training, reference.ema moves it: keep one"
+        )
+    return problems + _about_offload(s, referred=Role.REFERENCE in objective.asks)
+
+
+def _about_best(s: Settings) -> list[str]:
+    """What evaluations are compared by, and whether there are any to compare."""
+    best, every = s.evaluate.best, s.evaluate
+    if best is None:
+        patience = every.patience
+        return [] if patience is None else [f"evaluate.patience={patience} counts evaluations: set evaluate.best"]
+    problems = []
+    if s.rollout.replay is not None:
+        problems.append(f"evaluate.best={best}: a replay evaluates nothing")
+    elif not (s.data.validation or s.data.validation_percent):
+        problems.append(f"evaluate.best={best} needs rows: set data.validation or data.validation_percent")
+    if every.steps is every.epochs is every.seconds is None:
+        problems.append(f"evaluate.best={best} compares evaluations: set evaluate.steps, or epochs or seconds")
+    if s.algorithm.data == "prompts":
+        if not best.startswith("reward/"):
+            problems.append(f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART")
+    elif type(s.algorithm).__module__.startswith("plaudit."):
+        known = s.algorithm.evaluated
+        if best not in known:
+            problems.append(f"evaluate.best={best} is not what {s.method} is evaluated by: {', '.join(known)}")
+    return problems
+
+
+def _about_offload(s: Settings, *, referred: bool) -> list[str]:
+    """Where reference.offload would change nothing, whatever the device."""
+    if not s.reference.offload:
+        return []
+    if not referred:
+        return [f"reference.offload=true has no effect: {s.method} with these settings asks for no reference"]
+    rank = s.model.lora.rank
+    if rank > 0 and s.reference.path is None:
+        why = "the reference is the policy with its adapters off, and takes no memory of its own"
+        return [f"reference.offload=true has no effect with model.lora.rank={rank}: {why}"]
+    if s.runtime.cpu_offload:
+        return ["reference.offload=true has no effect with runtime.cpu_offload=true, which offloads all models"]
+    return []
+
+
+def _about_rewards(s: Settings) -> list[str]:
+    from plaudit.rewards.rules import CodeReward, function_reward
+
+    problems, names, functions = [], [], []
+    for number, reward in enumerate(s.rewards):
+        if reward.kind == "judge":
+            names.append(reward.name or "judge")
+            if not reward.path:
+                problems.append(f"rewards.{number}: kind judge needs path, the folder of a reward model")
+            if reward.workers and s.runtime.kind == "local" and s.samples:
+                problems.append(f"rewards.{number}.workers={reward.workers} need processes: set runtime=ray")
+            continue
+        if reward.kind == "http":
+            names.append(reward.name or "http")
+            continue
+        try:
+            rule = function_reward(reward)
+        except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+            problems.append(f"rewards.{number}: {error}")
+            continue
+        names.append(rule.name)
+        if isinstance(rule, CodeReward):
+            continue
+        functions.append(rule.name)
+        importable = reward.kind == "function" and not reward.function.startswith("__main__")
+        problems += [] if importable else _about_others(s, f"rewards.{number}: {rule.name}", rule.function)
+    for name in sorted({*names} & FIGURES):
+        problems.append(f"a reward called {name!r} would take the place of the figure reward/{name}: give it a name")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    problems += [f"two rewards are called {name!r}: give each a name of its own" for name in twice]
+    return problems or _about_parts(s, names, functions)
+
+
+def _about_parts(s: Settings, names: list[str], functions: list[str]) -> list[str]:
+    """Parts of rewards that there are not. Which parts of its own a function has shows when it is asked."""
+
+    def absent(part: str) -> bool:
+        return s.samples and part not in names and not part.startswith(tuple(f"{name}/" for name in functions))
+
+    problems = []
+    whole, _, part = (best := s.evaluate.best or "").partition("/")
+    if whole == "reward" and part not in FIGURES and absent(part):
+        there = ", ".join(f"reward/{name}" for name in ["mean", *names])
+        problems.append(f"evaluate.best={best} is of no reward: there are {there}")
+    own = {leaf.key: leaf.value for leaf in fields.leaves(s.algorithm)}
+    part = str(own.get("dynamic_sampling_part") or "")
+    if part and absent(part):
+        problems.append(
+            f"algorithm.dynamic_sampling_part={part} is of no reward: there are {', '.join(names)}, and a function's "
+            "own parts as NAME/PART"
+        )
+    return problems
+
+
+def _about_others(s: Settings, what: str, thing: object) -> list[str]:
+    """Ray's processes run the plugins, and not the script or notebook that starts the run."""
+    if s.runtime.kind == "local" or not known_here_alone(thing, s.plugins):
+        return []
+    return [
+        f"{what} is known to this process alone, not to those of runtime=ray: put it into a file that `plugins` names"
+    ]
+
+
+def _about_runtime(s: Settings) -> list[str]:
+    problems = [f"runtime.{told}" for told in s.runtime.unread(replays=s.rollout.replay is not None)]
+    problems += _about_others(s, f"method={s.method}", type(s.algorithm))
+    problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
+    if s.runtime.cpu_offload and s.device == "cpu":
+        problems.append("runtime.cpu_offload=true has no effect with device=cpu: set it to false, or device=cuda")
+    if s.runtime.kind == "ray" and not _installed("ray"):
+        problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
+    lacking = [name for name in DASHBOARD if s.runtime.dashboard and not _installed(name)]
+    if lacking:
+        problems.append(f"runtime.dashboard=true needs {', '.join(lacking)}, not installed: pip install 'ray[default]'")
+    if s.rollout.replay is not None and s.algorithm.data != "prompts":
+        problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
+    if s.rollout.share_devices and s.runtime.resources_per_rollout_worker:
+        problems.append(
+            f"runtime.resources_per_rollout_worker={s.runtime.resources_per_rollout_worker} has no effect with "
+            "rollout.share_devices=true: rollout workers share what training ranks reserve"
+        )
+    if s.rollout.engine == "vllm" and s.samples and s.runtime.address is None and not _installed("vllm"):
+        problems.append(
+            "rollout.engine=vllm needs vLLM, which is not installed: pip install -e '.[vllm]' in Plaudit's folder for "
+            "NVIDIA GPUs, make vllm for a CPU (docs/vllm.md)"
+        )
+    if s.runtime.kind == "local" and s.rollout.workers_max and s.samples:
+        problems.append(f"rollout.workers_max={s.rollout.workers_max} needs runtime=ray")
+    if s.runtime.kind == "local" and s.rollout.workers > 1 and s.samples:
+        problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
+    return problems
+
+
+def _installed(library: str) -> bool:
+    """Found, not imported, but for the packages that it lies in."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(library) is not None
+    return False
+
+
+FINDERS = (_about_model, _about_data, _about_method, _about_best, _about_rewards, _about_runtime)

@@ -1,0 +1,67 @@
+"""The file that `scripts/train.py --dist_config` names: where the stages of a pipeline run and how they share the work.
+
+What the chosen runtime cannot do is refused by name, so that no key is read without an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plaudit.settings.importers.rows import Row, complaints, flat, recipe
+from plaudit.support.fields import Rule, refuse, shown
+
+RESERVED = [f"runtime.{key}" for key in ("resources_per_worker", "resources_per_rollout_worker")]
+ROWS = (
+    Row(theirs="cluster.runtime", ours="runtime.kind"),
+    Row(theirs="cluster.address", ours="runtime.address", ray=True),
+    Row(theirs="cluster.num_workers", ours="runtime.num_training_workers", ray=True, idle=(None, 1)),
+    Row(theirs="cluster.num_rollout_workers", ours="rollout.workers", ray=True, idle=(None, 1)),
+    Row(theirs="cluster.max_rollout_workers", ours="rollout.workers_max", ray=True),
+    Row(theirs="cluster.cpus_per_worker", ours="threads"),
+    *(Row(theirs="cluster.cpus_per_worker", ours=f"{ours}.CPU", ray=True, idle=()) for ours in RESERVED),
+    Row(
+        theirs="cluster.gpus_per_worker",
+        ours="device",
+        told=("cpu", "cuda").__getitem__,
+        kind=int,
+        rule=Rule(choices=(0, 1)),
+    ),
+    *(Row(theirs="cluster.gpus_per_worker", ours=f"{ours}.GPU", ray=True, idle=()) for ours in RESERVED),
+    Row(theirs="strategy.name", ours="runtime.strategy", ray=True, idle=(None, "replicate")),
+    Row(theirs="strategy.micro_tokens", ours="learn.micro_tokens"),
+    Row(theirs="fault_tolerance.checkpoint_interval", ours="save.steps"),
+    Row(theirs="fault_tolerance.resume", ours="resume", told={True: "latest"}.get, kind=bool),
+    Row(theirs="fault_tolerance.max_failures", ours="runtime.max_failures_per_hour", ray=True),
+    Row(theirs="fault_tolerance.timeout", ours="runtime.heartbeat_timeout", ray=True),
+    Row(
+        theirs="communication.backend",
+        ours="runtime.backend",
+        told=lambda backend: None if backend == "auto" else backend,
+        ray=True,
+        idle=(None, "auto"),
+    ),
+    Row(theirs="communication.weights", ours="runtime.weights", ray=True),
+    Row(theirs="communication.timeout", ours="runtime.collective_timeout", ray=True),
+)
+
+
+def imported(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file sets of a run, as a nested mapping of the run's own keys. Raises SettingsError with everything that
+    its runtime cannot do, or that is no value at all."""
+    values = flat(given, ROWS)
+    refuse(complaints(values, ROWS))
+    refuse(list(_contradictions(values)))
+    return recipe(values, ROWS, ray=values["cluster.runtime"] == "ray")
+
+
+def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+    least, most = values["cluster.num_rollout_workers"], values["cluster.max_rollout_workers"]
+    if least is not None and most is not None and most < least:
+        yield f"cluster.max_rollout_workers={most} is below cluster.num_rollout_workers={least}: raise it"
+    if values["cluster.runtime"] != "ray":
+        idle = {row.theirs: row.idle for row in ROWS if row.ray and row.idle}
+        yield from (f"{k}={values[k]} needs cluster.runtime=ray" for k, free in idle.items() if values[k] not in free)
+    elif values["communication.backend"] == "nccl" and values["cluster.gpus_per_worker"] != 1:
+        told = shown(values["cluster.gpus_per_worker"])
+        yield f"communication.backend=nccl needs cluster.gpus_per_worker=1, not {told}"

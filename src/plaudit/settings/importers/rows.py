@@ -1,0 +1,80 @@
+"""A table that turns another system's settings file into a recipe of ours.
+
+file -> `flat` -> rows: type and bounds of our own setting, conversion -> `nested` -> settings of a run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.support.fields import Leaf, Rule, leaves, nearest, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One setting of ours that a key of theirs sets. A key may have several rows."""
+
+    theirs: str
+    ours: str
+    told: Callable[[Any], Any] = lambda value: value
+    """From their value to ours; None leaves the recipe's."""
+    kind: Any = None
+    """Type of their value; None: that of our setting."""
+    rule: Rule | None = None
+    """What it may be; None: as our setting."""
+    ray: bool = False
+    """Sets ours only where the file chooses Ray."""
+    idle: tuple[Any, ...] = (None,)
+    """Values of a `ray` row that are no matter elsewhere; any other is refused there."""
+
+
+def flat(given: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Every key of the table with its value in a file of sections. Raises SettingsError for an unknown key."""
+    values: dict[str, Any] = {row.theirs: None for row in rows}
+    sections = {key.partition(".")[0] for key in values}
+    for section, inner in given.items():
+        _check(section, sections, "")
+        if inner is not None and not isinstance(inner, Mapping):
+            raise SettingsError(f"{section}={shown(inner)} must be a section with keys")
+        known = {key.partition(".")[2] for key in values if key.startswith(f"{section}.")}
+        for key, value in (inner or {}).items():
+            _check(str(key), known, f"{section}.")
+            values[f"{section}.{key}"] = value
+    return values
+
+
+def _check(name: str, known: Iterable[str], prefix: str) -> None:
+    if name not in known:
+        raise SettingsError(f"there is no setting {prefix}{name}{nearest(name, known)}")
+
+
+def complaints(values: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
+    """What is wrong with values, by the types and bounds of our own settings. null always leaves the recipe's."""
+    ours = {leaf.key: leaf for leaf in leaves(Settings())}
+    found = {}
+    for row in rows:
+        if (value := values[row.theirs]) is not None and row.theirs not in found:
+            leaf = ours.get(row.ours) or Leaf(key="", value=None, kind=Any, rule=Rule(), prose="")
+            told = replace(
+                leaf, key=row.theirs, value=value, kind=row.kind or leaf.kind, rule=row.rule or leaf.rule
+            ).complaint()
+            found[row.theirs] = [told] if told else []
+    return [told for one in found.values() for told in one]
+
+
+def recipe(values: Mapping[str, Any], rows: Iterable[Row], *, ray: bool) -> dict[str, Any]:
+    """The settings of a run that a file sets, as a nested mapping."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        value = values[row.theirs]
+        if value is None or (row.ray and not ray) or (ours := row.told(value)) is None:
+            continue
+        *sections, name = row.ours.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = ours
+    return found

@@ -1,0 +1,308 @@
+"""From a recipe (YAML) and `key.sub=value` overrides in Hydra's grammar to checked settings.
+
+    defaults <- recipe <- overrides -> Settings        unknown keys are refused with the nearest name
+
+A recipe holds only what differs from the defaults in the dataclasses. YAML, types and the override grammar are
+OmegaConf's and Hydra's; Hydra's launcher, groups and working folders are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plaudit.settings.checks import check
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.support.fields import check_types, leaves, nearest, shortened
+from plaudit.support.paths import at_home
+from plaudit.support.plugins import registered_again
+
+Tree = typing.TypeVar("Tree")
+NO_VALUE = (IndexError, ValueError, TypeError, OverflowError)
+"""What OmegaConf raises beside its own errors, of places in lists and of numbers that no float holds."""
+
+
+def load_settings(
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    method: str | None = None,
+) -> Settings:
+    """Settings from a recipe file (or mapping) and overrides, checked.
+
+    `method` is the command's; a recipe that names another is refused. Raises SettingsError, naming the key.
+    """
+    given = _read(recipe)
+    parsed = [parse_override(text) for text in overrides]
+    given, parsed = _spelled_out(given), [spelled_out(override) for override in parsed]
+    named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
+    if method is not None and named not in (None, method):
+        raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
+    method = method or str(named or Settings.method)
+    _load_plugins(given, parsed)
+    algorithm = _algorithm_class(method)
+
+    template = dataclasses.replace(Settings(), method=method)
+    config = _structured(template, algorithm)
+    check_keys(given, Settings, algorithm=algorithm)
+    _merge(config, given)
+    for override in parsed:
+        override.apply(config, algorithm)
+    settings = completed(dataclasses.replace(_to_object(config), method=method))
+    check(settings)
+    return settings
+
+
+def completed(settings: Settings) -> Settings:
+    """Typed settings with the method's own where they give none, and what their plugins register."""
+    _load_plugins({"plugins": settings.plugins}, ())
+    algorithm = _algorithm_class(settings.method)
+    if settings.algorithm is None:
+        settings = dataclasses.replace(settings, algorithm=algorithm())
+    if not isinstance(settings.algorithm, algorithm):
+        if registered_again(algorithm, type(settings.algorithm)):
+            raise SettingsError(
+                f"method={settings.method}: the class {algorithm.__name__} was made anew, and these settings have the "
+                "other form of it: register it, and make the settings again"
+            )
+        raise SettingsError(
+            f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
+        )
+    return dataclasses.replace(settings, output=str(at_home(settings.output)))
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `key=value`, `+key=value` or `~key` of the command line."""
+
+    text: str
+    key: str
+    value: Any
+    deletes: bool
+
+    def apply(self, config: Any, algorithm: type) -> None:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        check_keys(nested(self.key, self.value), Settings, algorithm=algorithm)
+        try:
+            if self.deletes:
+                OmegaConf.update(config, self.key, None)
+            else:
+                OmegaConf.update(config, self.key, self.value, merge=True, force_add=False)
+        except (OmegaConfBaseException, *NO_VALUE) as error:
+            raise SettingsError(f"{shortened(self.text)}: {_first_line(error)}") from error
+
+
+def parse_override(text: str) -> Override:
+    """Read an override in Hydra's grammar (`null` is None, lists as [a,b], dicts as {a: 1})."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+        if parsed.is_sweep_override():
+            raise SettingsError(f"{text}: a sweep over several values is not a setting of one run; start one run each")
+        value = None if parsed.is_delete() else parsed.value()
+        if not parsed.key_or_group:
+            raise HydraException("it has no key")
+    except (HydraException, ValueError) as error:  # the latter: a number of more digits than Python reads
+        raise SettingsError(f"{shortened(text)!r} is not of the form key.sub=value: {_first_line(error)}") from error
+    return Override(text=text, key=parsed.key_or_group, value=_plain(value), deletes=parsed.is_delete())
+
+
+def _plain(value: Any) -> Any:
+    """Hydra's quoted strings as str."""
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    return value.text if type(value).__name__ == "QuotedString" else value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML mapping with interpolations resolved. Raises SettingsError, with the line where the YAML breaks."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except FileNotFoundError as error:
+        raise SettingsError(f"there is no recipe {path}") from error
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise SettingsError(f"{path} cannot be read as settings: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} holds a {type(content).__name__}, but a recipe is a mapping of keys")
+    return {str(key): value for key, value in content.items()}
+
+
+def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
+    """`runtime: ray` is short for `runtime: {kind: ray}`."""
+    runtime = given.get("runtime")
+    return {**given, "runtime": {"kind": runtime}} if isinstance(runtime, str) else given
+
+
+def spelled_out(override: Override) -> Override:
+    if override.key == "runtime" and isinstance(override.value, str):
+        return dataclasses.replace(override, key="runtime.kind")
+    return override
+
+
+def _read(recipe: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    if recipe is None:
+        return {}
+    return dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
+
+
+def defaults(method: str) -> Settings:
+    """The settings of a method as they are before a recipe."""
+    return _to_object(_structured(dataclasses.replace(Settings(), method=method), _algorithm_class(method)))
+
+
+def load_tree(
+    template: type[Tree], given: Mapping[str, Any], overrides: Sequence[str] = (), *, free: Sequence[str] = ()
+) -> Tree:
+    """Any dataclass of settings from a mapping and overrides; `free` names fields whose content is not checked."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    check_keys({key: value for key, value in given.items() if key not in free}, template)
+    parsed = [parse_override(text) for text in overrides]
+    for override in parsed:
+        check_keys(nested(override.key, override.value), template)
+    config: Any = OmegaConf.structured(template)
+    text = ""
+    try:
+        for text, value in given.items():
+            config = OmegaConf.merge(config, {text: value})
+        for override in parsed:
+            text = shortened(override.text)
+            config = OmegaConf.merge(config, nested(override.key, override.value))
+        tree = OmegaConf.to_object(config)
+        check_types(tree)
+        return typing.cast(Tree, tree)
+    except (OmegaConfBaseException, *NO_VALUE) as error:
+        where = _where(error, text) if text in given else text  # an override says the whole key itself
+        raise SettingsError(f"{where}: {_first_line(error)}") from error
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`a.b`, value -> {a: {b: value}}."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return typing.cast(dict[str, Any], value)
+
+
+def check_known(name: str, known: typing.Iterable[str], *, what: str) -> None:
+    """Raise SettingsError unless `name` is known, naming the nearest one that is."""
+    known = list(known)
+    if name not in known:
+        raise SettingsError(f"there is no {what} {name!r}{nearest(name, known)}")
+
+
+def _load_plugins(given: Mapping[str, Any], overrides: Sequence[Override]) -> None:
+    from plaudit.support.plugins import PluginError, load_plugins
+
+    plugins = next((o.value for o in reversed(overrides) if o.key == "plugins"), given.get("plugins")) or []
+    if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+        raise SettingsError(f"plugins={plugins!r} must be a list of Python files")
+    try:
+        load_plugins(plugins)
+    except PluginError as error:
+        raise SettingsError(f"plugins: {error}") from error
+
+
+def _algorithm_class(method: str) -> type:
+    from plaudit.algorithms import ALGORITHMS
+
+    check_known(method, ALGORITHMS, what="method")
+    return ALGORITHMS[method]
+
+
+def _structured(template: Settings, algorithm: type) -> Any:
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(template)
+    node = OmegaConf.structured(algorithm)
+    OmegaConf.set_readonly(node, False)  # frozen dataclasses come read-only
+    config.algorithm = node
+    OmegaConf.set_readonly(config.algorithm, False)
+    return config
+
+
+def _merge(config: Any, given: Mapping[str, Any]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for key, value in given.items():
+        if value is None and dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
+            continue  # a section left empty
+        try:
+            OmegaConf.update(config, key, value, merge=True)
+        except (OmegaConfBaseException, *NO_VALUE) as error:
+            raise SettingsError(f"{_where(error, key)}: {_first_line(error)}") from error
+
+
+def _to_object(config: Any) -> Settings:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        settings = OmegaConf.to_object(config)
+    except (OmegaConfBaseException, *NO_VALUE) as error:
+        raise SettingsError(_first_line(error)) from error
+    assert isinstance(settings, Settings)
+    check_types(settings)
+    return settings
+
+
+def check_keys(
+    given: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
+) -> None:
+    """Raise SettingsError for a key that the tree lacks, with where it has one of that name, and those beside it whose
+    names hold it, else the nearest one."""
+    root = root or template
+    if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
+        return
+    hints = typing.get_type_hints(template)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(template)}
+    for key, value in given.items():
+        path = f"{prefix}{key}"
+        if key not in known:
+            every = [*leaves(root), *(leaves(algorithm, "algorithm.") if algorithm is not None else ())]
+            elsewhere = [leaf.key for leaf in every if leaf.key.rpartition(".")[2] == key]
+            here = [f"{prefix}{one}" for one in known if key in one.split("_")]
+            few = 0 < len(elsewhere) < 4
+            near = f"; did you mean {' or '.join(here + elsewhere)}?" if few else nearest(str(key), known)
+            raise SettingsError(f"there is no setting {path}{near}")
+        inner = algorithm if path == "algorithm" and algorithm is not None else known[key]
+        for kind in (inner, *typing.get_args(inner)):  # itself, in a list, or where null is allowed too
+            if not dataclasses.is_dataclass(kind):
+                continue
+            for number, entry in _entries(value):
+                inside = f"{path}.{number}"
+                check_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
+
+
+def _entries(value: Any) -> list[tuple[str, Any]]:
+    """A list's entries (of an override, `rewards.0.kind=...`, as a mapping from numbers), or the value alone."""
+    if isinstance(value, list):
+        return [(f"{number}.", entry) for number, entry in enumerate(value)]
+    if isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):
+        return [(f"{number}.", entry) for number, entry in value.items()]
+    return [("", value)]
+
+
+def _where(error: Exception, key: str) -> str:
+    """The key that an error under this one speaks of. Of a list's entry OmegaConf tells what stands in it alone."""
+    full = str(getattr(error, "full_key", None) or key)
+    return full if full.split(".")[0] == key else f"{key}: {full}"
+
+
+def _first_line(error: Exception) -> str:
+    return shortened(str(error).strip().splitlines()[0]) if str(error).strip() else type(error).__name__

@@ -1,0 +1,132 @@
+"""The settings of a run: one typed tree.
+
+Each part of the tree stands beside what it sets (`data/settings.py`, `learn/settings.py`, ...); this file joins them.
+`recipes.py` fills the tree from files and the command line, `checks.py` tells what contradicts what in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from plaudit.data.settings import DataSettings
+from plaudit.learn.settings import CriticSettings, LearnSettings, OptimizerSettings, ReferenceSettings
+from plaudit.loop.settings import EvaluateSettings, SaveSettings, TrainSettings
+from plaudit.models.settings import ModelSettings
+from plaudit.monitor.settings import LogSettings
+from plaudit.rewards.settings import RewardSettings, ShapingSettings
+from plaudit.rollout.settings import RolloutSettings
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.support.fields import Section, leaves, setting, shown
+from plaudit.support.fields import SettingsError as SettingsError
+
+if TYPE_CHECKING:
+    from plaudit.algorithms.base import Objective
+
+
+@dataclass
+class Settings(Section):
+    """Everything that a run is told."""
+
+    method: str = "sft"
+    """A name of `algorithms/methods.yaml`, which `plaudit --help` lists, or one that a plugin registers."""
+    name: str | None = None
+    """The run's folder under `output`; null takes the method and the time."""
+    output: str = "runs"
+    """Where run folders lie."""
+    seed: int = setting(0, least=0, below=2**64)
+    """Of initial weights, data order and samples."""
+    resume: str | None = None
+    """latest, or the name of a checkpoint of this run; latest starts afresh where there is none yet."""
+    overwrite: bool = False
+    """Replace a run folder of the same name."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    threads: int | None = setting(None, least=1)
+    """CPU threads of a process; null takes all cores, under Ray those that it reserves, on resuming those of before.
+    Where other programs keep cores busy, fewer are faster."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files that register your own algorithms, rewards, dialects or model families."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    algorithm: Any = None
+    """The method's own hyperparameters: the fields of its dataclass in `plaudit.algorithms`."""
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    learn: LearnSettings = field(default_factory=LearnSettings)
+    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    rewards: list[RewardSettings] = field(default_factory=list)
+    """Judges, servers, functions and rules; their weighted sum is the score of an answer."""
+    shaping: ShapingSettings = field(default_factory=ShapingSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    save: SaveSettings = field(default_factory=SaveSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+
+    def contradictions(self) -> Iterator[str]:
+        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
+            yield f"device={self.device} must be one of auto, cpu, cuda"
+
+    @property
+    def objective(self) -> Objective:
+        """The method, as the samples of this run ask for it."""
+        off_policy = self.rollout.max_lag > 0 or self.rollout.engine != "native"
+        objective: Objective = self.algorithm.adapted(off_policy=off_policy)
+        return objective
+
+    @property
+    def samples(self) -> bool:
+        """Whether the run draws answers and has them scored: it learns from the policy's own, and replays none."""
+        return bool(self.algorithm.data == "prompts" and self.rollout.replay is None)
+
+
+def resolved(settings: Settings) -> str:
+    """The whole tree as YAML, to be saved with the run; it loads back as a recipe."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_yaml(OmegaConf.create(to_plain(settings))))
+
+
+def to_plain(settings: Any) -> Any:
+    """Dataclasses, tuples and enums as plain dicts, lists and strings."""
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        return {f.name: to_plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
+    if isinstance(settings, Mapping):
+        return {key: to_plain(value) for key, value in settings.items()}
+    if isinstance(settings, (list, tuple)):
+        return [to_plain(value) for value in settings]
+    return settings
+
+
+def unused(s: Settings) -> list[str]:
+    """What was set and this method does not read, as key=value: a recipe may serve several methods."""
+    from plaudit.types import Role
+
+    online = s.algorithm.data == "prompts"
+    idle = ["train.batch_size"] if online else ["rollout.", "shaping."]
+    idle += [] if Role.CRITIC in s.objective.asks else ["critic."]
+    default = {leaf.key: leaf.value for leaf in leaves(Settings())}
+    given = [leaf for leaf in leaves(s) if leaf.key.startswith(tuple(idle)) and leaf.value != default[leaf.key]]
+    return [f"{leaf.key}={shown(leaf.value)}" for leaf in given]
+
+
+def annotated(settings: Settings) -> str:
+    """The tree as YAML that loads back as a recipe; above each setting stands what it does and what it may be."""
+    import yaml
+
+    lines, before = [], [""]
+    for leaf in leaves(settings):
+        *sections, name = leaf.key.split(".")
+        news = [depth for depth in range(len(sections)) if sections[: depth + 1] != before[: depth + 1]]
+        lines += [f"{'  ' * depth}{sections[depth]}:" for depth in news]
+        before, indent = sections, "  " * len(sections)
+        lines += textwrap.wrap(leaf.words, 110, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        value = yaml.safe_dump(to_plain(leaf.value), default_flow_style=True, width=math.inf)
+        lines.append(f"{indent}{name}: {value.removesuffix('...' + chr(10)).strip()}")
+    return "\n".join(lines)

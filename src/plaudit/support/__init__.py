@@ -1,0 +1,1 @@
+"""What every room may use: paths, plugins, text that a terminal can show."""

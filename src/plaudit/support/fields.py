@@ -1,0 +1,254 @@
+"""One place for a setting: a dataclass field with its default, bounds and unit; the string below it is its prose.
+
+    batch_size: int = setting(32, least=1)
+    "Prompts of one step."
+
+`leaves` walks a tree of such dataclasses. What prints settings, checks them or documents them reads its leaves.
+Where two fields contradict each other, their class is a `Section` and says so. Nothing is checked when a tree is made.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import math
+import textwrap
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any
+
+from plaudit.support.visible import rounded
+
+LONG = 300
+"""Characters of a value or an error that a person still reads."""
+MANY = 24
+"""Names that an error lists."""
+NAMES = {
+    int: "a whole number of at most 64 bits",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "a dict",
+}
+NAMES |= {NoneType: "null", list: "a list", tuple: "a list"}
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be read or that contradict each other."""
+
+
+class Section:
+    """A part of the tree whose fields can contradict each other."""
+
+    def contradictions(self) -> Iterable[str]:
+        """Sentences that begin with the name of a field of this part."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a setting may be. Bounds hold for each entry of a list or a mapping. null passes where the type has it."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    infinite: bool = False
+    choices: tuple[Any, ...] = ()
+    count: int | None = None
+    """Entries of the list."""
+    unit: str = ""
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+        return (
+            f"{self.count} numbers, each " * bool(self.count) + bounds + f" ({self.unit})" * bool(self.unit)
+        ).strip()
+
+    def takes(self, value: Any) -> bool:
+        if isinstance(value, list | tuple | dict):
+            entries = value.values() if isinstance(value, dict) else value
+            return self.count in (None, len(value)) and all(map(self.takes, entries))
+        if value is None or self.choices:
+            return value is None or value in self.choices
+        if not isinstance(value, int | float):
+            return True
+        within = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        within = within and (self.above is None or value > self.above) and (self.below is None or value < self.below)
+        return within and (math.isfinite(value) or (self.infinite and value == math.inf))
+
+
+def setting(default: Any, **rule: Any) -> Any:
+    """A field with what it may be (`Rule`). `list` or `dict` as the default stands for an empty one."""
+    metadata = {"rule": Rule(**rule)}
+    if default in (list, dict):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One setting of a tree."""
+
+    key: str
+    """Its dotted name."""
+    value: Any
+    kind: Any
+    rule: Rule
+    prose: str
+
+    @property
+    def allowed(self) -> str:
+        """What it may be beside its type, in words; "" if anything."""
+        return f"{self.rule}, or null" if str(self.rule) and NoneType in typing.get_args(self.kind) else str(self.rule)
+
+    @property
+    def words(self) -> str:
+        """Its prose and what it may be, as sentences."""
+        return f"{self.prose} {self.allowed[:1].upper()}{self.allowed[1:]}{'.' * bool(self.allowed)}".strip()
+
+    def complaint(self) -> str | None:
+        if not _is(self.value, self.kind):
+            return f"{self.key}={shown(self.value)} must be {_named(self.kind)}"
+        if self.rule.takes(self.value):
+            return None
+        near = nearest(self.value, self.rule.choices) if isinstance(self.value, str) else ""
+        finite = isinstance(self.value, float) and not (math.isfinite(self.value) or self.rule.infinite)
+        words = " and ".join(filter(None, ["finite" * finite, self.allowed]))
+        return f"{self.key}={shown(self.value)} must be {words}{near if 'mean' in near else ''}"
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
+    """Every setting of a tree of dataclasses, those within its lists too; of a class as it is by default."""
+    kind: type = tree if isinstance(tree, type) else type(tree)
+    hints, proses = _hints(kind), prose(kind)
+    for one in fields(tree):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        key, value = f"{prefix}{one.name}", default if tree is kind else getattr(tree, one.name)
+        parts = list(_parts(key, value))
+        for path, part in parts:
+            yield from leaves(part, f"{path}.")
+        if not parts:
+            rule = one.metadata.get("rule", Rule())
+            yield Leaf(key=key, value=value, kind=hints[one.name], rule=rule, prose=proses.get(one.name, ""))
+
+
+def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A field's value if it is a part of the tree, or the parts that it lists."""
+    several = enumerate(value) if isinstance(value, list) else ()
+    for path, part in [(key, value), *((f"{key}.{number}", entry) for number, entry in several)]:
+        if is_dataclass(part):
+            yield path, part
+
+
+def complaints(tree: Any, prefix: str = "") -> list[str]:
+    """Everything that is wrong with a tree's values, each with its key, what was given and what is allowed."""
+    return [told for leaf in leaves(tree, prefix) if (told := leaf.complaint())] + list(_contradictions(tree, prefix))
+
+
+def _contradictions(tree: Any, prefix: str) -> Iterator[str]:
+    if isinstance(tree, Section):
+        yield from (f"{prefix}{told}" for told in tree.contradictions())
+    for one in fields(tree):
+        for path, part in _parts(f"{prefix}{one.name}", getattr(tree, one.name)):
+            yield from _contradictions(part, f"{path}.")
+
+
+def check_types(tree: Any, prefix: str = "") -> None:
+    """Raise SettingsError for values of another type, which cannot be compared."""
+    refuse([told for one in leaves(tree, prefix) if not _is(one.value, one.kind) and (told := one.complaint())])
+
+
+def check(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "") -> None:
+    """Raise SettingsError with everything that is wrong with a tree, at once; `finders` know of more."""
+    check_types(tree, prefix)
+    refuse([*complaints(tree, prefix), *(told for finder in finders for told in finder(tree))])
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise SettingsError with all of them, if there are any."""
+    if problems:
+        raise SettingsError("the settings cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean x?' or the list of what there is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close or not names:
+        return f"; did you mean {close[0]}?" if close else "; there are none"
+    return f"; there are {', '.join(names[:MANY])}{' ...' if len(names) > MANY else ''}"
+
+
+@cache
+def prose(kind: type) -> dict[str, str]:
+    """The string below each field of a dataclass or of what it extends, by the field's name."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        try:
+            (source,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        except (OSError, TypeError, SyntaxError, ValueError):  # a notebook's or an interpreter's own
+            continue
+        for named, below in pairwise(typing.cast(ast.ClassDef, source).body):
+            match named, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value as a recipe would write it, shortened."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int):
+        return str(value) if abs(value) <= 2**64 else rounded(value, ".0f")
+    try:
+        return shortened(str(list(value) if isinstance(value, tuple) else value))
+    except ValueError:  # an integer within of more digits than Python prints
+        return "..."
+
+
+def shortened(text: str) -> str:
+    """Its beginning, where it is longer than a person reads."""
+    return text if len(text) <= LONG else f"{text[:200]}..."
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        return any(_is(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if origin in (list, tuple):
+        return isinstance(value, list | tuple) and all(_is(entry, inner[0] if inner else Any) for entry in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(entry, inner[1] if inner else Any) for entry in value.values())
+    if origin is Any:
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return all(_is(entry, Any) for entry in entries) and not (isinstance(value, int) and abs(value) > 2**64)
+    if origin is int:
+        return isinstance(value, int) and abs(value) <= 2**64
+    return isinstance(value, (int, float) if origin is float else origin)
+
+
+def _named(kind: Any) -> str:
+    """A type in words."""
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(map(_named, inner))
+    entries = {list: inner[:1], tuple: inner[:1], dict: inner[1:]}.get(origin, ())
+    of = f" of which each is {_named(entries[0])}" if entries and entries[0] is not Any else ""
+    return f"{NAMES.get(origin) or (origin.__name__ if isinstance(origin, type) else origin)}{of}"

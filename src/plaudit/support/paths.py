@@ -1,0 +1,59 @@
+"""Paths as people write them in files, files that are written whole, and what the system says where it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL = ".partial"
+"""Suffix of a file that will replace another."""
+
+_FULL_OR_SHUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def at_home(path: str | Path) -> Path:
+    """With the home folder in the place of `~`, which a shell leaves to us in a file; unknown homes as they stand."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def cache_folder() -> Path:
+    """PLAUDIT_CACHE, $XDG_CACHE_HOME/plaudit or ~/.cache/plaudit: what can be made again lies there."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(os.environ.get("PLAUDIT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "plaudit")
+    return at_home(folder).absolute()  # a library's name without a folder is looked for in the system's
+
+
+@contextmanager
+def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Yield a new file beside `path`, which takes its place at the end: a crash leaves one or the other. `durable`:
+    a crash of the machine too."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        yield temporary
+        if durable:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def error_number(error: Exception) -> int | None:
+    """The system's number of an error, if it is one of the system; libraries in Rust tell it within their text."""
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    if told:
+        return int(told[1])
+    return error.errno if isinstance(error, OSError) else None
+
+
+def unwritable(error: Exception) -> str | None:
+    """What the system said, if it is that storage is full, or may not be written to."""
+    number = error_number(error)
+    return os.strerror(number) if number in _FULL_OR_SHUT else None

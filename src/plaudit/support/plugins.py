@@ -1,0 +1,130 @@
+"""Loads an object that a user names in settings: "file.py:name" or "package.module:name".
+
+Only this: what the object must look like is checked by whoever asked for it. Loading runs the named file, so a
+reference is as trusted as the settings it stands in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from plaudit.support.fields import nearest
+from plaudit.support.paths import at_home
+
+_SOURCES: dict[str, bytes] = {}
+"""What was run of each file, by its module's name."""
+
+
+def load_object(reference: str) -> Any:
+    """Return what `reference` names. A file is run once, however often it is named, so its registrations stand once;
+    and again where it has changed since."""
+    place, separator, name = reference.rpartition(":")
+    if not separator or not place or not name:
+        raise ValueError(f"{reference!r} names no object: write 'file.py:name' or 'package.module:name'.")
+    module = _module_of_file(Path(place), reference) if place.endswith(".py") else _module_of_name(place, reference)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise AttributeError(f"{reference!r}: {place} has no {part!r}{nearest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def _module_of_file(path: Path, reference: str) -> ModuleType:
+    path = at_home(path).resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
+    module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    source = path.read_bytes()
+    if module_name in sys.modules and _SOURCES.get(module_name) == source:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{reference!r}: {path} cannot be loaded as a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # before running it: dataclasses look their module up by name
+    _SOURCES[module_name] = source
+    try:  # not by the loader: what it has compiled counts as new where time, in seconds, and size are alike
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:
+        del sys.modules[module_name]
+        if isinstance(error, SyntaxError):
+            raise _unreadable(error, reference) from error
+        raise
+    return module
+
+
+def _module_of_name(place: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (place == error.name or place.startswith(error.name + ".")):
+            raise  # the module is there; something that it imports is not
+        message = f"{reference!r}: there is no module {place!r}. A file is named with its ending: 'file.py:name'."
+        raise ModuleNotFoundError(message, name=error.name) from error
+    except SyntaxError as error:
+        raise _unreadable(error, reference) from error
+
+
+def _unreadable(error: SyntaxError, reference: str) -> ImportError:
+    """The file that Python cannot read is the one named, or one that it imports."""
+    place = error.filename or reference
+    line = f", line {error.lineno}" if error.lineno else ""
+    return ImportError(f"{reference!r}: Python cannot read {place}{line}: {error.msg}. Mend that line.")
+
+
+def load_file(path: str) -> ModuleType:
+    """Run a Python file for what it registers. Raises FileNotFoundError, ImportError for one that is not
+    Python, and whatever the file itself raises."""
+    return _module_of_file(Path(path), path)
+
+
+class PluginError(ValueError):
+    """A file that cannot be loaded, or what it registers is refused."""
+
+
+def load_plugins(paths: Sequence[str]) -> None:
+    """Run these files for what they register. Raises PluginError with the file and line of what is refused, and
+    whatever else a file raises."""
+    for path in paths:
+        try:
+            load_file(path)
+        except (ImportError, OSError, ValueError) as error:
+            file = str(at_home(path).resolve())
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+            within = f"{path!r}, line {lines[-1]}: " if lines else ""  # else the error names the file itself
+            raise PluginError(f"{within}{error}") from error
+
+
+def registered_again(thing: object, before: object) -> bool:
+    """Whether both are of one place in one module, as after a notebook's cell was run again, or the older one is of a
+    file that was run again and has it no more: then the newer one takes the other's name. Of two places neither
+    does."""
+    (module, name), (older, called) = _place(thing), _place(before)
+    if thing is before or module is None or name is None or called is None or module != older:
+        return thing is before
+    gone = module in _SOURCES and called.isidentifier() and not hasattr(sys.modules.get(module), called)
+    return name == called or gone
+
+
+def _place(thing: object) -> tuple[str | None, str | None]:
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+
+
+def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:
+    """Whether what was registered, or is named by its place, is not known to another process that runs these files:
+    that of a script or notebook, and without files anything that is not ours."""
+    module = str(getattr(thing, "__module__", ""))
+    return module == "__main__" or not (plugins or module.partition(".")[0] == "plaudit")

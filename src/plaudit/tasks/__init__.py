@@ -1,0 +1,1 @@
+"""Small tasks to try every method on; nothing of the engine imports them."""

@@ -1,0 +1,53 @@
+"""`plaudit generate` from Python: which prompts it answers, and what it refuses before it works for nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import GPT2
+
+from plaudit.commands.generate import generate
+from plaudit.models.load import fresh_model, load_tokenizer, save_model
+
+
+@pytest.fixture(scope="module")
+def model(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("generate")
+    tokenizer = load_tokenizer(str(demo.tokenizer))
+    sizes = {**GPT2, "n_layer": 1, "n_positions": 600}
+    save_model(fresh_model(sizes, vocab_size=len(tokenizer)), folder, tokenizer=tokenizer)
+    return str(folder)
+
+
+def test_prompts_of_a_file_are_whole(model: str, tmp_path: Path) -> None:
+    """Training cuts them to data.max_prompt_tokens=512; a prompt of the command line was never cut."""
+    text = "The acting was superb . " * 50
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
+    asked = generate(model, prompts=[text], files=[str(tmp_path / "prompts.jsonl")], max_tokens=2)
+    (given, _), (read, _) = asked
+    assert 512 < len(read.tokens) < 600
+    assert read.tokens == given.tokens
+
+
+def test_a_prompt_without_room_is_named(model: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "The acting"}, {"prompt": "The acting was superb . " * 300}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2 .* 599"):
+        generate(model, files=[str(tmp_path / "prompts.jsonl")])
+
+
+def test_what_would_be_lost_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Is a directory"):
+        generate("nobody/nothing", prompts=["x"], out=tmp_path)
+    with pytest.raises(ValueError, match="samples=0"):
+        generate("nobody/nothing", prompts=["x"], samples=0)
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("kept\n")
+    for out in (kept, tmp_path / "new" / "answers.jsonl"):
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            generate("./absent", prompts=["x"], out=out)
+    assert kept.read_text() == "kept\n"
+    assert list((tmp_path / "new").iterdir()) == []

@@ -1,0 +1,384 @@
+"""Code that models write, locked in: what it computes counts, and nothing of what it tries beyond that."""
+# ruff: noqa: E501 - a program a line
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from plaudit import load_settings, run
+from plaudit.rewards import sandbox
+from plaudit.rewards.sandbox import CodeOptions, CodeReward, SandboxError, check_sandbox, code_of
+from plaudit.settings.tree import SettingsError
+from plaudit.types import Completion, Finish, Prompt, Score
+
+pytestmark = pytest.mark.slow
+
+Recipe = Callable[..., dict[str, Any]]
+SECRET = "a-secret-of-the-run-8431"
+
+try:
+    check_sandbox()
+except SandboxError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def scored(text: str, *, options: dict[str, Any] | None = None, **row: Any) -> Score:
+    reward = CodeReward("code", {"seconds": 2, "wait": 10, **(options or {})})
+    completion = Completion(tokens=(2,), logprobs=(0.0,), versions=(0,), text=text, finish=Finish.EOS)
+    (score,) = asyncio.run(reward.score(Prompt(id="p", text="p", tokens=(1,), extra=row), [completion]))
+    return score
+
+
+# --- what counts
+
+
+def test_tests_call_the_answers_functions() -> None:
+    tests = ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'"]
+    answer = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is all."
+    assert scored(answer, tests=tests) == Score(value=1.0, parts={"passed": 1.0})
+    wrong = answer.replace("a + b", "a - b")
+    assert scored(wrong, tests=tests) == Score(value=0.0, parts={"passed": 0.0})
+    half = answer.replace("return a + b", "return a + b if a != 1 else 0")
+    assert scored(half, tests=tests, options={"partial": True}).value == pytest.approx(2 / 3)
+    assert scored(half, tests=tests).value == 0.0
+
+
+def test_the_checks_of_human_eval() -> None:
+    row = {"tests": "def check(candidate):\n    assert candidate([1, 2]) == [2, 1]\n", "entry_point": "turned"}
+    assert scored("def turned(x):\n    return x[::-1]", **row).value == 1.0
+    assert scored("def turned(x):\n    return x", **row).value == 0.0
+    assert scored("def other(x):\n    return x[::-1]", **row).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "value", ["1", "-2.5", "'a\\nb'", "(1, [2, {3: {4}}])", "None", "b'x'", "float('inf')", "True", "10**50", "1j"]
+)
+def test_values_go_both_ways_as_they_are(value: str) -> None:
+    assert scored(
+        "def same(x):\n    return x", tests=[f"y = {value}\nassert same(y) == y and type(same(y)) is type(y)"]
+    )
+    assert scored("def same(x):\n    return x", tests=[f"y = {value}\nassert same(y) == y"]).value == 1.0
+
+
+def test_errors_are_results_too() -> None:
+    tests = ["try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError"]
+    assert scored("def f(x):\n    if x < 0:\n        raise ValueError(x)", tests=tests).value == 1.0
+    assert scored("def f(x):\n    if x < 0:\n        raise KeyError(x)", tests=tests).value == 0.0
+    assert scored("def f(x):\n    pass", tests=tests).value == 0.0
+
+
+def test_programs_read_and_write() -> None:
+    cases = [{"input": "3 4\n", "output": "7\n"}, {"input": "1 1\n", "output": "2"}]
+    answer = "a, b = map(int, input().split())\nprint(a + b, ' ')\n"
+    assert scored(answer, cases=cases).value == 1.0
+    assert scored(answer.replace("+", "*"), cases=cases) == Score(value=0.0, parts={"passed": 0.0})
+    assert (
+        scored("import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))", cases=cases).value == 1.0
+    )
+    long = "".join(f"{n}\n" for n in range(30000))
+    assert scored("import sys\nprint(len(sys.stdin.read()))", cases=[{"input": long, "output": str(len(long))}]).value
+
+
+def test_rows_that_test_nothing_are_failures_and_no_zeros() -> None:
+    for row, told in (
+        ({}, "neither tests"),
+        ({"tests": ["assert True"]}, "calls no function"),
+        ({"tests": ["assert f(lambda: 1)"]}, "literal"),
+        ({"tests": "def check(candidate):\n    assert candidate(1)"}, "calls no function"),
+        ({"cases": ["3 4"]}, "cases must be a list of objects"),
+    ):
+        score = scored("def f(x):\n    return 1", **row)
+        assert score.value is None
+        assert told in str(score.reason)
+
+
+def test_the_last_block_is_the_answer() -> None:
+    assert code_of("```\nfirst\n```\n```python\nlast\n```") == "last\n"
+    assert code_of("no block") == "no block"
+    assert code_of("```py\ncut off") == "cut off"
+
+
+# --- what does not
+
+READ = "print(open({!r}).read())"
+SYSCALL = "import ctypes\nlibc = ctypes.CDLL(None)\n"
+ESCAPES = {
+    "tcp": "import socket\ns = socket.create_connection(('127.0.0.1', PORT), 2)\ns.send(b'x')\nprint('ESCAPED')",
+    "tcp elsewhere": "import socket\nsocket.create_connection(('192.0.2.1', 80), 1)\nprint('ESCAPED')",
+    "udp": "import socket\ns = socket.socket(2, 2)\ns.sendto(b'x', ('127.0.0.1', PORT))\nprint('ESCAPED')",
+    "ipv6": "import socket\ns = socket.socket(10, 1)\nprint('ESCAPED')",
+    "unix socket": "import socket\ns = socket.socket(1, 1)\ns.connect(FOLDER + '/socket')\nprint('ESCAPED')",
+    "abstract socket": "import socket\ns = socket.socket(1, 1)\ns.connect('\\0' + NAME)\nprint('ESCAPED')",
+    "raw socket": "import socket\nsocket.socket(2, 3, 1)\nprint('ESCAPED')",
+    "netlink": "import socket\nsocket.socket(16, 3, 0)\nprint('ESCAPED')",
+    "listen": "import socket\nsocket.create_server(('', 0))\nprint('ESCAPED')",
+    "socketpair": "import socket\nsocket.socketpair()\nprint('ESCAPED')",
+    "socket by number": SYSCALL + "if libc.syscall(41, 2, 1, 0) >= 0: print('ESCAPED')",
+    "name server": "import socket\nprint(socket.gethostbyname('localhost'), 'ESCAPED')",
+    "page": "import urllib.request\nurllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=2)\nprint('ESCAPED')",
+    "file of the run": "print(open(FOLDER + '/secret').read())",
+    "passwords": "print(open('/etc/passwd').read(), 'ESCAPED')",
+    "home": "import os\nfor at, _, files in os.walk(HOME):\n    if files and 'lib/python3' not in at: print('ESCAPED')",
+    "source": "print(open(SOURCE).read(), 'ESCAPED')",
+    "above": "import os\nfor _ in range(20): os.chdir('..')\nprint(open('etc/passwd').read(), 'ESCAPED')",
+    "old root": "import os\nif set(os.listdir('/')) & {'etc', 'proc', 'dev', 'home'}: print('ESCAPED')",
+    "proc": "print(open('/proc/1/environ').read(), 'ESCAPED')",
+    "own proc": "print(open('/proc/self/maps').read(), 'ESCAPED')",
+    "devices": "print(open('/dev/urandom', 'rb').read(1), 'ESCAPED')",
+    "shared memory": "open('/dev/shm/escaped', 'w').write('x')\nprint('ESCAPED')",
+    "write in tmp": "open('/tmp/escaped-of-plaudit', 'w').write('x')\nprint('ESCAPED')",
+    "write at root": "open('/escaped', 'w').write('x')\nprint('ESCAPED')",
+    "write the library": "import os\nopen(os.__file__, 'a').write('#')\nprint('ESCAPED')",
+    "write beside the library": "import os\nopen(os.__file__ + 'x', 'w').write('#')\nprint('ESCAPED')",
+    "remove": "import os\nos.remove(os.__file__)\nprint('ESCAPED')",
+    "change rights": "import os\nos.chmod(os.__file__, 0o777)\nprint('ESCAPED')",
+    "folder": "import os\nos.mkdir('/x')\nprint('ESCAPED')",
+    "link": "import os\nos.symlink('/etc', '/x')\nprint('ESCAPED')",
+    "chroot": "import os\nos.chroot('/')\nprint('ESCAPED')",
+    "mount": SYSCALL + "if libc.mount(b'none', b'/', b'tmpfs', 0, None) == 0: print('ESCAPED')",
+    "writable again": SYSCALL + "if libc.mount(None, b'/', None, 32 | 4096, None) == 0: print('ESCAPED')",
+    "unmount": SYSCALL + "if libc.umount2(b'/', 2) == 0: print('ESCAPED')",
+    "memory file": "import os\nos.memfd_create('x')\nprint('ESCAPED')",
+    "environment": "import os\nprint(dict(os.environ))\nif os.environ.get('SECRET'): print('ESCAPED')",
+    "environment in memory": SYSCALL + "libc.getenv.restype = ctypes.c_char_p\nprint(libc.getenv(b'SECRET'))",
+    "other descriptors": "import os\nfor fd in range(3, 64):\n    try: print(os.read(fd, 100), 'ESCAPED')\n    except OSError: pass",
+    "folder by descriptor": "import os\nfor fd in range(64):\n    try: os.fchdir(fd); print('ESCAPED')\n    except OSError: pass",
+    "arguments": "import sys\nif len(sys.orig_argv) > 6: print('ESCAPED')",
+    "trace": SYSCALL + "if libc.ptrace(16, 1, 0, 0) == 0: print('ESCAPED')",
+    "memory of others": SYSCALL + "if libc.syscall(310, 1, 0, 0, 0, 0, 0) >= 0: print('ESCAPED')",
+    "kill": "import os\nos.kill(os.getppid() or 1, 0)\nprint('ESCAPED')",
+    "kill all": "import os\nos.kill(-1, 9)\nprint('ESCAPED')",
+    "see the parent": "import os\nif os.getpid() != 1: print('ESCAPED')",
+    "keys": SYSCALL + "if libc.syscall(250, 0, -3, 1) >= 0: print('ESCAPED')",
+    "kernel log": SYSCALL + "if libc.klogctl(10, 0, 0) >= 0: print('ESCAPED')",
+    "fork": "import os\npid = os.fork()\nprint('ESCAPED')",
+    "thread": "import threading\nt = threading.Thread(target=print, args=('ESCAPED',))\nt.start()",
+    "subprocess": "import subprocess\nprint(subprocess.run(['/bin/echo', 'ESCAPED'], capture_output=True).stdout)",
+    "system": "import os\nif os.system('true') == 0: print('ESCAPED')",
+    "exec": "import os, sys\nos.execv('/bin/sh', ['sh', '-c', 'echo ESCAPED'])",
+    "processes": "import multiprocessing\nmultiprocessing.Process(target=print, args=('ESCAPED',)).start()",
+    "daemon": "import os\nos.setsid()\nprint('ESCAPED')",
+    "clone by number": SYSCALL + "if libc.syscall(56, 17, 0, 0, 0, 0) >= 0: print('ESCAPED')",
+    "become root": "import os\nos.setuid(0)\nprint('ESCAPED')",
+    "new namespace": SYSCALL + "if libc.unshare(0x10000000) == 0: print('ESCAPED')",
+    "own limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nprint('ESCAPED')",
+    "without filter": SYSCALL + "if libc.prctl(22, 0, 0, 0, 0) == 0: print('ESCAPED')",
+    "io_uring": SYSCALL + "if libc.syscall(425, 8, bytes(120)) >= 0: print('ESCAPED')",
+    "programs of the kernel": SYSCALL + "if libc.syscall(321, 0, 0, 0) >= 0: print('ESCAPED')",
+    "memory": "x = bytearray(4 << 30)\nprint('ESCAPED')",
+    "memory in pieces": "x = []\nwhile True:\n    x.append('a' * 10**7)\n    if len(x) > 100: print('ESCAPED'); break",
+    "mapped memory": "import mmap\nmmap.mmap(-1, 4 << 30)\nprint('ESCAPED')",
+    "32-bit calls": (
+        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\n"
+        "m.write(b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3')\n"
+        "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\n"
+        "if f() > 0: print('ESCAPED')"
+    ),
+}
+FORGERIES = {
+    "exit": "import sys\nsys.exit(0)",
+    "exit at once": "import os\nos._exit(0)",
+    "exit in the function": "def f(x):\n    raise SystemExit(0)",
+    "say it": "print('p' * 100)\ndef f(x):\n    print('p')",
+    "write it everywhere": "import os\nfor fd in range(64):\n    try: os.write(fd, b'p' * 9)\n    except OSError: pass",
+    "always equal": "class E:\n    def __eq__(self, other): return True\ndef f(x): return E()",
+    "a number that is always equal": "class E(int):\n    def __eq__(self, other): return True\ndef f(x): return E(0)",
+    "a text that lies": "class E(str):\n    def __repr__(self): return '__import__(\"os\")._exit(0)'\ndef f(x): return E()",
+    "a class that lies": "class E:\n    __class__ = int\n    def __eq__(self, other): return True\ndef f(x): return E()",
+    "builtins": "import builtins\nbuiltins.AssertionError = None\nbuiltins.isinstance = lambda *a: True\ndef f(x): return 0",
+    "frames": "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n        frame.f_locals.update(verdict=b'p')\n        frame = frame.f_back",
+    "the harness": "import __main__\nfor name in list(vars(__main__)):\n    setattr(__main__, name, lambda *a, **k: b'p')",
+    "modules": "import sys\nfor name in list(sys.modules): sys.modules[name] = None",
+    "at the end": "import atexit, os\natexit.register(lambda: os.write(1, b'p'))\ndef f(x): return 0",
+    "read the tests": "import gc\ndef f(x):\n    for o in gc.get_objects():\n        if isinstance(o, str) and 'assert f' in o: return eval(o.split('==')[1])",
+    "results before they are asked for": "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b\"['value', 0]\\n\" * 50)\n    except OSError: pass\ndef f(x): return 0",
+    "code as a result": "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b\"['value', __import__('os').write(1, b'p')]\\n\")\n    except OSError: pass",
+    "an error of the harness": "class Unsendable(Exception): pass\ndef f(x): raise Unsendable",
+    "no words": "def f(x):\n    while True: pass",
+    "endless words": "import os\nwhile True: os.write(1, b'p' * 65536)",
+    "sleep": "import time\ndef f(x): time.sleep(1000)",
+    "deaf": "import signal, time\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except OSError: pass\nwhile True: pass",
+    "crash": "import ctypes\ndef f(x): ctypes.string_at(0)",
+    "deep": "def f(x):\n    y = []\n    for _ in range(10**6): y = [y]\n    return y",
+    "large": "def f(x): return 'a' * (1 << 27)",
+    "large beside the limit": "def f(x): return x if len(str(x)) > 9 else 'a' * (2**20 - 40)",
+}
+"""Each is worth 0: neither 1 nor a failure, which would leave it out of the loss."""
+
+
+def test_there_are_more_than_sixty() -> None:
+    assert len(ESCAPES) >= 60
+    assert len(FORGERIES) >= 20
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What there is to reach: a server, sockets, a file, and a secret in the environment."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "secret").write_text(SECRET)
+    (folder / "secret").chmod(0o644)
+    os.environ["SECRET"] = SECRET
+    name = f"plaudit-{os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        udp.bind(("127.0.0.1", tcp.getsockname()[1]))
+        unix.bind(str(folder / "socket")[-100:] if len(str(folder)) > 90 else str(folder / "socket"))
+        abstract.bind("\0" + name)
+        unix.listen()
+        abstract.listen()
+        found = {"PORT": tcp.getsockname()[1], "FOLDER": str(folder), "NAME": name, "HOME": str(Path.home())}
+        yield found | {"SOURCE": __file__, "doors": (tcp, udp, unix, abstract)}
+    del os.environ["SECRET"]
+
+
+def written(code: str, outside: dict[str, Any], **options: Any) -> str:
+    head = "".join(f"{name} = {value!r}\n" for name, value in outside.items() if name != "doors")
+    job = {"role": "program", "code": f"{head}print('began', flush=True)\n{code}"}
+    return asyncio.run(sandbox._run(job, CodeOptions(seconds=2, wait=10, **options))).decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_nothing_is_reached(name: str, outside: dict[str, Any]) -> None:
+    if name == "32-bit calls" and platform.machine() != "x86_64":
+        pytest.skip("of another processor")
+    told = written(ESCAPES[name], outside)
+    assert told.startswith("began\n")
+    assert "ESCAPED" not in told
+    assert SECRET not in told
+    for door in outside["doors"]:
+        door.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            door.recv(1) if door.type == socket.SOCK_DGRAM else door.accept()
+    assert not Path("/tmp/escaped-of-plaudit").exists()
+    assert not Path("/dev/shm/escaped").exists()
+
+
+def test_the_same_code_would_escape_outside(outside: dict[str, Any]) -> None:
+    """What is tried works where nothing is locked, so that the tests above say something."""
+    head = "".join(f"{name} = {value!r}\n" for name, value in outside.items() if name != "doors")
+    tried = (
+        "tcp",
+        "udp",
+        "unix socket",
+        "abstract socket",
+        "socket by number",
+        "file of the run",
+        "source",
+        "own proc",
+    )
+    for name in (*tried, "environment", "environment in memory", "fork", "thread", "subprocess", "memory file", "exec"):
+        command = [sys.executable, "-I", "-c", head + ESCAPES[name]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "ESCAPED" in done.stdout or SECRET in done.stdout, name + done.stderr
+    for door in outside["doors"]:
+        door.setblocking(False)
+        door.recv(1) if door.type == socket.SOCK_DGRAM else door.accept()
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_verdict_is_forged(name: str) -> None:
+    tests = [f"assert f({n}) == {n + 1}" for n in range(3)] + ["assert f(f(f(1)) * 2) == 7"]
+    score = scored(FORGERIES[name], tests=tests, options={"seconds": 1, "wait": 5})
+    assert score == Score(value=0.0, parts={"passed": 0.0})
+    cases = [{"input": "1", "output": "a text that nobody told it"}]
+    assert scored(FORGERIES[name], cases=cases, options={"seconds": 1, "wait": 5}).value == 0.0
+
+
+def test_what_does_not_end_is_ended(outside: dict[str, Any]) -> None:
+    began = time.monotonic()
+    assert written("while True: pass", outside) == "began\n"
+    assert time.monotonic() - began < 8, "by its CPU time"
+    job = {"role": "program", "code": "import time\ntime.sleep(1000)"}
+    began = time.monotonic()
+    assert asyncio.run(sandbox._run(job, CodeOptions(wait=1))) == b""
+    assert time.monotonic() - began < 8
+    assert len(written("while True: print('a' * 10000)", outside, output_kb=64)) == 64 << 10
+
+
+def test_nothing_is_left_behind() -> None:
+    def jails() -> list[str]:
+        found = []
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = line.read_bytes()
+            except OSError:
+                continue
+            if b"rewards/jail.py" in words:
+                found.append(line.parent.name)
+        return found
+
+    before = jails()
+    scored(FORGERIES["deaf"], tests=["assert f(1)"], options={"seconds": 1, "wait": 2})
+    scored(FORGERIES["sleep"], tests=["assert f(1)"], options={"seconds": 1, "wait": 2})
+    until(lambda: set(jails()) <= set(before), "what it started ends")
+    code = (
+        "import asyncio, os, threading\nfrom plaudit.rewards.sandbox import CodeOptions, _run\n"
+        "threading.Timer(1.0, os._exit, (1,)).start()\n"
+        "asyncio.run(_run({'role': 'program', 'code': 'import time\\ntime.sleep(1000)'}, CodeOptions()))"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    until(lambda: set(jails()) <= set(before), "a run that is killed takes them with it")
+
+
+# --- runs
+
+
+def test_a_run_learns_from_it(make_recipe: Recipe, tmp_path: Path) -> None:
+    recipe = make_recipe("grpo", tmp_path, rollout={"max_failed": 1.0}, train={"steps": 1})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "Write f.", "tests": ["assert f(1) == 2"]}\n' * 6)
+    recipe["data"]["train"] = str(rows)
+    done = run(load_settings(recipe | {"rewards": [{"kind": "code"}]}))
+    assert [row["reward/failed"] for row in done.metrics] == [0.0]
+    assert [row["reward/code"] for row in done.metrics] == [0.0]
+
+
+def test_a_machine_that_cannot_lock_it_in_starts_no_run(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Forbid more user namespaces to this process's children."""
+    code = f"""
+import ctypes, sys
+sys.path[:0] = {sys.path!r}
+from plaudit.rewards import sandbox
+from plaudit.rewards.sandbox import check_sandbox
+import asyncio
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(0x10000000) == 0
+open("/proc/sys/user/max_user_namespaces", "w").write("0")
+try:
+    check_sandbox()
+except sandbox.SandboxError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "cannot lock code in here (unshare: " in done.stdout, done.stderr
+    assert "user namespaces" in done.stdout
+
+
+def test_settings_that_are_none(make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe("grpo", tmp_path)
+    for options, told in (({"second": 1}, "there are tests"), ({"seconds": 0}, "options.seconds=0")):
+        with pytest.raises(SettingsError, match=told):
+            load_settings(recipe | {"rewards": [{"kind": "code", "options": options}]})
+
+    def refused() -> None:
+        raise SandboxError("no namespaces here")
+
+    monkeypatch.setattr(sandbox, "check_sandbox", refused)
+    with pytest.raises(SettingsError, match="no namespaces here"):
+        load_settings(recipe | {"rewards": [{"kind": "code"}]})

@@ -1,0 +1,90 @@
+"""Whole runs whose model is spread over training ranks, with real Ray processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
+
+from safetensors.torch import load_file
+
+from plaudit import Run, load_settings, run
+from plaudit.runtime.memory import RankOutOfMemory
+
+pytestmark = pytest.mark.slow
+
+Recipe = Callable[..., dict[str, Any]]
+RAY = {"kind": "ray", "object_store_mb": 100, "strategy": "fsdp", "num_training_workers": 2}
+
+
+def furthest(a: Run, b: Run) -> float:
+    """The largest difference of any weight."""
+    first, second = (load_file(found.model / "model.safetensors") for found in (a, b))
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def test_grpo_on_sharded_ranks_and_on_from_their_checkpoint_on_one(make_recipe: Recipe, tmp_path: Path) -> None:
+    """The sampler gets weights put together from shards; the last step is done by another number of ranks."""
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "algorithm": {"kl_in_loss": 0.05}, "save": {"steps": 2}}
+    alone = run(load_settings(make_recipe("grpo", tmp_path / "alone", **more)))
+    pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime=RAY)))
+    assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
+    assert furthest(alone, pair) < 1e-6
+    longer = {**more, "train": {"steps": 6}}
+    further = [
+        run(load_settings({**make_recipe("grpo", tmp_path / name, **longer), "resume": "latest"}))
+        for name in ("alone", "ray")
+    ]
+    assert [m["step"] for m in further[1].metrics] == list(range(1, 7))
+    assert furthest(*further) < 1e-6
+
+
+SHORT = """
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from plaudit.algorithms import SFT, register_algorithm
+
+
+@dataclass(frozen=True)
+class Short(SFT):
+    def losses(self):
+        ((role, loss),) = super().losses().items()
+
+        def measured(output, part):
+            if torch.is_grad_enabled() and dist.get_rank() == 1 and len(part.tokens) > {most}:
+                torch.empty(1 << 55, dtype=torch.uint8)  # no machine has room for this
+            return loss(output, part)
+
+        return {{role: measured}}
+
+
+register_algorithm("short", Short)
+"""
+
+
+def test_a_sharded_rank_that_runs_out_of_memory_goes_back_with_the_others(make_recipe: Recipe, tmp_path: Path) -> None:
+    """They wait for it in the middle of a pass: all begin again, with passes of half the size, and nobody waits for a
+    collective's time-out. Rows that never fit end the run with what stands."""
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "save": {"steps": 2}, "learn": {"micro_tokens": 256}}
+    alone = run(load_settings(make_recipe("sft", tmp_path / "alone", **more)))
+    (tmp_path / "short.py").write_text(SHORT.format(most=70))
+    recipe = make_recipe("sft", tmp_path / "ray", **more, runtime=RAY, plugins=[str(tmp_path / "short.py")])
+    started = time.monotonic()
+    pair = run(load_settings(recipe | {"method": "short"}))
+    assert time.monotonic() - started < 100, "runtime.collective_timeout is 120"
+    assert furthest(alone, pair) < 1e-6
+    log = (pair.folder / "log.txt").read_text()
+    assert "rank 1 ran out of memory with the policy (" in log
+    assert "continuing from the start with learn.micro_tokens=128" in log
+    (tmp_path / "short.py").write_text(SHORT.format(most=1))
+    with pytest.raises(RankOutOfMemory, match=r"rank 1 ran out of memory with the policy.*has no whole checkpoint"):
+        run(load_settings(recipe | {"method": "short", "name": "never"}))

@@ -1,0 +1,77 @@
+"""Learner and engine that take turns on the same devices: the result is that of devices of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit import Run, SettingsError, load_settings, run
+from plaudit.crew.local import LocalCrew
+
+Recipe = Callable[..., dict[str, Any]]
+
+
+def weights(done: Run) -> bytes:
+    [file] = done.model.glob("*.safetensors")
+    return file.read_bytes()
+
+
+def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the learner works the engine has no cache; its next answers are those that it would have given."""
+    crews, caches = list[LocalCrew](), list[bool]()
+    begin, learn = LocalCrew.__init__, "plaudit.loop.train.learn"
+
+    def begun(crew: LocalCrew, *given: Any) -> None:
+        begin(crew, *given)
+        crews.append(crew)
+
+    from plaudit.loop.train import learn as learned
+
+    async def watched(*given: Any, **named: Any) -> Any:
+        caches.append(crews[-1].engine.table is not None)  # type: ignore[union-attr]
+        return await learned(*given, **named)
+
+    monkeypatch.setattr(LocalCrew, "__init__", begun)
+    monkeypatch.setattr(learn, watched)
+    more: dict[str, Any] = {"evaluate": {"steps": 2}}
+    apart = run(load_settings(make_recipe("ppo", tmp_path / "apart", **more)))
+    shared = run(load_settings(make_recipe("ppo", tmp_path / "shared", rollout={"share_devices": True}, **more)))
+    assert caches == [True] * 4 + [False] * 4
+    assert [s["completion"] for s in apart.samples] == [s["completion"] for s in shared.samples]
+    assert weights(apart) == weights(shared)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install -e '.[ray]'")
+def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe, tmp_path: Path) -> None:
+    """More processes than there would be room for apart, and the figures of a local run. It ends alike to the bit where
+    an idle rank is killed while rollout workers answer, which is found once they sleep, and then a sleeping rollout
+    worker and a rank while ranks work."""
+    from faults import Kill, Killer
+
+    local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
+    more: dict[str, Any] = {"rollout": {"share_devices": True, "workers": 3}, "save": {"steps": 1}}
+    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2}
+    more["runtime"]["resources_per_worker"] = {"CPU": 1}
+    calm = run(load_settings(make_recipe("grpo", tmp_path / "calm", **more)))
+    kills = [Kill("rank", "rollout", 1, which=1), Kill("rollout", "update", 2), Kill("rank", "update", 3)]
+    killer = Killer(kills)
+    with killer.at_work():
+        shared = run(load_settings(make_recipe("grpo", tmp_path / "shared", **more)), hooks=[killer.hook])
+    assert killer.survived
+    assert weights(shared) == weights(calm)
+    assert [s["completion"] for s in local.samples] == [s["completion"] for s in shared.samples]
+    for mine, theirs in zip(local.metrics, shared.metrics, strict=True):
+        assert mine["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
+        assert mine["gradient_norm/policy"] == pytest.approx(theirs["gradient_norm/policy"], rel=1e-4)
+        assert theirs["kl/sampler"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_rollout_workers_would_reserve_apart_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:
+    runtime = {"kind": "ray", "resources_per_rollout_worker": {"CPU": 1}}
+    with pytest.raises(SettingsError, match=r"resources_per_rollout_worker=.* no effect with rollout\.share_devices"):
+        run(load_settings(make_recipe("grpo", tmp_path, runtime=runtime, rollout={"share_devices": True})))

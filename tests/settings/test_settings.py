@@ -1,0 +1,419 @@
+"""What contradicts what, told all at once and before anything starts; and the tree as a file that loads back."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit.algorithms import ALGORITHMS, DPO, PPO, SFT
+from plaudit.rewards.rules import RULES
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rollout.settings import RolloutSettings
+from plaudit.settings.checks import _installed, check
+from plaudit.settings.recipes import completed, defaults, load_settings
+from plaudit.settings.tree import Settings, SettingsError, resolved, to_plain, unused
+from plaudit.support.fields import leaves
+
+pytestmark = pytest.mark.slow
+
+SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
+DYNAMIC = ["algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling_part=right/x"]
+VALID: dict[str, Any] = {
+    "model": {"path": "some/model"},
+    "data": {"train": "some/data"},
+    "rewards": [{"kind": "length", "options": {"target": 5}}],
+}
+
+
+def problems_of(method: str, overrides: list[str]) -> str:
+    recipe = VALID if ALGORITHMS[method]().data == "prompts" else {k: v for k, v in VALID.items() if k != "rewards"}
+    with pytest.raises(SettingsError) as caught:
+        load_settings(recipe, overrides, method=method)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "told"),
+    [
+        ("sft", ["model.path=null"], "no model: set model.path, or model.config"),
+        ("sft", ["model.config={model_type: gpt2}"], "model.path=some/model and model.config are both set"),
+        ("sft", ["model.path=null", "model.config={model_type: gpt2}"], "needs model.tokenizer"),
+        (
+            "sft",
+            ["model.path=null", "model.config={model_type: gpt2, n_emdb: 64}"],
+            "n_emdb=64; did you mean n_embd",
+        ),
+        ("sft", ["model.path=null", 'model.config={model_type: gpt2, n_embd: "64"}'], "n_embd='64' must be a whole"),
+        ("sft", ["model.path=null", "model.config={n_embd: 64}"], "model.config: The model config has no model_type"),
+        ("sft", ["data.train=null"], "data.train is empty"),
+        ("sft", ["data.train=nowhere.jsonl"], "there is no nowhere.jsonl"),
+        ("sft", ["data.validation=./nowhere"], "there is no ./nowhere"),
+        ("sft", ["data.validation=x", "data.validation_percent=5"], "keep one"),
+        ("sft", ["data.train='~no such user/x.jsonl'"], "there is no ~no such user/x.jsonl"),
+        ("ppo", ["rewards=[{kind: function, function: '~no such user/x.py:f'}]"], "there is no file"),
+        ("sft", ["rewards=[{kind: length}]"], "sft learns from data and reads no rewards"),
+        ("ppo", ["rewards=[]"], "ppo needs a reward"),
+        ("grpo", ["shaping.unfinished=bootstrap"], "grpo has no critic: set score, penalty or mask"),
+        (
+            "ppo",
+            ["shaping.unfinished=mask", "shaping.masked_in_baseline=true"],
+            "masked_in_baseline=true has no effect: ppo with these settings compares no answer with others",
+        ),
+        ("reinforce", ["shaping.unfinished=mask", "shaping.masked_in_baseline=true"], "reinforce with these settings"),
+        (
+            "grpo",
+            ["algorithm.dynamic_sampling_part=length"],
+            "dynamic_sampling=true",
+        ),
+        (
+            "grpo",
+            DYNAMIC,
+            "dynamic_sampling_part=right/x is of no reward: there are length",
+        ),
+        ("grpo", [*DYNAMIC, "rewards=[{kind: judge, path: x, name: right}]"], "there are right, and a function's own"),
+        ("rloo", ["shaping.masked_in_baseline=true"], "masked_in_baseline=true has no effect with unfinished=score"),
+        ("ppo", ["rewards=[{kind: judge}]"], "rewards.0: kind judge needs path"),
+        (
+            "ppo",
+            ["rewards=[{kind: lenth}]"],
+            "rewards.0: there is no reward of kind 'lenth'; did you mean length?",
+        ),
+        ("ppo", ["rewards.0.options={tarket: 5}"], "'tarket', which its function does not take"),
+        ("ppo", ["rewards=[{kind: function, function: 'math:sqr'}]"], "rewards.0: 'math:sqr': math has no 'sqr'"),
+        ("ppo", ["rewards=[{kind: function, function: 'none.py:f'}]"], "rewards.0: 'none.py:f': there is no file"),
+        ("ppo", ["rewards=[{kind: judge, path: a}, {kind: judge, path: b}]"], "two rewards are called 'judge'"),
+        ("ppo", ["rewards.0.name=failed"], "a reward called 'failed' would take the place of the figure reward/failed"),
+        ("ppo", ["rollout.temperature=0"], "rollout.temperature=0.0 must be above 0"),
+        ("ppo", ["rollout.temperature=inf"], "rollout.temperature=inf must be"),
+        ("ppo", ["rollout.top_p=0.9"], "cut off part of the distribution that ppo's ratios are taken over"),
+        ("grpo", ["rollout.top_k=5"], "set top_p=1 top_k=0"),
+        ("rloo", ["rollout.min_tokens=3"], "set algorithm.recompute_old=true"),
+        ("best-of-k", ["rollout.min_tokens=9", "rollout.max_tokens=8"], "min_tokens=9 exceeds"),
+        ("sft", ["reference.ema=0.1"], "asks for no reference"),
+        ("grpo", ["reference.ema=0.1"], "asks for no reference"),
+        ("ppo", ["reference.once=true"], "reference.once is for offline methods"),
+        ("sft", ["reference.once=true"], "reference.once is for offline methods with a reference"),
+        ("dpo", ["reference.once=true", "reference.ema=0.1"], "keep one"),
+        ("sft", ["data.stream=8"], "data.stream=8 has no end: set train.steps"),
+        ("dpo", ["data.stream=8", "train.steps=2", "reference.once=true"], "leave reference.once out"),
+        (
+            "grpo",
+            ["reference.path=a"],
+            "reference.path=a has no effect: grpo with these settings asks for no reference",
+        ),
+        ("rloo", ["critic.path=a"], "critic.path=a has no effect: rloo with these settings asks for no critic"),
+        ("sft", ["reference.offload=true"], "offload=true has no effect: sft with these settings asks for no"),
+        ("ppo", ["reference.offload=true", "model.lora.rank=4"], "policy with its adapters off, and takes no memory"),
+        ("dpo", [*SHARDS, "runtime.cpu_offload=true", "reference.offload=true"], "which offloads all models"),
+        ("ppo", ["rewards=[{kind: length, offload: true}]"], "offload=True is read for kind 'judge' only"),
+        ("sft", ["train.batch_size=0"], "train.batch_size=0 must be"),
+        ("sft", ["save.steps=0"], "save.steps=0 must be"),
+        ("sft", ["evaluate.seconds=-1"], "evaluate.seconds=-1.0 must be above 0, or null"),
+        ("ppo", ["log.samples_every=0"], "log.samples_every=0 must be"),
+        ("sft", ["seed=-1"], "seed=-1 must be"),
+        ("sft", [f"seed={2**64}"], "seed=18446744073709551616 must be"),
+        ("sft", ["train.steps=0"], "train.steps=0 must be"),
+        ("sft", ["train.epochs=inf"], "train.epochs=inf"),
+        ("sft", ["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan must be"),
+        ("ppo", ["optimizer.schedule=cosin"], "optimizer.schedule=cosin must be"),
+        ("sft", ["optimizer.eps=0"], "optimizer.eps=0.0 must be above 0"),
+        ("sft", ["optimizer.betas=[0.9,1.5]"], "optimizer.betas=[0.9, 1.5]"),
+        ("ppo", ["rollout.max_lag=-1"], "rollout.max_lag=-1"),
+        ("ppo", ["rollout.cuda_graphs=false", "rollout.engine=vllm"], "set rollout.vllm.eager=true"),
+        ("sft", ["device=tpu"], "device=tpu must be"),
+        ("sft", ["runtime=slurm"], "runtime.kind=slurm must be"),
+        ("ppo", ["rollout.workers=2"], "rollout.workers=2 needs processes of their own: set runtime=ray"),
+        ("ppo", ["runtime=ray", "rollout.workers=0"], "rollout.workers=0 must be"),
+        ("sft", ["runtime.num_training_workers=2"], "runtime.num_training_workers=2 needs runtime=ray"),
+        (
+            "sft",
+            ["runtime=ray", "runtime.resources_per_worker={CPU: -1}"],
+            "resources_per_worker={'CPU': -1.0} must be",
+        ),
+        ("sft", ["runtime.call_timeout=60"], "runtime.call_timeout=60.0 needs runtime=ray"),
+        ("sft", [*SHARDS, "runtime.cpu_offload=true", "device=cpu"], "cpu_offload=true has no effect with device=cpu"),
+        ("sft", ["evaluate.patience=2"], "evaluate.patience=2 counts evaluations: set evaluate.best"),
+        ("sft", ["evaluate.patience=0"], "evaluate.patience=0 must be"),
+        ("sft", ["evaluate.best=loss"], "evaluate.best=loss needs rows: set data.validation or"),
+        ("sft", ["evaluate.best=loss"], "evaluate.best=loss compares evaluations: set evaluate.steps"),
+        ("sft", ["evaluate.best=accuracy"], "evaluate.best=accuracy is not what sft is evaluated by: loss"),
+        ("dpo", ["evaluate.best=acc"], "evaluate.best=acc is not what dpo is evaluated by: loss, accuracy, margin"),
+        ("grpo", ["evaluate.best=loss"], "evaluate.best=loss: grpo is evaluated by rewards: reward/mean or"),
+        (
+            "grpo",
+            ["evaluate.best=reward/lenght"],
+            "best=reward/lenght is of no reward: there are reward/mean, reward/len",
+        ),
+        (
+            "grpo",
+            ["evaluate.best=reward/lengths"],
+            "evaluate.best=reward/lengths is of no reward: there are reward/mean",
+        ),
+        ("grpo", ["evaluate.best=reward/mean", "rollout.replay=x"], "reward/mean: a replay evaluates nothing"),
+        ("sft", ["runtime=ray", "runtime.heartbeat_timeout=0"], "runtime.heartbeat_timeout=0.0 must be above 0"),
+    ],
+)
+def test_contradictions_are_refused_by_name(method: str, overrides: list[str], told: str) -> None:
+    assert told in problems_of(method, overrides)
+
+
+@pytest.mark.parametrize("place", ["./rows.py", "/rows.py", "~/rows.py", "rows.py"])
+def test_a_function_of_rows_may_be_named_by_any_path(place: str) -> None:
+    offline = {k: v for k, v in VALID.items() if k != "rewards"}
+    assert load_settings({**offline, "data": {"train": f"{place}:rows"}}).data.train == f"{place}:rows"
+
+
+ONE_OR_MORE = [
+    "train.batch_size",
+    "train.log_every",
+    "train.steps",
+    "threads",
+    "log.samples_every",
+    "evaluate.limit",
+    *(f"{name}.{unit}" for name in ("save", "evaluate") for unit in ("steps", "epochs", "seconds")),
+    "rollout.prompts_per_step",
+    "rollout.max_tokens",
+    "rollout.slots",
+    "rollout.workers",
+    "learn.micro_tokens",
+    "learn.score_tokens",
+]
+NONE_OR_MORE = [
+    "seed",
+    "save.keep",
+    "log.sample_groups",
+    "rollout.min_tokens",
+    "rollout.top_k",
+    "rollout.max_failed",
+    "rollout.reward_patience",
+    "rollout.max_redraw",
+    "rollout.max_lag",
+    "model.lora.rank",
+    "critic.lora.rank",
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "refused", "allowed"),
+    [
+        *((key, "0", "1") for key in ONE_OR_MORE),
+        *((key, "-1", "0") for key in NONE_OR_MORE),
+        ("seed", f"{2**64}", f"{2**64 - 1}"),
+        ("train.epochs", "0", "0.1"),
+        ("model.lora.alpha", "0", "0.1"),
+        ("critic.lora.alpha", "0", "0.1"),
+        ("reference.ema", "1.1", "1"),
+        ("reference.ema", "-0.1", "0"),
+        ("rollout.top_p", "0", "0.1"),
+        ("rollout.top_p", "1.1", "1"),
+        ("critic.learning_rate", "0", "1e-9"),
+        *(
+            (f"optimizer.{key}", refused, allowed)
+            for key, refused, allowed in (
+                ("learning_rate", "0", "1e-9"),
+                ("warmup", "1", "0.99"),
+                ("warmup", "-0.1", "0"),
+                ("betas", "[0.9,1.0]", "[0,0]"),
+                ("betas", "[-0.1,0.9]", "[0,0.9]"),
+                ("eps", "0", "1e-12"),
+                ("weight_decay", "-0.1", "0"),
+                ("min_ratio", "-0.1", "0"),
+                ("max_gradient_norm", "-1", "0"),
+            )
+        ),
+    ],
+)
+def test_numbers_are_refused_beyond_their_bounds_and_taken_at_them(key: str, refused: str, allowed: str) -> None:
+    lines = problems_of("online-dpo", [f"{key}={refused}"]).splitlines()[1:]
+    assert [line.partition("=")[0] for line in lines] == [f"  - {key}"]
+    load_settings(VALID, [f"{key}={allowed}"], method="online-dpo")
+
+
+def test_settings_that_are_fine_together() -> None:
+    given = {key: value for key, value in VALID.items() if key != "rewards"}
+    load_settings(given, ["reference.once=true"], method="dpo")
+    load_settings(given, ["reference.ema=0.1", "reference.path=a", "reference.offload=true"], method="dpo")
+    load_settings(given, [*SHARDS, "runtime.cpu_offload=true", "device=cuda"], method="sft")
+    load_settings(VALID, ["critic.path=a", "rollout.workers=1"], method="ppo")
+    load_settings(VALID, ["reference.path=a", "reference.offload=true", "model.lora.rank=4"], method="ppo")
+    held_out = ["data.validation_percent=5", "evaluate.epochs=1", "evaluate.patience=1"]
+    load_settings(given, [*held_out, "evaluate.best=accuracy"], method="dpo")
+    for figure in ("mean", "length", "length/part"):  # what parts a function has shows when it is called
+        load_settings(VALID, [*held_out, f"evaluate.best=reward/{figure}"], method="grpo")
+    load_settings(VALID, [*DYNAMIC, "algorithm.dynamic_sampling_part=length/part"], method="grpo")
+    load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
+    load_settings(VALID, ["rollout.workers=2", "rollout.workers_max=2", "runtime=ray"], method="grpo")
+
+
+def test_cut_distributions_are_fine_where_no_ratio_is_taken() -> None:
+    settings = load_settings(VALID, ["rollout.top_p=0.9", "rollout.min_tokens=3"], method="best-of-k")
+    assert settings.rollout.top_p == 0.9
+    load_settings(VALID, ["rollout.min_tokens=3", "algorithm.recompute_old=true"], method="ppo")
+
+
+def test_all_contradictions_are_listed_at_once() -> None:
+    told = problems_of("ppo", ["model.path=null", "rollout.temperature=0", "train.batch_size=-2", "seed=-1"])
+    lines = told.splitlines()
+    assert lines[0] == "the settings cannot be used:"
+    told = {line.split()[1].partition("=")[0] for line in lines[1:]}
+    assert told == {"no", "a", "rollout.temperature", "train.batch_size", "seed"}
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_the_saved_tree_loads_back_equal(method: str, tmp_path: Path) -> None:
+    settings = load_settings(
+        VALID if ALGORITHMS[method]().data == "prompts" else dict(list(VALID.items())[:2]), method=method
+    )
+    changed = dataclasses.replace(settings, seed=7, name="a b", threads=2)
+    changed.optimizer.betas = (0.5, 0.75)
+    changed.rollout.stop = ["\n", "null", "1.0"]
+    (tmp_path / "settings.yaml").write_text(resolved(changed))
+    assert load_settings(tmp_path / "settings.yaml") == changed
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_defaults_are_those_of_the_method(method: str) -> None:
+    assert defaults(method).algorithm == ALGORITHMS[method]()
+
+
+def test_typed_settings_are_completed_by_their_method() -> None:
+    assert completed(Settings(method="ppo")).algorithm == PPO()
+    assert completed(Settings(method="dpo", algorithm=DPO(beta=0.3))).algorithm == DPO(beta=0.3)
+    with pytest.raises(SettingsError, match="method=sft takes a SFT as its algorithm, not PPO"):
+        completed(Settings(method="sft", algorithm=PPO()))
+    with pytest.raises(SettingsError, match="no method 'ppoo'; did you mean ppo"):
+        completed(Settings(method="ppoo"))
+    with pytest.raises(SettingsError, match="no model"):
+        check(completed(Settings(algorithm=SFT())))
+
+
+def test_the_method_follows_the_lag_that_a_run_has_in_the_end() -> None:
+    settings = completed(Settings(method="ppo"))
+    assert settings.objective == PPO(recompute_old=False)
+    again = load_settings({**VALID, "algorithm": to_plain(settings.algorithm)}, ["rollout.max_lag=1"], method="ppo")
+    assert again.objective == PPO(recompute_old=True)  # from the settings that a run has saved
+    settings.rollout.max_lag = 1
+    assert settings.objective == PPO(recompute_old=True)
+    assert Settings(algorithm=PPO(recompute_old=False), rollout=RolloutSettings(max_lag=1)).objective == PPO(
+        recompute_old=False
+    )
+
+
+def test_ray_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder" in problems_of(
+        "sft", ["runtime=ray"]
+    )
+
+
+@pytest.mark.parametrize(("plugins", "module"), [([], "__main__"), ([], "helpers"), (["my.py"], "__main__")])
+def test_what_other_processes_would_not_know_is_refused_before_they_start(plugins: list[str], module: str) -> None:
+    """What a script, a notebook or a module of theirs registers: they run the plugins alone."""
+
+    def vowels(completion: str) -> float:
+        return float(sum(letter in "aeiou" for letter in completion))
+
+    mine: Any = type("Mine", (PPO,), {"__module__": module})
+    vowels.__module__ = module
+    settings = load_settings(VALID, method="ppo")
+    settings.method, settings.algorithm, settings.plugins = "mine", mine(), plugins
+    settings.rewards = [RewardSettings(kind="vowels"), RewardSettings(kind="function", function="json:dumps")]
+    settings.rewards[1].options = {"obj": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RULES, "vowels", vowels)
+        check(settings)
+        settings.runtime.kind = "ray"
+        with pytest.raises(SettingsError) as caught:
+            check(settings)
+    told = "is known to this process alone, not to those of runtime=ray: put it into a file that `plugins` names"
+    assert [line[4:] for line in str(caught.value).splitlines()[1:]] == [
+        f"rewards.0: vowels {told}",
+        f"method=mine {told}",
+    ]
+
+
+def test_packages_of_rays_page_are_named_where_they_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent, overrides = {"aiohttp_cors", "opencensus"}, ["runtime=ray", "runtime.dashboard=true"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in absent else name)
+    told = "runtime.dashboard=true needs aiohttp_cors, opencensus, not installed: pip install 'ray[default]'"
+    assert told in problems_of("sft", overrides)
+    absent.clear()
+    load_settings({k: v for k, v in VALID.items() if k != "rewards"}, overrides, method="sft")
+
+
+def test_a_package_within_one_that_is_absent_is_absent() -> None:
+    assert _installed("importlib.util")
+    assert not _installed("no_such_package")
+    assert not _installed("no_such_package.exporter.prometheus")
+
+
+def test_vllm_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster elsewhere may have it where the driver has not."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = "rollout.engine=vllm needs vLLM, which is not installed: pip install -e '.[vllm]' in Plaudit's folder"
+    assert told in problems_of("ppo", ["rollout.engine=vllm"])
+    assert told not in problems_of("ppo", ["rollout.engine=vllm", "runtime=ray", "runtime.address=there:6379"])
+
+
+def test_what_a_method_does_not_read_is_named() -> None:
+    offline = [
+        "rollout.temperature=0.5",
+        "rollout.vllm.memory=0.3",
+        "shaping.clip=2",
+        "critic.learning_rate=0.5",
+    ]
+    given = {key: value for key, value in VALID.items() if key != "rewards"}
+    assert unused(load_settings(given, [*offline, "train.batch_size=8"], method="dpo")) == [
+        "critic.learning_rate=0.5",
+        "rollout.vllm.memory=0.3",
+        "rollout.temperature=0.5",
+        "shaping.clip=2.0",
+    ]
+    assert unused(load_settings(VALID, [*offline, "train.batch_size=8"], method="ppo")) == ["train.batch_size=8"]
+    for method in ALGORITHMS:
+        assert unused(defaults(method)) == [], method
+
+
+HUGE = "1" + "0" * 309
+ODD = (HUGE, f"-{HUGE}", f"[{HUGE}]", "1" + "0" * 5000, "1e400", "nan", "[[[1]]]", "[]", "{a: {b: 1}}", "{}", "null")
+ODD += ("true", "''", "-1", "${oc.env:HOME}", "[${oc.env:HOME}]", "${nothing}", "???", "\x1b[2J")
+
+
+@pytest.mark.parametrize("method", ["ppo", "dpo"])
+def test_no_value_of_any_setting_is_met_by_another_error(method: str) -> None:
+    """Each setting gets two odd values: numbers of 309 and 5,000 digits, lists for numbers, texts for lists ..."""
+    recipe = {**VALID, "rewards": VALID["rewards"] * (method == "ppo")}
+    generator = random.Random(method)
+    refused = 0
+    for path in [
+        *(leaf.key for leaf in leaves(defaults(method))),
+        "rewards.0.weight",
+        "runtime.resources_per_worker.CPU",
+    ]:
+        for value in generator.sample(ODD, 2):
+            try:
+                load_settings(recipe, [f"{path}={value}"], method=method)
+            except SettingsError:
+                refused += 1
+    assert refused > 140
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (f"optimizer.learning_rate={HUGE}", "int too large to convert to float"),
+        (f"train.steps={HUGE}", "train.steps=1.000e+309 must be a whole number of at most 64 bits"),
+        ("train.steps=1" + "0" * 5000, "is not of the form key.sub=value: Exceeds the limit"),
+        (f"algorithm.samples={HUGE}", "algorithm.samples=1.000e+309 must be"),
+        ("data.weights=[[1]]", "data.weights=[[1]] must be a list of which each is a number"),
+        ("runtime.resources_per_worker={CPU: {a: 1}}", "runtime.resources_per_worker={'CPU': {'a': 1}} must be a dict"),
+        ("rewards=${oc.env:HOME}", "must be a list"),
+        ("runtime.resources_per_worker=${oc.env:HOME}", "must be a dict"),
+    ],
+)
+def test_what_no_setting_holds_is_refused(override: str, told: str) -> None:
+    assert told in problems_of("grpo", [override])

@@ -1,0 +1,211 @@
+"""The shape of the package: its files and imports, and a table of what it has grown to beside what it may have.
+
+    python tests/shape.py
+
+Lines are counted as a reader meets them, with comments and blank ones. An arrow goes from a room, a top-level file, the
+scripts or the benchmarks to what they import; a floor is the longest way down.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ROOT = REPOSITORY / "src" / "plaudit"
+
+CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "rollout/rollouter.py")
+"""What a day's reading is to hold."""
+
+ROOMS = {
+    "__init__": (80, "the names that `import plaudit` gives"),
+    "types": (205, "rows, prompts and answers, as every room speaks of them"),
+    "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
+    "partition": (80, "which units of a batch go together, as plain integers"),
+    "support": (490, "paths, plugins, visible text; how a setting is declared, walked and checked"),
+    "maths": (470, "one function for each formula"),
+    "compute": (1530, "our kernels' Python side and its plain torch form; nothing else knows an address"),
+    "runtime": (2000, "the queue of all requests, and all that knows Ray, sockets and nodes"),
+    "monitor": (1290, "records, health, plots, the page"),
+    "algorithms": (1150, "a file for each method and two for what they share"),
+    "data": (3960, "every form in which people keep rows, and why a row is refused; dialects grow it"),
+    "rewards": (2010, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
+    "models": (2300, "Hugging Face folders to modules and back, families as tables"),
+    "weights": (545, "new weights to every process with a copy"),
+    "tasks": (740, "the demo's language and the real sentences"),
+    "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),
+    "learn": (1330, "passes, sharding, the optimizer"),
+    "loop": (1960, "one loop for every method; half of it is recovery"),
+    "evaluate": (1360, "figures of models that are no figures of a run"),
+    "settings": (870, "the tree, recipes, what sections ask of each other; importers of other systems' files"),
+    "crew": (1020, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
+    "runs": (1110, "a run from settings to folder, pipelines, records"),
+    "commands": (1120, "the command line"),
+}
+"""Lines that a room may have, and what they are for. Raise one only with what it bought."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, absolute: "torch.nn", "plaudit.batch.Batch"."""
+
+    name: str
+    line: int
+    at_load: bool
+    """Runs when the file is imported: it stands in no function and is not for type checkers only."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the tree; `path` is relative to the package."""
+
+    root: Path
+    path: str
+
+    @cached_property
+    def text(self) -> str:
+        return (self.root / self.path).read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def unit(self) -> str:
+        return self.path.split("/")[0].removesuffix(".py")
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(self._imports(self.tree, at_load=True))
+
+    def _imports(self, node: ast.AST, *, at_load: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, at_load) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = self._base(child)
+                yield from (Import(f"{base}.{alias.name}", child.lineno, at_load) for alias in child.names)
+            else:
+                yield from self._imports(child, at_load=at_load and not _runs_later(child))
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = ["plaudit", *self.path.split("/")[:-1]]
+        return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def _runs_later(node: ast.AST) -> bool:
+    for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return for_checkers or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def sources(root: Path) -> dict[str, Source]:
+    paths = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
+    return {path: Source(root, path) for path in paths}
+
+
+def unit_of(name: str) -> str:
+    """The room or top-level file that an import of ours names; "__init__" for `from plaudit import run`."""
+    part = name.split(".")[1] if "." in name else "__init__"
+    return part if part in ROOMS else "__init__"
+
+
+def edges(root: Path) -> dict[str, set[str]]:
+    """file -> the files of ours that it imports anywhere."""
+    known = sources(root)
+    found: dict[str, set[str]] = {}
+    for path, source in known.items():
+        targets = set()
+        for imported in source.imports:
+            parts = imported.name.split(".")
+            if parts[0] != "plaudit":
+                continue
+            places = ["/".join(parts[1:end]) for end in range(len(parts), 1, -1)]
+            names = [name for place in places for name in (f"{place}.py", f"{place}/__init__.py")]
+            targets |= set(next(([name] for name in names if name in known), []))
+        found[path] = targets - {path}
+    return found
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Files that import each other in a circle, one such list; [] where there is none."""
+    done: set[str] = set()
+
+    def walk(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return way[way.index(node) :]
+        if node in done:
+            return []
+        for target in sorted(graph.get(node, ())):
+            if found := walk(target, [*way, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := walk(node, []))), [])
+
+
+def arrows(repository: Path) -> dict[str, set[str]]:
+    """unit -> the units that it imports; scripts and benchmarks are one each."""
+    found: dict[str, set[str]] = {}
+    for unit, folder in (("", "src/plaudit"), ("scripts", "scripts"), ("benchmarks", "benchmarks")):
+        for source in sources(repository / folder).values():
+            mine = unit or source.unit
+            names = [imported.name for imported in source.imports if imported.name.split(".")[0] == "plaudit"]
+            found.setdefault(mine, set()).update({unit_of(name) for name in names} - {mine})
+    return found
+
+
+def floors(graph: dict[str, set[str]]) -> int:
+    @cache
+    def depth(node: str) -> int:
+        return 1 + max((depth(target) for target in graph.get(node, ())), default=0)
+
+    return max(map(depth, graph))
+
+
+def lines_of(root: Path) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for source in sources(root).values():
+        found[source.unit] += source.text.count("\n")
+    return found
+
+
+def calls(root: Path, name: str) -> int:
+    nodes = (node for source in sources(root).values() for node in ast.walk(source.tree))
+    return sum(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == name for n in nodes)
+
+
+def main() -> None:
+    import yaml
+
+    from plaudit.settings.recipes import defaults
+    from plaudit.settings.tree import resolved
+
+    def leaves(tree: object) -> int:
+        return sum(map(leaves, tree.values())) if isinstance(tree, dict) and tree else 1
+
+    graph, lines = arrows(REPOSITORY), lines_of(ROOT)
+    every = sources(ROOT)
+    core = sum(s.text.count("\n") for p, s in every.items() if s.unit in CORE or p in CORE)
+    top = [path for path in every if "/" not in path]
+    print(f"{'whole source, lines':34}{sum(lines.values()):8,}   to reach 22,000")
+    print(f"{'core, lines':34}{core:8,}   to reach  3,500")
+    print(f"{'top-level files':34}{len(top):8}   at most       6")
+    print(f"{'floors of the import graph':34}{floors(graph):8}   at most      12")
+    print(f"{'arrows':34}{sum(map(len, graph.values())):8}   at most     140")
+    chosen = leaves(yaml.safe_load(resolved(defaults("ppo"))))
+    asked, taken = calls(ROOT, "hasattr"), calls(ROOT, "getattr")
+    print(f"{'leaves of `plaudit settings ppo`':34}{chosen:8}   to reach    130")
+    print(f"{'hasattr, getattr':34}{asked:4}{taken:4}   to reach   0, 25")
+    for room, (budget, why) in ROOMS.items():
+        print(f"  {room:32}{lines[room]:8,}   at most  {budget:6,}  {why}")
+
+
+if __name__ == "__main__":
+    main()
