@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from report import floors_of, ratio
+from floor import floors_of, ratio
 
 OURS, THEIRS = "#1f5f8b", "#c9a66b"
 

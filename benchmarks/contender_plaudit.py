@@ -103,7 +103,7 @@ def online(task: Task, optimizer: dict[str, Any]) -> dict[str, Any]:
         "rloo": {"samples": task.samples, "kl_coefficient": task.kl},
         "online-dpo": {"samples": task.samples},
     }
-    critic = {"critic": {"optimizer": optimizer}} if task.method == "ppo" else {}
+    critic = {"critic": {"learning_rate": optimizer["learning_rate"]}} if task.method == "ppo" else {}
     return {
         "rollout": {"prompts_per_step": task.rows // task.samples, "max_tokens": task.max_new_tokens},
         "rewards": [judged if task.method == "ppo" else {"kind": "function", "function": function}],

@@ -180,9 +180,9 @@ class Killer:
             kill.next_step = seconds  # not before: a rank that is lost ends this, and the next hook goes on with it
         return {}
 
-    def sent(self, method: str, arguments: tuple[Any, ...]) -> None:
+    def sent(self, part: str | None, method: str) -> None:
         kill = self.current
-        if kill is None or kill.at is not None or self.steps < kill.step or self.phase(method, arguments) != kill.phase:
+        if kill is None or kill.at is not None or self.steps < kill.step or self.phase(part, method) != kill.phase:
             return
         if kill.role == "driver":
             kill.at, kill.reached = time.monotonic(), self.steps
@@ -205,9 +205,9 @@ class Killer:
             else:
                 os.kill(victim.pid, kill.signal)
 
-    def phase(self, method: str, arguments: tuple[Any, ...]) -> str | None:
-        if method == "do":
-            return PARTS.get(arguments[1])
+    def phase(self, part: str | None, method: str) -> str | None:
+        if part is not None:
+            return PARTS.get(method)
         return CALLS.get(method, "publish" if self.publishing else None)
 
     def whole(self) -> bool:
@@ -239,7 +239,7 @@ class Killer:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Every call of the driver passes by here."""
-        start, call, end, refer = RayWorker.start, RayWorker.call, RayWorker._end, RayWorker.references
+        start, do, end, refer = RayWorker.start, RayWorker.do, RayWorker._end, RayWorker.references
         publish = RayCrew.publish
         killer = self
 
@@ -247,14 +247,14 @@ class Killer:
             await start(worker, timeout)
             killer.workers.append(worker)
 
-        async def called(worker: RayWorker, method: str, *arguments: Any) -> Any:
-            answer = call(worker, method, *arguments)
-            killer.sent(method, arguments)
+        async def called(worker: RayWorker[Any], part: str | None, method: str, *arguments: Any, **more: Any) -> Any:
+            answer = do(worker, part, method, *arguments, **more)
+            killer.sent(part, method)
             return await answer
 
-        def referred(worker: RayWorker, method: str, *arguments: Any, parts: int) -> list[Any]:
+        def referred(worker: RayWorker[Any], method: Any, *arguments: Any, parts: int) -> list[Any]:
             found = refer(worker, method, *arguments, parts=parts)
-            killer.sent(method, arguments)
+            killer.sent(None, method.__name__)
             return found
 
         def ended(worker: RayWorker, reason: str) -> None:
@@ -269,12 +269,12 @@ class Killer:
             finally:
                 killer.publishing = False
 
-        RayWorker.start, RayWorker.call, RayWorker._end = started, called, ended  # type: ignore[method-assign]
+        RayWorker.start, RayWorker.do, RayWorker._end = started, called, ended  # type: ignore[method-assign]
         RayWorker.references, RayCrew.publish = referred, published  # type: ignore[method-assign]
         try:
             yield
         finally:
-            RayWorker.start, RayWorker.call, RayWorker._end = start, call, end  # type: ignore[method-assign]
+            RayWorker.start, RayWorker.do, RayWorker._end = start, do, end  # type: ignore[method-assign]
             RayWorker.references, RayCrew.publish = refer, publish  # type: ignore[method-assign]
 
     def table(self) -> str:

@@ -9,8 +9,8 @@ only where a line asks for it (`attention_length`). Left out: norms, activations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 BYTES = {"fp32": 4, "bf16": 2}
@@ -121,3 +121,30 @@ class Peak:
 def share(rate: float, seconds_a_token: float) -> float:
     """How much of the floor a rate reaches: 1 is the floor itself."""
     return rate * seconds_a_token
+
+
+def ratio(record: dict[str, Any], theirs: dict[str, Any]) -> float | None:
+    """How many times as fast ours is: of rates, each times the work of its tokens, or of seconds."""
+    ours = record["ours"]
+    if "value" not in ours or "value" not in theirs:
+        return None
+    if record["unit"] == "s":
+        return float(theirs["value"] / ours["value"])
+    weight = ours["work"]["flops"] / theirs["work"]["flops"]
+    return float(ours["value"] / theirs["value"] * weight)
+
+
+def floors_of(
+    record: dict[str, Any], peaks: dict[str, Any], *sides: dict[str, Any]
+) -> Iterator[tuple[float, float] | None]:
+    """How much of the floor each side reaches: by the rate of torch's own product, and by the best one's. None where a
+    line has no floor."""
+    known = record.get("peak") or peaks.get(record["precision"])
+    for side in sides:
+        if "value" not in side or "work" not in side or known is None:
+            yield None
+            continue
+        best = Peak(**known)
+        flops, read = side["work"]["flops"], side["work"]["bytes"]
+        plain, packed = (share(side["value"], peak.seconds(flops, read)) for peak in (replace(best, packed=0.0), best))
+        yield plain, packed

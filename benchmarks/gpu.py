@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from floor import Peak
+from gpu_attention import attention, compiled
 from gpu_decoding import agreement, decoding
 from gpu_extent import Extent, Figure
 from gpu_grpo import grpo, trl_grpo
@@ -34,6 +35,8 @@ BEGIN, END = "<!-- figures: written by benchmarks/gpu.py -->", "<!-- end of figu
 PARTS: dict[str, tuple[str, Callable[[Extent, Peak], list[Figure]]]] = {
     "device": ("the device", the_device),
     "train": ("training", training),
+    "compile": ("torch.compile", compiled),
+    "attention": ("attention", attention),
     "decode": ("decoding", decoding),
     "kl": ("agreement", agreement),
     "offload": ("a model that waits", offload),

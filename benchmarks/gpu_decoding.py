@@ -30,7 +30,7 @@ def asked(extent: Extent, sequences: int) -> tuple[list[list[int]], list[Any]]:
 
 
 def engine(extent: Extent, slots: int, *, graphs: bool, dtype: torch.dtype | None = None) -> Any:
-    from plaudit.models.graphs import CudaGraphs
+    from plaudit.rollout.decode.graphs import CudaGraphs
     from plaudit.rollout.native import NativeEngine
 
     recorder = CudaGraphs if graphs else None
@@ -63,7 +63,7 @@ def natively(extent: Extent, slots: int, *, graphs: bool) -> tuple[float, str]:
 
     first = seconds(answer, extent.device)
     taken = min(seconds(answer, extent.device) for _ in range(2))
-    refused = graphs and one._recorder is None
+    refused = graphs and one.forward.recorder is None
     return taken, "no graph could be recorded: see the warning" if refused else f"the first call took {first:.1f} s"
 
 

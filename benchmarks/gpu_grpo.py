@@ -36,7 +36,7 @@ def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], l
     """Figures of each step, and the memory that was held at most."""
     from plaudit import load_settings, run
     from plaudit.loop.progress import Moment
-    from plaudit.pipeline import merged
+    from plaudit.runs.pipeline import merged
     from plaudit.types import Stats
 
     history: list[dict[str, float]] = []
@@ -58,7 +58,7 @@ def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], l
 
 def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
     """A run's settings, and the data that they name."""
-    from plaudit.data.demo import DemoSize, make_demo
+    from plaudit.tasks.demo import DemoSize, make_demo
 
     size = {"sft": 200, "sft_validation": 1, "pairs": 4, "pairs_validation": 1, "prompts_test": 1, "vocabulary": 400}
     files = make_demo(folder / "data", size=DemoSize(**size, prompts=extent.prompts * (extent.updates + 1)))

@@ -32,9 +32,9 @@ from rounds import ROUNDS, Round, planned
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
-from plaudit.data.demo import DemoFiles, DemoSize, make_demo
-from plaudit.settings import resolved
-from plaudit.stopping import Stopped
+from plaudit.loop.stopping import Stopped
+from plaudit.settings.tree import resolved
+from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
 FAULTS = Path(__file__).resolve().with_name("faults.py")
@@ -330,7 +330,7 @@ def went_on_from(done: Run) -> int:
     return int(found[1]) if found else 0
 
 
-CLUSTER = {"kind": "ray", "heartbeat_timeout": 5.0, "max_failures": -1}
+CLUSTER = {"kind": "ray", "heartbeat_timeout": 5.0, "max_failures_per_hour": -1}
 RUNTIME = CLUSTER | {"object_store_mb": 100}
 
 

@@ -131,8 +131,8 @@ class Here:
     def __init__(self, number: int, worker: RolloutWorker):
         self.name, self.worker = f"worker {number}", worker
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self.worker, method)(*arguments)
+    async def call(self, method: Any, *arguments: Any) -> Any:
+        return await getattr(self.worker, method.__name__)(*arguments)
 
     async def gone(self) -> WorkerLost:
         """Never."""

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from plaudit import Run, load_settings, run
-from plaudit.data.demo import DemoFiles, DemoSize, gold, make_demo
-from plaudit.recipes import read_yaml
 from plaudit.rewards import protocol
+from plaudit.settings.recipes import read_yaml
+from plaudit.tasks.demo import DemoFiles, DemoSize, gold, make_demo
 from plaudit.types import Score
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -146,7 +146,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     with slow_judge() as url:
         rewards: dict[str, dict[str, Any]] = {
-            "free": {"kind": "function", "function": "plaudit.data.demo:gold_reward", "name": "gold"},
+            "free": {"kind": "function", "function": "plaudit.tasks.demo:gold_reward", "name": "gold"},
             "slow": {"kind": "http", "urls": [url], "name": "gold", "batch": 8, "concurrency": 4},
         }
         for name in options.rewards:

@@ -95,7 +95,7 @@ def ours(folder: Path, setting: Setting, options: argparse.Namespace) -> Course:
     """The demo's command, watched through the files that every run leaves."""
     output = folder / "ours"
     code = (
-        "from pathlib import Path; from plaudit.demo import run_demo; "
+        "from pathlib import Path; from plaudit.commands.demo import run_demo; "
         f"run_demo(Path({str(output)!r}), seeds=[{options.seed}], overrides=['shared.threads={options.threads}'])"
     )
     environment = {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
@@ -119,7 +119,7 @@ def theirs(folder: Path, setting: Setting, options: argparse.Namespace) -> Cours
         return Course(failure=".venv-trl is not there: `make bench-peers` makes it")
     if not data.exists():
         make = (
-            "from pathlib import Path; from plaudit.data.demo import make_demo; "
+            "from pathlib import Path; from plaudit.tasks.demo import make_demo; "
             f"make_demo(Path({str(data)!r}), seed={options.seed})"
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

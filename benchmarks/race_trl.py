@@ -26,7 +26,7 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from plaudit.data.demo import gold
+from plaudit.tasks.demo import gold
 
 PROMPTS, SAMPLES, STEPS = 8, 16, 400
 COMMON = {

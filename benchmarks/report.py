@@ -11,11 +11,11 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from floor import Peak, share
+from chart import draw
+from floor import Peak, floors_of, ratio
 from lines import ASIDE, LINES
 from rich.console import Console
 from rich.table import Table
@@ -65,33 +65,6 @@ def number(value: float | None) -> str:
 def pair(a: float | None, b: float | None, form: str) -> str:
     told = ["-" if value is None else form.format(value) for value in (a, b)]
     return "" if a is None and b is None else " / ".join(told)
-
-
-def ratio(record: dict[str, Any], theirs: dict[str, Any]) -> float | None:
-    """How many times as fast ours is: of rates, each times the work of its tokens, or of seconds."""
-    ours = record["ours"]
-    if "value" not in ours or "value" not in theirs:
-        return None
-    if record["unit"] == "s":
-        return float(theirs["value"] / ours["value"])
-    weight = ours["work"]["flops"] / theirs["work"]["flops"]
-    return float(ours["value"] / theirs["value"] * weight)
-
-
-def floors_of(
-    record: dict[str, Any], peaks: dict[str, Any], *sides: dict[str, Any]
-) -> Iterator[tuple[float, float] | None]:
-    """How much of the floor each side reaches: by the rate of torch's own product, and by the best one's. None where a
-    line has no floor."""
-    known = record.get("peak") or peaks.get(record["precision"])
-    for side in sides:
-        if "value" not in side or "work" not in side or known is None:
-            yield None
-            continue
-        best = Peak(**known)
-        flops, read = side["work"]["flops"], side["work"]["bytes"]
-        plain, packed = (share(side["value"], peak.seconds(flops, read)) for peak in (replace(best, packed=0.0), best))
-        yield plain, packed
 
 
 def remarks(result: dict[str, Any]) -> Iterator[str]:
@@ -178,8 +151,6 @@ def publish(result: dict[str, Any], machine: str | None = None) -> Iterable[Path
     put(BEGIN.format(f" {machine}" if machine else ""), markdown(result), END)
     if machine:
         return kept, PAGE
-    from chart import draw
-
     return kept, PAGE, draw(result, ROOT / "docs" / "benchmarks.png")
 
 

@@ -21,11 +21,12 @@ import torch
 from plaudit.algorithms.sft import SFT
 from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
-from plaudit.learn.ranks import free_address, join
+from plaudit.learn.ranks import join
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Sharded, Whole, local, recompute_layers
 from plaudit.models.load import fresh_model
 from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
+from plaudit.runtime.network import free_address
 from plaudit.types import Role, Row
 
 MODES = {
@@ -79,9 +80,9 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")
     tokens = torch.randint(768, (2 * options.tokens // 64, 64)).tolist()
     rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
-    batch = objective.weigh(Batch.of(rows)).shard(options.rank, 2)
+    batch = objective.weigh(Batch.of(rows)).shards(2)[options.rank]
     for step in range(2):
-        learner.prepare(batch, step)
+        learner.prepare(batch, step, 1.0)
         kept = [*map(local, model.parameters()), *learner.optimizer.gradients(), *learner.optimizer.state().values()]
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept}
         learner.apply(True)

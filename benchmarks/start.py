@@ -56,7 +56,7 @@ def figures(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def helps(setting: Setting) -> tuple[Timed, Timed]:
-    ours = [sys.executable, "-m", "plaudit.cli", "--help"]
+    ours = [sys.executable, "-m", "plaudit.commands.cli", "--help"]
     return (
         lambda: whole(ours, setting, source=str(ROOT / "src")),
         lambda: whole([str(ROOT / ".venv-trl" / "bin" / "trl"), "--help"], setting, source=""),
@@ -86,7 +86,7 @@ def first_steps(setting: Setting, folder: Path) -> tuple[Timed, Timed]:
     }
     (folder / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     metrics = Path(task.output) / "run" / "metrics.jsonl"
-    command = [sys.executable, "-m", "plaudit.cli", "sft", str(folder / "recipe.yaml")]
+    command = [sys.executable, "-m", "plaudit.commands.cli", "sft", str(folder / "recipe.yaml")]
     start = entry(TRL, task, setting, folder)
 
     def ours() -> float:

@@ -69,9 +69,9 @@ def make_weights(folder: Path, model: str, threads: int) -> None:
 
 
 def make_data(folder: Path) -> None:
-    from plaudit.data.demo import DemoSize, make_demo
     from plaudit.data.write import write_rows
     from plaudit.models.load import load_tokenizer
+    from plaudit.tasks.demo import DemoSize, make_demo
 
     shutil.rmtree(folder, ignore_errors=True)
     size = DemoSize(**SIZES, sft_validation=1, pairs_validation=1, prompts_test=1, vocabulary=VOCABULARY)

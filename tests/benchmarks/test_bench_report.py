@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import report
-from report import cells, markdown, merged, ratio, remarks
+from floor import ratio
+from report import cells, markdown, merged, remarks
 
 PEAKS = {"fp32": {"flops": 1e9, "bandwidth": 1e6, "packed": 2e9}}
 

@@ -1,4 +1,4 @@
-"""Which kills a command deals, what it tells, and how it goes on. Killing is `tests/test_ray_runs.py`."""
+"""Which kills a command deals, what it tells, and how it goes on. Killing is `tests/runs/test_ray_runs.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
-    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
 from faults import HEALTH, PHASES, WORKERS, Kill
 from kills import Clock, impossible, table, told, write

@@ -1,4 +1,4 @@
-"""What holds of an island before a run is on it. Cutting one off is `tests/test_partition_runs.py`."""
+"""What holds of an island before a run is on it. Cutting one off is `tests/runs/test_partition_runs.py`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 if find_spec("ray") is None:
-    pytest.skip("ray is not installed: pip install plaudit[ray]", allow_module_level=True)
+    pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
 import transport
 from transport import STEPS, measure, rows_of
