@@ -14,6 +14,7 @@ from plaudit.algorithms.best_of_k import BestOfK
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.figures import merge_stats
 from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.kto import KTO
 from plaudit.algorithms.online_dpo import OnlineDPO
 from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
@@ -57,6 +58,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "ipo-average": lambda: DPO(loss="ipo", length_average=True),
     "hinge": lambda: DPO(loss="hinge"),
     "robust": lambda: DPO(loss="robust", label_smoothing=0.1),
+    "kto": lambda: KTO(undesirable=2.0),
     "ppo": PPO,
     "ppo-everything": lambda: PPO(
         dual_clip=1.5, kl_in_loss=0.1, kl_estimator="k2", entropy_bonus=0.05, value_clip=None, normalise_values=True

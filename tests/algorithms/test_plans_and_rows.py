@@ -194,6 +194,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "sft": frozenset(),
         "reward": frozenset(),
         "dpo": {reference},
+        "kto": {reference},
         "ppo": {reference, critic},
         "grpo": frozenset(),
         "rloo": {reference},
@@ -210,6 +211,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
     assert {name for name, method in made.items() if method.unit == 2} == {
         "reward",
         "dpo",
+        "kto",
         "online-dpo",
     }
     assert {name for name, method in made.items() if method.uses_ratio} == {
@@ -219,5 +221,6 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "sft": "demonstrations",
         "reward": "preferences",
         "dpo": "preferences",
+        "kto": "judgements",
     }
     assert {method.data for method in made.values() if isinstance(method, Algorithm)} == {"prompts"}

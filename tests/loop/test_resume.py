@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo": ("dpo", {}),
     "dpo with the reference's columns computed once": ("dpo", {"reference": {"once": True}}),
     "dpo behind a moving reference": ("dpo", {"reference": {"ema": 0.1}}),
+    "kto": ("kto", {"reference": {"once": True}}),
     "sft in bfloat16": ("sft", {"learn": {"precision": "bfloat16"}}),
     "ppo in bfloat16 behind a moving reference": (
         "ppo",

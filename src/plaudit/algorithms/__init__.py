@@ -6,6 +6,7 @@ from plaudit.algorithms.base import Algorithm, Objective, Output, row_of
 from plaudit.algorithms.best_of_k import BestOfK
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.kto import KTO
 from plaudit.algorithms.online_dpo import OnlineDPO
 from plaudit.algorithms.policy_gradient import PolicyGradient
 from plaudit.algorithms.ppo import PPO
@@ -20,6 +21,7 @@ ALGORITHMS: dict[str, type[Objective]] = {
     "sft": SFT,
     "reward": RewardModel,
     "dpo": DPO,
+    "kto": KTO,
     "ppo": PPO,
     "grpo": GRPO,
     "rloo": RLOO,

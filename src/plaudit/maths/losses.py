@@ -121,3 +121,20 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, *, centring:
     https://arxiv.org/abs/2312.09244.
     """
     return -logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected).square()
+
+
+def kto_reference_point(ratio: Tensor, there: Tensor) -> Tensor:
+    """z0 = max(0, mean of r where `there`), (), for log-ratios r of prompts with answers to other prompts; 0 for none.
+
+    It is what the policy has come to prefer for any prompt: a judged answer must move further than this.
+    """
+    return ((ratio * there).sum() / there.sum().clamp(min=1)).clamp(min=0.0)
+
+
+def kto(side: Tensor, *, beta: float) -> Tensor:
+    """1 - sigma(beta side), (r,): `side` is r - z0 of a good answer and z0 - r of a bad one, r its summed log-ratio.
+
+    It lies between 0 and 1: an answer far on either side pulls no more. Ethayarajh et al. 2024,
+    https://arxiv.org/abs/2402.01306, eq. 8, before lambda.
+    """
+    return torch.sigmoid(-beta * side)
