@@ -16,6 +16,7 @@ from plaudit.algorithms.figures import merge_stats
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.kto import KTO
 from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.orpo import ORPO
 from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
 from plaudit.algorithms.remax import ReMax
@@ -59,6 +60,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "hinge": lambda: DPO(loss="hinge"),
     "robust": lambda: DPO(loss="robust", label_smoothing=0.1),
     "kto": lambda: KTO(undesirable=2.0),
+    "orpo": ORPO,
     "ppo": PPO,
     "ppo-everything": lambda: PPO(
         dual_clip=1.5, kl_in_loss=0.1, kl_estimator="k2", entropy_bonus=0.05, value_clip=None, normalise_values=True

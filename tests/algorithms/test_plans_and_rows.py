@@ -195,6 +195,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "reward": frozenset(),
         "dpo": {reference},
         "kto": {reference},
+        "orpo": frozenset(),
         "ppo": {reference, critic},
         "grpo": frozenset(),
         "rloo": {reference},
@@ -212,6 +213,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "reward",
         "dpo",
         "kto",
+        "orpo",
         "online-dpo",
     }
     assert {name for name, method in made.items() if method.uses_ratio} == {
@@ -222,5 +224,6 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "reward": "preferences",
         "dpo": "preferences",
         "kto": "judgements",
+        "orpo": "preferences",
     }
     assert {method.data for method in made.values() if isinstance(method, Algorithm)} == {"prompts"}

@@ -8,6 +8,7 @@ from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.kto import KTO
 from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.orpo import ORPO
 from plaudit.algorithms.policy_gradient import PolicyGradient
 from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
@@ -22,6 +23,7 @@ ALGORITHMS: dict[str, type[Objective]] = {
     "reward": RewardModel,
     "dpo": DPO,
     "kto": KTO,
+    "orpo": ORPO,
     "ppo": PPO,
     "grpo": GRPO,
     "rloo": RLOO,

@@ -138,3 +138,28 @@ def kto(side: Tensor, *, beta: float) -> Tensor:
     https://arxiv.org/abs/2402.01306, eq. 8, before lambda.
     """
     return torch.sigmoid(-beta * side)
+
+
+CERTAIN = -1e-6
+"""Mean log-prob of an answer above which its odds do not grow."""
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - exp(x)) for x <= CERTAIN, element by element, without loss of digits at either end. Mächler 2012,
+    "Accurately computing log(1 - exp(-|a|))"."""
+    return torch.where(x > -math.log(2.0), torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
+
+
+def log_odds(mean: Tensor) -> Tensor:
+    """log p - log(1 - p) for p = exp(mean), (r,), `mean` a row's mean log-prob; held where p is nearly 1.
+
+    The gradient keeps its largest finite size there, so that the policy can still move away from a certain answer.
+    """
+    held = mean + (mean.clamp(max=CERTAIN) - mean).detach()
+    return held - log1mexp(held)
+
+
+def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log sigma(log odds of chosen - log odds of rejected), (p,), from mean log-probs. Hong et al. 2024,
+    https://arxiv.org/abs/2403.07691, eq. 7."""
+    return -logsigmoid(log_odds(chosen) - log_odds(rejected))
