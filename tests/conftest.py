@@ -127,7 +127,7 @@ def make_recipe(demo: DemoFiles) -> Recipe:
     """recipe(method, folder, **sections): a complete recipe on the demo task; sections are merged in."""
     from plaudit.runs.pipeline import merged
 
-    data = {"sft": demo.sft} | dict.fromkeys(("reward", "dpo", "kto", "orpo"), demo.preferences)
+    data = {"sft": demo.sft} | dict.fromkeys(("reward", "dpo", "kto", "orpo", "simpo"), demo.preferences)
 
     def make(method: str, output: Path, **more: Any) -> dict[str, Any]:
         recipe: dict[str, Any] = {

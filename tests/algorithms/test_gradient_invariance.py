@@ -23,6 +23,7 @@ from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.rloo import RLOO
 from plaudit.algorithms.sft import SFT
+from plaudit.algorithms.simpo import SimPO
 from plaudit.batch import Batch
 from plaudit.learn.readout import READOUTS
 from plaudit.models.config import DecoderConfig
@@ -61,6 +62,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "robust": lambda: DPO(loss="robust", label_smoothing=0.1),
     "kto": lambda: KTO(undesirable=2.0),
     "orpo": ORPO,
+    "simpo": SimPO,
     "ppo": PPO,
     "ppo-everything": lambda: PPO(
         dual_clip=1.5, kl_in_loss=0.1, kl_estimator="k2", entropy_bonus=0.05, value_clip=None, normalise_values=True

@@ -196,6 +196,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "dpo": {reference},
         "kto": {reference},
         "orpo": frozenset(),
+        "simpo": frozenset(),
         "ppo": {reference, critic},
         "grpo": frozenset(),
         "rloo": {reference},
@@ -214,6 +215,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "dpo",
         "kto",
         "orpo",
+        "simpo",
         "online-dpo",
     }
     assert {name for name, method in made.items() if method.uses_ratio} == {
@@ -225,5 +227,6 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "dpo": "preferences",
         "kto": "judgements",
         "orpo": "preferences",
+        "simpo": "preferences",
     }
     assert {method.data for method in made.values() if isinstance(method, Algorithm)} == {"prompts"}

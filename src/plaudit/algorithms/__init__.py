@@ -16,6 +16,7 @@ from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.rloo import RLOO
 from plaudit.algorithms.sft import SFT
+from plaudit.algorithms.simpo import SimPO
 from plaudit.support.plugins import registered_again
 
 ALGORITHMS: dict[str, type[Objective]] = {
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, type[Objective]] = {
     "dpo": DPO,
     "kto": KTO,
     "orpo": ORPO,
+    "simpo": SimPO,
     "ppo": PPO,
     "grpo": GRPO,
     "rloo": RLOO,

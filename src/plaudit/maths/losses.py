@@ -163,3 +163,9 @@ def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
     """-log sigma(log odds of chosen - log odds of rejected), (p,), from mean log-probs. Hong et al. 2024,
     https://arxiv.org/abs/2403.07691, eq. 7."""
     return -logsigmoid(log_odds(chosen) - log_odds(rejected))
+
+
+def simpo(scaled: Tensor, *, target_margin: float) -> Tensor:
+    """-log sigma(beta (mean_c - mean_r) - gamma), (p,), `scaled` being beta (mean_c - mean_r) of mean log-probs. Meng
+    et al. 2024, https://arxiv.org/abs/2405.14734, eq. 6."""
+    return -logsigmoid(scaled - target_margin)
