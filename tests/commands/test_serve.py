@@ -481,6 +481,7 @@ def test_a_signal_ends_a_run_that_waits_for_its_server(
     assert same_weights(whole, run(load_settings(recipe | {"resume": "latest"})))
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_run_ends_by_itself_where_the_server_stays_away(
     server: Server, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
