@@ -86,7 +86,7 @@ def do(job: Job, rank: int, world: int, address: str) -> None:
     if dist.is_initialized():
         ranks: Ranks = Together(device)
     else:
-        ranks = join(address, rank, world, device=device, timeout=60.0, always=bool(address))
+        ranks = join(address, rank, world, device=device, timeout=240.0, always=bool(address))
     asyncio.run(
         train(job, Trainer(settings, Plan(Path(job["folder"]), job.get("resume"), 6, Longest(40, "a row")), ranks))
     )

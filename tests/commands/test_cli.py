@@ -409,7 +409,7 @@ def test_ctrl_c_ends_the_demo_in_one_line_and_resume_goes_on(tmp_path: Path, env
         assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("step"))
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGINT
     stopped = re.fullmatch(r"stopped by SIGINT after step (\d+); resume=latest continues from there\n", told)
     assert stopped, told

@@ -78,7 +78,7 @@ class Server:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(240)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_a_long_text_holds_nobody_up(judge: Path) -> None:
         def sequence(self, prompt: Prompt, completion: Completion, *, sampled: bool) -> tuple[int, ...]:
             if not sampled:
                 reading.set()
-                assert go_on.wait(60), "the loop waits for the reader"
+                assert go_on.wait(240), "the loop waits for the reader"
             return super().sequence(prompt, completion, sampled=sampled)
 
     service = JudgeService(loaded)
@@ -282,7 +282,7 @@ def test_a_second_head_on_a_connection_has_a_deadline_and_a_long_request_none(se
     given = (f"authorization: Bearer {TOKEN}", "content-type: application/json", f"content-length: {len(body)}")
     head = "\r\n".join(["POST /score HTTP/1.1", "host: localhost", *given, "", ""]).encode()
     address = ("127.0.0.1", server.port)
-    with socket.create_connection(address, timeout=60) as slow, socket.create_connection(address, timeout=60) as half:
+    with socket.create_connection(address, timeout=240) as slow, socket.create_connection(address, timeout=60) as half:
         slow.sendall(head)
         half.sendall(head + body)
         got = b""
@@ -359,7 +359,7 @@ def test_a_run_outlives_a_server_that_dies_with_its_questions(
             raise
 
     def die() -> None:
-        assert held.wait(60)
+        assert held.wait(240)
         server.end(signal.SIGKILL)
         server.start()
 

@@ -89,7 +89,7 @@ def test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word(
     command = [sys.executable, "-m", "plaudit.commands.cli", "sft", str(tmp_path / "sft.yaml")]
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, where tests run under nohup
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     finally:
         signal.signal(signal.SIGHUP, before)
     told = f"stopped by {name} before its workers were ready; resume=latest continues from there\n"

@@ -284,7 +284,7 @@ def test_the_same_code_would_escape_outside(outside: dict[str, Any]) -> None:
     )
     for name in (*tried, "environment", "environment in memory", "fork", "thread", "subprocess", "memory file", "exec"):
         command = [sys.executable, "-I", "-c", head + ESCAPES[name]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert "ESCAPED" in done.stdout or SECRET in done.stdout, name + done.stderr
     for door in outside["doors"]:
         door.setblocking(False)
@@ -332,7 +332,7 @@ def test_nothing_is_left_behind() -> None:
         "threading.Timer(1.0, os._exit, (1,)).start()\n"
         "asyncio.run(_run({'role': 'program', 'code': 'import time\\ntime.sleep(1000)'}, CodeOptions()))"
     )
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", code], timeout=240, check=False)
     until(lambda: set(jails()) <= set(before), "a run that is killed takes them with it")
 
 
@@ -365,7 +365,7 @@ try:
 except sandbox.SandboxError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert "cannot lock code in here (unshare: " in done.stdout, done.stderr
     assert "user namespaces" in done.stdout
 

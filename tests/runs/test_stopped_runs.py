@@ -74,7 +74,7 @@ def test_a_signal_while_ray_starts_is_heard_behind_that(
             assert time.monotonic() < until
             time.sleep(0.02)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
     assert process.returncode == 128 + number, said
     assert said == f"stopped by {number.name} before its workers were ready; resume=latest continues from there\n"
     assert not lasting(started)

@@ -164,7 +164,7 @@ print([dict(group.bundles_by_count[0].bundle) for group in demand])
     async def steps() -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
         group = cluster.reserve([{"CPU": asked}])
         assert not await cluster.placed(group, within=1.0)
-        ask = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        ask = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
         found = ask(env=stranger), ask(env=friend)
         cluster.end_workers()
         return found
@@ -373,7 +373,7 @@ from plaudit.runtime.ray import RayRuntime
 RayRuntime(RuntimeSettings(kind="ray", address="{address}")).start()
 """
         command = [sys.executable, "-c", code]
-        refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert f"ValueError: runtime.address={address}: cannot connect to a cluster (Token authentication" in refused.stderr
     assert "export RAY_AUTH_MODE=token, with its token in ~/.ray/auth_token or RAY_AUTH_TOKEN" in refused.stderr
 
@@ -389,7 +389,7 @@ RayRuntime(RuntimeSettings(kind="ray")).start()
 """
     environment = os.environ | {"RAY_TMPDIR": str(tmp_path / folder)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert "\nValueError: Ray cannot start here (" in done.stderr, done.stderr
     assert "RAY_TMPDIR" in done.stderr.splitlines()[-1]
 
