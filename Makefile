@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 DOCS := .venv-docs
 DOCS_STAMP := $(DOCS)/.installed
 ARGS ?=
+# Tests wait for processes half of their time.
+JOBS ?= 4
+export JOBS
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -33,7 +36,7 @@ quick: $(STAMP) ## Run the tests of single parts, in a minute: after each edit
 	@$(MAKE) --no-print-directory test ARGS="-m 'not slow and not clusters and not vllm' $(ARGS)"
 
 test: $(STAMP) ## Run every test
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
 	@$(MAKE) --no-print-directory test ARGS="-m vllm $(ARGS)"

@@ -18,6 +18,6 @@ with open(f"{place}/beneath.pth", "w") as file:
 END
   "$folder/bin/python" -m pip install -qq --no-input --upgrade "$wanted"
   "$folder/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
-  "$folder/bin/python" -m pytest -n 2 --dist loadgroup tests/models tests/data tests/evaluate "$@"
+  "$folder/bin/python" -m pytest -n "${JOBS:-2}" --dist loadgroup tests/models tests/data tests/evaluate "$@"
 done
 rm -rf "$folder"

@@ -25,9 +25,15 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
+def pytest_configure() -> None:
+    """Clusters have deadlines, so the processes of other tests give way to the first one, which has the clusters."""
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+        os.nice(5)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of vLLM are skipped without it. Where two processes share the tests, as in `make test`, a file's tests stay
+    """Tests of vLLM are skipped without it. Where processes share the tests, as in `make test`, a file's tests stay
     together, and clusters come first."""
     for item in items:
         if needs_ray(item.path):
@@ -72,7 +78,10 @@ PLAYED = {"pairs": ("pairs_of_halves", "-DPLAUDIT_PAIRS"), "matrices": ("matrice
 
 @pytest.fixture(scope="session")
 def played_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: tmp_path_factory.mktemp(name) for name in PLAYED}
+    """Where the kernels of each are kept. The processes that share the tests share them: one of them compiles."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return {name: shared / f"played_{name}" for name in PLAYED}
 
 
 @pytest.fixture
@@ -88,7 +97,7 @@ def played(
     def play(name: str) -> None:
         told, flag = PLAYED[name]
         monkeypatch.setenv("PLAUDIT_CACHE", str(played_folders[name]))
-        monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, flag))
+        monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-O1", flag))  # soon compiled
         for cached in caches:
             cached.cache_clear()
         assert library.number(told) == 1
