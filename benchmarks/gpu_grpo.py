@@ -70,7 +70,7 @@ def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
         "data": {"train": str(files.prompts)},
         "algorithm": {"samples": extent.samples, "kl_in_loss": 0.01},
         "optimizer": {"learning_rate": 1e-5, "schedule": "constant"},
-        "learn": {"precision": extent.dtype, "micro_tokens": extent.micro[1], "score_tokens": extent.micro[1]},
+        "learn": {"precision": extent.dtype, "micro_tokens": extent.micro[1]},
         "rollout": {
             "prompts_per_step": extent.prompts,
             "max_tokens": extent.sampled,

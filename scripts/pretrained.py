@@ -122,7 +122,7 @@ def memory(config: dict[str, Any], settings: Settings) -> dict[str, float]:
 
     parts = {"trained": trained(settings.model.lora.rank)}
     if settings.method == "ppo":
-        parts["trained"] += trained(settings.critic.lora.rank)
+        parts["trained"] += trained(settings.critic.lora_rank)
     if settings.method == "dpo" and not settings.model.lora.rank:
         parts["reference"] = 2 * weights
     judges = [reward for reward in settings.rewards if reward.kind == "judge"]

@@ -160,6 +160,6 @@ def test_a_whole_run_tells_good_answers_from_bad_ones(make_recipe: Any, tmp_path
 def test_micro_batches_change_nothing_of_a_run(make_recipe: Any, tmp_path: Path) -> None:
     losses = []
     for tokens in (20, 100_000):
-        recipe = make_recipe("kto", tmp_path / str(tokens), learn={"micro_tokens": tokens, "score_tokens": tokens})
+        recipe = make_recipe("kto", tmp_path / str(tokens), learn={"micro_tokens": tokens})
         losses.append([line["loss/policy"] for line in run(load_settings(recipe)).metrics])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)

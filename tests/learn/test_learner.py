@@ -199,7 +199,7 @@ def test_another_models_state_is_refused(make_learner: Make, batch: Batch) -> No
 
 
 def test_evaluation_tells_the_loss_and_changes_nothing(make_learner: Make, batch: Batch) -> None:
-    learner = make_learner(settings={"score_tokens": 20})
+    learner = make_learner(settings={"micro_tokens": 10})
     before = copied(learner)
     told = learner.evaluate(batch)
     assert set(moved(learner, before).values()) == {0.0}

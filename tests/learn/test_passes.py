@@ -19,6 +19,7 @@ from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes, UnitTooLong
 from plaudit.learn.scorer import Scorer
+from plaudit.learn.settings import LearnSettings
 from plaudit.monitor.health import Health
 from plaudit.runtime.memory import OutOfMemory, RankOutOfMemory, out_of_memory
 from plaudit.types import Role
@@ -143,7 +144,7 @@ def test_a_judge_and_a_reference_keep_to_what_fits(make_learner: Make, batch: Ba
     assert scorer.room.tokens <= 32
     monkeypatch.undo()
     narrow(monkeypatch, model, 1)
-    with pytest.raises(UnitTooLong, match=r"learn\.score_tokens"):
+    with pytest.raises(UnitTooLong, match="no setting makes a pass without gradients smaller"):
         scorer.outputs(batch)
 
 
@@ -161,7 +162,7 @@ def test_other_errors_are_not_taken_for_it(make_learner: Make, batch: Batch) -> 
 
 
 def test_ranks_take_the_smallest_passes_of_any() -> None:
-    passes = Passes.of(8192, 16384)
+    passes = Passes.of(LearnSettings())
     assert passes.figures() == {}
     passes.agree({"micro_tokens/min": 512.0})
     assert passes.figures() == {"micro_tokens/min": 512.0}
@@ -173,7 +174,7 @@ def test_health_says_once_what_to_set() -> None:
     figures = {"step": 3.0, "micro_tokens/min": 2048.0}
     (told,) = health.check(figures)
     assert told.startswith("Step 3: memory did not hold")
-    assert "learn.micro_tokens=2048" in told
+    assert "(micro_tokens=2048); lower learn.micro_tokens" in told
     assert [health.check(figures) for _ in range(100)] == [[]] * 100
 
 

@@ -65,7 +65,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
 
     def job(case: str, how: str, strategy: str | None = None, **more: Any) -> Job:
         sections = dict(CASES[case])
-        sections["learn"] = {"micro_tokens": 40, "score_tokens": 30} | sections.get("learn", {})
+        sections["learn"] = {"micro_tokens": 40} | sections.get("learn", {})
         # eps of the size of the gradients: Adam's first step is g / (|g| + eps), a sign where g is rounding alone
         sections["optimizer"] = {"eps": 1e-3, "schedule": "constant"}
         if strategy is not None:

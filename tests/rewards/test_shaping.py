@@ -33,7 +33,7 @@ def test_shift_then_scale_then_clip() -> None:
         ({"unfinished": "penalty"}, -3.0, False, True),
         ({"unfinished": "bootstrap"}, None, True, True),
         ({"unfinished": "mask"}, None, False, False),
-        ({"unfinished": "mask", "masked_in_baseline": True}, 0.4, False, False),
+        ({"unfinished": "mask_loss"}, 0.4, False, False),
     ],
 )
 def test_the_return_of_an_unfinished_answer_has_one_end(
@@ -68,8 +68,10 @@ def test_failure_never_becomes_a_number(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (ShapingSettings(unfinished="drop"), "unfinished=drop must be one of score, penalty, bootstrap, mask"),
-        (ShapingSettings(masked_in_baseline=True), "masked_in_baseline=true has no effect with unfinished=score"),
+        (
+            ShapingSettings(unfinished="drop"),
+            "unfinished=drop must be one of score, penalty, bootstrap, mask, mask_loss",
+        ),
         (ShapingSettings(clip=0.0), "clip=0.0 must be above 0, or null"),
         (ShapingSettings(shift=float("nan")), "shift=nan must be finite"),
         (RewardSettings(kind="gsm8k", function="a.py:b"), "function='a.py:b' is read for kind 'function' only"),

@@ -113,7 +113,7 @@ def test_a_critic_with_adapters_leaves_the_model_beneath_and_is_resumed(
 ) -> None:
     """Its scalar head is trained with them: a fresh one on the policy's model, or the judge's own."""
     begins = base if start == "policy" else judge
-    critic = {"critic": {"lora": {"rank": 3}}}
+    critic = {"critic": {"lora_rank": 3}}
     if start == "judge":
         critic["rewards"] = [{"kind": "judge", "path": str(judge)}]
     done = run(load_settings(recipe_of("ppo", make_recipe, tmp_path / "full", base, **critic)))

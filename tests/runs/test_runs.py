@@ -437,7 +437,7 @@ OTHER: dict[str, tuple[str, dict[str, Any], str]] = {
     "model's shape": ("sft", {"model": {"config": {"n_layer": 1}}}, "model.config.n_layer: 2 there, 1 here"),
     "tokenizer": ("sft", {"model": {"tokenizer": "COPY"}}, "model.tokenizer: TOKENIZER there, COPY here"),
     "adapters": ("sft", {"model": {"lora": {"rank": 2}}}, "model.lora.rank: 0 there, 2 here"),
-    "critic's adapters": ("ppo", {"critic": {"lora": {"rank": 2}}}, "critic.lora.rank: 0 there, 2 here"),
+    "critic's adapters": ("ppo", {"critic": {"lora_rank": 2}}, "critic.lora_rank: 0 there, 2 here"),
     "critic": ("ppo", {"critic": {"path": "JUDGE"}}, "critic.path: None there, JUDGE here"),
     "reference": ("dpo", {"reference": {"path": "JUDGE"}}, "reference.path: None there, JUDGE here"),
     "chat template": ("sft", {"data": {"chat_template": "default"}}, "data.chat_template: None there, default here"),

@@ -58,12 +58,8 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", ["rewards=[{kind: length}]"], "sft learns from data and reads no rewards"),
         ("ppo", ["rewards=[]"], "ppo needs a reward"),
         ("grpo", ["shaping.unfinished=bootstrap"], "grpo has no critic: set score, penalty or mask"),
-        (
-            "ppo",
-            ["shaping.unfinished=mask", "shaping.masked_in_baseline=true"],
-            "masked_in_baseline=true has no effect: ppo with these settings compares no answer with others",
-        ),
-        ("reinforce", ["shaping.unfinished=mask", "shaping.masked_in_baseline=true"], "reinforce with these settings"),
+        ("ppo", ["shaping.unfinished=mask_loss"], "ppo with these settings compares no answer with others"),
+        ("reinforce", ["shaping.unfinished=mask_loss"], "reinforce with these settings"),
         (
             "grpo",
             ["algorithm.dynamic_sampling_part=length"],
@@ -75,7 +71,6 @@ def problems_of(method: str, overrides: list[str]) -> str:
             "dynamic_sampling_part=right/x is of no reward: there are length",
         ),
         ("grpo", [*DYNAMIC, "rewards=[{kind: judge, path: x, name: right}]"], "there are right, and a function's own"),
-        ("rloo", ["shaping.masked_in_baseline=true"], "masked_in_baseline=true has no effect with unfinished=score"),
         ("ppo", ["rewards=[{kind: judge}]"], "rewards.0: kind judge needs path"),
         (
             "ppo",
@@ -180,7 +175,6 @@ ONE_OR_MORE = [
     "rollout.slots",
     "rollout.workers",
     "learn.micro_tokens",
-    "learn.score_tokens",
 ]
 NONE_OR_MORE = [
     "seed",
@@ -193,7 +187,7 @@ NONE_OR_MORE = [
     "rollout.max_redraw",
     "rollout.max_lag",
     "model.lora.rank",
-    "critic.lora.rank",
+    "critic.lora_rank",
 ]
 
 
@@ -205,7 +199,6 @@ NONE_OR_MORE = [
         ("seed", f"{2**64}", f"{2**64 - 1}"),
         ("train.epochs", "0", "0.1"),
         ("model.lora.alpha", "0", "0.1"),
-        ("critic.lora.alpha", "0", "0.1"),
         ("reference.ema", "1.1", "1"),
         ("reference.ema", "-0.1", "0"),
         ("rollout.top_p", "0", "0.1"),

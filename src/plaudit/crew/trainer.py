@@ -107,7 +107,8 @@ def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
 
 def lora_settings(settings: Settings, role: Role) -> LoraSettings:
     """The adapters that a trained role gets."""
-    return settings.critic.lora if role is Role.CRITIC else settings.model.lora
+    lora = settings.model.lora
+    return replace(lora, rank=settings.critic.lora_rank) if role is Role.CRITIC else lora
 
 
 def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
@@ -126,7 +127,7 @@ class Trainer:
     def __init__(self, settings: Settings, plan: Plan, ranks: Ranks | None = None):
         self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
         self.objective: Objective = settings.objective
-        self.passes = Passes.of(settings.learn.micro_tokens, settings.learn.score_tokens)
+        self.passes = Passes.of(settings.learn)
         for room, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
             room.lower(tokens)
         self.device = device_of(settings.device)

@@ -50,7 +50,7 @@ class Learner(Scorer):
         passes: Passes | None = None,
     ):
         """`passes` are shared with the other models of the rank."""
-        self.passes = passes or Passes.of(settings.micro_tokens, settings.score_tokens)
+        self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
         self.loss, self.halt, self.settings = loss, halt, settings
         self.optimizer_settings, self.total_steps = optimizer, total_steps

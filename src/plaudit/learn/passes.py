@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from plaudit.batch import Batch
+from plaudit.learn.settings import SCORED, LearnSettings
 from plaudit.runtime.memory import OutOfMemory, give_back_memory, memory_tried
 from plaudit.types import Stats
 
 SHORTER = "Lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
-SCORING = f"{SHORTER}, or take a machine with more memory; learn.score_tokens cannot be smaller"
+SCORING = f"{SHORTER}, or take a machine with more memory; no setting makes a pass without gradients smaller than that"
 LEARNING = (
     f"{SHORTER}, or set learn.activation_checkpointing=true, learn.precision=bfloat16 or model.lora.rank; "
     "learn.micro_tokens cannot be smaller"
@@ -42,11 +43,11 @@ class UnitTooLong(OutOfMemory):
 class Room:
     """Tokens of one kind of pass."""
 
-    setting: str
-    """The setting that gives the number."""
     tokens: int
     advice: str
     """Advice for the error: other settings that help."""
+    times: int = 1
+    """How many times learn.micro_tokens they are."""
 
     def __post_init__(self) -> None:
         self.asked = self.tokens
@@ -83,12 +84,11 @@ class Room:
             raise UnitTooLong(size, self.advice)
         self.tokens = max(1, min(self.tokens, size) // 2)
         log.warning(
-            "Memory ran out in a pass over %d tokens (%.80s): from now on a pass has at most %d. Set %s=%d.",
+            "Memory ran out in a pass over %d tokens (%.80s): from now on a pass has at most %d. Set learn.micro_tokens=%d.",
             size,
             why,
             self.tokens,
-            self.setting,
-            self.tokens,
+            max(1, self.tokens // self.times),
         )
 
     @property
@@ -100,6 +100,11 @@ class Room:
         self.tokens = min(self.tokens, tokens)
 
 
+def scoring(tokens: int) -> Room:
+    """Passes without gradients."""
+    return Room(tokens, SCORING, times=SCORED)
+
+
 @dataclass
 class Passes:
     """The passes of one rank; all of its models share them."""
@@ -108,9 +113,8 @@ class Passes:
     score: Room
 
     @classmethod
-    def of(cls, micro_tokens: int, score_tokens: int) -> Passes:
-        micro = Room("learn.micro_tokens", micro_tokens, LEARNING)
-        return cls(micro, Room("learn.score_tokens", score_tokens, SCORING))
+    def of(cls, settings: LearnSettings) -> Passes:
+        return cls(Room(settings.micro_tokens, LEARNING), scoring(settings.score_tokens))
 
     def _rooms(self) -> dict[str, Room]:
         return {"micro": self.micro, "score": self.score}

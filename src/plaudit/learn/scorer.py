@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
-from plaudit.learn.passes import Passes, Room
+from plaudit.learn.passes import Room, scoring
 from plaudit.learn.readout import READOUTS, counts_once
 from plaudit.learn.sharding import Placement, Whole, finite, local
 from plaudit.models.base import LanguageModel
@@ -45,7 +45,7 @@ class Scorer:
         self.model, self.role, self.leader = model, role, leader
         self.placement = placement or Whole(model)
         self.temperature = temperature
-        self.room = Passes.of(1, token_budget).score if isinstance(token_budget, int) else token_budget
+        self.room = scoring(token_budget) if isinstance(token_budget, int) else token_budget
 
     def annotate(self, batch: Batch) -> Batch:
         """Return the batch with this role's columns."""

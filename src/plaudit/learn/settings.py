@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
-from plaudit.models.settings import LoraSettings
 from plaudit.support.fields import setting
 
 PRECISIONS = ("float32", "bfloat16")
+SCORED = 2
+"""A pass without gradients keeps no layer's input for a backward pass, and takes this many times the tokens."""
 
 
 @dataclass
@@ -45,17 +46,20 @@ class LearnSettings:
     faster where the device multiplies bfloat16: GPUs, and x86 processors with AVX-512."""
     micro_tokens: int = setting(8192, least=1, unit="tokens")
     """Tokens in one forward and backward pass; a step is cut to fit and accumulated. A prompt that a pass computes once
-    counts once on the CPU, where its answers read it in place."""
+    counts once on the CPU, where its answers read it in place. A pass without gradients takes twice as many."""
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass, and compute the layer again there: less memory, a third more
     work, the same gradient."""
-    score_tokens: int = setting(16384, least=1, unit="tokens")
-    """Tokens in one forward pass without gradients."""
     share_prefixes: bool = True
     """Rows that begin alike, such as the answers to one prompt and both of a pair, compute that part once in a pass."""
     rollback_rate: float | None = setting(0.5, above=0, most=1)
     """Factor of all learning rates after the run went back to its last sound checkpoint, which it does once, after
     three steps in a row with a loss or gradient that is not finite, or after weights that are not; null: it ends."""
+
+    @property
+    def score_tokens(self) -> int:
+        """Tokens of a pass without gradients."""
+        return SCORED * self.micro_tokens
 
 
 @dataclass
@@ -80,7 +84,8 @@ class CriticSettings:
     path: str | None = None
     """Where it is loaded from, a model with the policy's tokenizer; null takes the checkpoint of a judge with it if
     there is one, else the policy's."""
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    """Adapters of the critic, trained with its scalar head; without them it is trained whole."""
+    lora_rank: int = setting(0, least=0)
+    """Rank of its adapters, which are trained with its scalar head; 0 trains it whole. Their alpha and targets are those
+    of `model.lora`."""
     learning_rate: float = setting(1e-5, above=0)
     """The highest rate of its schedule, usually above the policy's; all else of the optimizer is as in `optimizer`."""

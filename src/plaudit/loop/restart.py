@@ -80,7 +80,7 @@ class Restart:
             if error.micro_tokens <= self.longest:
                 raise error
             self.micro_tokens, self.score_tokens = error.micro_tokens // 2, max(1, error.score_tokens // 2)
-            return f" with learn.micro_tokens={self.micro_tokens} and learn.score_tokens={self.score_tokens}"
+            return f" with learn.micro_tokens={self.micro_tokens}, and passes without gradients of {self.score_tokens}"
         if self.rollback_rate is None or self._now.rollbacks >= ROLLBACKS:
             raise error
         self._now = replace(self._now, rollbacks=self._now.rollbacks + 1, rate=self._now.rate * self.rollback_rate)

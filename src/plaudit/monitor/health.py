@@ -150,11 +150,11 @@ def _not_finite(figures: Mapping[str, Any]) -> Sign:
 
 def _memory(figures: Mapping[str, Any]) -> Sign:
     lowered = {name.removesuffix("/min"): value for name, value in figures.items() if name in LOWERED}
-    asked = ", ".join(f"learn.{name}={value:.0f}" for name, value in lowered.items())
+    asked = ", ".join(f"{name}={value:.0f}" for name, value in lowered.items())
     return Sign(
         float(bool(lowered)),
         "memory did not hold a pass of the size in the settings; the step was repeated in smaller passes with "
-        f"the same gradient. The run keeps the smaller size; set {asked} to start with it.",
+        f"the same gradient. The run keeps the smaller size ({asked}); lower learn.micro_tokens to start with it.",
     )
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from plaudit.support.fields import Section, leaves, setting
 
-UNFINISHED = ("score", "penalty", "bootstrap", "mask")
+UNFINISHED = ("score", "penalty", "bootstrap", "mask", "mask_loss")
 KINDS = {
     "judge": ("path", "workers", "resources", "offload"),
     "function": ("function", "options", "deadline", "thread"),
@@ -90,7 +90,7 @@ def _wrong(url: str) -> str:
 
 
 @dataclass
-class ShapingSettings(Section):
+class ShapingSettings:
     """From the raw score to the reward: min(max((score + shift) * scale, -clip), clip)."""
 
     scale: float = 1.0
@@ -104,15 +104,7 @@ class ShapingSettings(Section):
     """Largest size of the reward, on both sides. Null sets no limit."""
     unfinished: str = setting("score", choices=UNFINISHED)
     """What ends the return of an answer that was cut off by length: "score" (its own), "penalty" (a fixed reward) or
-    "bootstrap" (no reward; the critic's value after the cut stands for the rest). "mask" leaves it out of the loss."""
-    masked_in_baseline: bool = False
-    """With unfinished="mask": its score still counts in its group's baseline, as in TRL."""
+    "bootstrap" (no reward; the critic's value after the cut stands for the rest). "mask" leaves it out of the loss and of
+    its group's baseline, "mask_loss" of the loss only, as TRL does."""
     unfinished_penalty: float = -1.0
     """Reward of an unfinished answer with unfinished="penalty". It is not shifted, scaled or clipped."""
-
-    def contradictions(self) -> Iterator[str]:
-        if self.masked_in_baseline and self.unfinished != "mask":
-            yield (
-                f"masked_in_baseline=true has no effect with unfinished={self.unfinished}: set it to false, or "
-                "unfinished=mask"
-            )

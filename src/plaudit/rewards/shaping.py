@@ -10,14 +10,14 @@ def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, g
     """The completion with its reward: (value + shift) * scale, then clipped, or None without a score.
 
     `settings.unfinished` chooses what ends the return of an answer that was cut off by length: its own score, a fixed
-    penalty, or the critic's value after the cut (`continues`, without a reward). Under `mask` none of its tokens is
-    trained, and its reward is None unless it counts in the baseline. Without a score the reward is always None.
+    penalty, or the critic's value after the cut (`continues`, without a reward). Under `mask` and
+    `mask_loss` none of its tokens is trained; under `mask` its reward is None, so that no baseline counts it. Without a score the reward is always None.
     """
     cut = settings.unfinished if completion.finish is Finish.LENGTH and score.value is not None else "score"
-    scored = cut == "score" or (cut == "mask" and settings.masked_in_baseline)
+    scored = cut in ("score", "mask_loss")
     return Response(
         completion=completion,
-        trainable=(cut != "mask",) * len(completion.tokens),
+        trainable=(cut not in ("mask", "mask_loss"),) * len(completion.tokens),
         score=score,
         reward=settings.unfinished_penalty if cut == "penalty" else _reward(score, settings) if scored else None,
         continues=cut == "bootstrap",

@@ -54,7 +54,7 @@ KEPT = {
     "seed": "a fresh model, the order of rows and those set aside for validation follow from it",
     "model": "its model continues from its checkpoints, and this one would not be read",
     "critic.path": "its critic continues from its checkpoints, and this one would not be read",
-    "critic.lora": "its critic's adapters continue from its checkpoints",
+    "critic.lora_rank": "its critic's adapters continue from its checkpoints",
     "reference.path": "the KL of its steps is to one reference",
     "data.chat_template": "its chats and its checkpoints' tokenizer have one template",
     "learn.precision": "its moments and masters belong to one precision",

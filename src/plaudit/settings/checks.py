@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 from plaudit.data.settings import absent, unfed
@@ -35,9 +36,10 @@ def _about_model(s: Settings) -> list[str]:
         problems.append("a fresh model needs model.tokenizer, the folder of one")
     unread = _unread(s.model.config) if s.model.path is None and s.model.config else []
     problems += unread
-    problems += _about_lora("model", s.model, unread=bool(unread))
-    critic = ModelSettings(path=s.critic.path or s.model.path, config=s.model.config, lora=s.critic.lora)
-    problems += _about_lora("critic", critic, unread=bool(unread))
+    problems += _about_lora("model.lora", s.model, unread=bool(unread))
+    lora = replace(s.model.lora, rank=s.critic.lora_rank)
+    critic = ModelSettings(path=s.critic.path or s.model.path, config=s.model.config, lora=lora)
+    problems += _about_lora("critic.lora_rank", critic, unread=bool(unread))
     if s.model.lora.rank > 0 and s.reference.ema:
         problems.append(
             f"reference.ema={s.reference.ema} moves a second model, but with model.lora.rank={s.model.lora.rank} the "
@@ -46,8 +48,8 @@ def _about_model(s: Settings) -> list[str]:
     return problems
 
 
-def _about_lora(section: str, model: ModelSettings, *, unread: bool) -> list[str]:
-    """What is wrong with the adapters that a section asks for; `unread`: the model's keys cannot be read anyway."""
+def _about_lora(setting: str, model: ModelSettings, *, unread: bool) -> list[str]:
+    """What is wrong with the adapters that a setting asks for; `unread`: the model's keys cannot be read anyway."""
     problems, lora = [], model.lora
     if lora.rank > 0 and not unread:
         from plaudit.models.lora import check_lora
@@ -55,7 +57,7 @@ def _about_lora(section: str, model: ModelSettings, *, unread: bool) -> list[str
         try:
             check_lora(model)
         except (ValueError, OSError) as error:
-            problems.append(f"{section}.lora: {error}")
+            problems.append(f"{setting}: {error}")
     return problems
 
 
@@ -104,10 +106,10 @@ def _about_method(s: Settings) -> list[str]:
             f"shaping.unfinished=bootstrap takes the critic's value for the rest of an answer, and {s.method} has no "
             "critic: set score, penalty or mask"
         )
-    if s.shaping.masked_in_baseline and objective.data == "prompts" and not objective.has_baseline:
+    if s.shaping.unfinished == "mask_loss" and objective.data == "prompts" and not objective.has_baseline:
         problems.append(
-            f"shaping.masked_in_baseline=true has no effect: {s.method} with these settings compares no answer with "
-            "others to its prompt"
+            f"shaping.unfinished=mask_loss is for baselines: {s.method} with these settings compares no answer with "
+            "others to its prompt. Set mask"
         )
     if s.reference.ema and Role.REFERENCE not in objective.asks:
         problems.append(
