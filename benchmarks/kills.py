@@ -190,7 +190,7 @@ class Task:
             },
             "rewards": rewards,
             "train": {"steps": kills[-1].step + len(kills) + 4},
-            "save": {"steps": SAVED},
+            "save": {"every": SAVED},
             **more,
         }
 

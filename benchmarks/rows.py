@@ -62,13 +62,13 @@ def word_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
 
 
-def random_rows(count: int, folder: str | None) -> Any:
+def random_rows(count: int) -> Any:
     import numpy as np
 
     from plaudit.data.store import RowItems, Writer
     from plaudit.types import Row
 
-    writer = Writer(RowItems(), folder)
+    writer = Writer(RowItems())
     drawn = np.random.default_rng(0)
     trainable = (False,) * (TOKENS // 2) + (True,) * (TOKENS // 2)
     for first in range(0, count, 1024):
@@ -84,7 +84,7 @@ def source_of(folder: Path, count: int) -> str:
     return f"{written}:rows"
 
 
-def trained(folder: Path, count: int, steps: int, stored: str | None) -> None:
+def trained(folder: Path, count: int, steps: int) -> None:
     from plaudit import load_settings, run
 
     word_tokenizer().save_pretrained(folder / "tokenizer")
@@ -97,13 +97,12 @@ def trained(folder: Path, count: int, steps: int, stored: str | None) -> None:
                 "model": {"config": config | {"intermediate_size": 64}, "tokenizer": str(folder / "tokenizer")},
                 "data": {
                     "train": source_of(folder, count),
-                    "validation_percent": 0.01,
+                    "validation": "0.01%",
                     "max_tokens": 256,
                     "max_prompt_tokens": 128,
-                    "folder": stored,
                 },
                 "train": {"steps": steps, "batch_size": 64},
-                "save": {"steps": max(steps // 2, 1)},
+                "save": {"every": max(steps // 2, 1)},
             }
         )
     )
@@ -115,7 +114,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--texts", action="store_true")
     parser.add_argument("--train", action="store_true")
-    parser.add_argument("--folder")
     given = parser.parse_args(arguments)
 
     import torch  # noqa: F401  (a run has it loaded)
@@ -129,18 +127,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"before: anonymous {anonymous() / 2**20:,.0f} MiB")
     with tempfile.TemporaryDirectory() as folder:
         if given.train:
-            trained(Path(folder), given.rows, given.steps, given.folder)
+            trained(Path(folder), given.rows, given.steps)
             seconds = time.perf_counter() - began
             print(f"trained on {given.rows:,} rows in {seconds:,.0f} s: peak {peak.most / 2**20:,.0f} MiB")
             return
     if given.texts:
-        settings = DataSettings(
-            train=source_of(Path(tempfile.mkdtemp()), given.rows), validation_percent=1, folder=given.folder
-        )
+        settings = DataSettings(train=source_of(Path(tempfile.mkdtemp()), given.rows), validation="1%")
         data = load_demonstrations(settings, word_tokenizer(), 0)
         items, cursor = data.items, data.cursor(0)
     else:
-        items = random_rows(given.rows, given.folder)
+        items = random_rows(given.rows)
         cursor = Cursor(len(items))
     print(f"stored {len(items):,} rows in {time.perf_counter() - began:,.0f} s: peak {peak.most / 2**20:,.0f} MiB")
     source = OfflineSource(items, cursor, batch_size=64, unit=1)

@@ -108,7 +108,7 @@ def settings_of(config: Path, overrides: Sequence[str]) -> Any:
 
 
 def _reading(data: Mapping[str, Any]) -> dict[str, Any]:
-    training = ("train", "weights", "validation", "validation_percent", "limit", "shuffle")
+    training = ("train", "validation", "limit", "shuffle")
     return {key: value for key, value in data.items() if key not in training}
 
 

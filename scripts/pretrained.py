@@ -43,8 +43,8 @@ LAYERS = {"llama-3-8b": 2}
 """Of models that are tried with fewer than they have."""
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 SMALL = (
-    "device=cpu output={output} train.steps={steps} save.steps=1 data.train={data} data.validation=null "
-    "data.validation_percent=0 evaluate.steps=null log.quiet=true"
+    "device=cpu output={output} train.steps={steps} save.every=1 data.train={data} data.validation=null "
+    "evaluate.every=null log.quiet=true"
 )
 """What a recipe is given beside its own settings, so that two steps fit a CPU."""
 ONLINE = "rollout.prompts_per_step=2 rollout.max_tokens=8 rollout.slots=8"

@@ -168,7 +168,7 @@ def test_own_family_is_native_and_agrees_with_transformers() -> None:
 @pytest.mark.usefixtures("workplace", "clean_registries")
 def test_own_hook_adds_its_figures() -> None:
     hook = runpy.run_path("examples/extending/my_hook.py")["Best"]()
-    small = ["train.steps=4", "train.batch_size=4", "threads=1", "log.quiet=true", "evaluate.steps=2"]
+    small = ["train.steps=4", "train.batch_size=4", "threads=1", "log.quiet=true", "evaluate.every=2"]
     done = run(load_settings("configs/sft.yaml", small), hooks=[hook])
     losses = [record["validation/loss"] for record in done.metrics if "validation/loss" in record]
     assert len(losses) == 2
@@ -203,7 +203,7 @@ ROW = re.compile(r"^\| `([\w/]+)` \| ([DPQJ ]+) \| `(\{.*\})` \|$", re.MULTILINE
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_every_figure_of_a_run_is_in_the_glossary(method: str, make_recipe: Any, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"data": {"validation_percent": 10}, "evaluate": {"steps": 1, "limit": 4}}
+    more: dict[str, Any] = {"data": {"validation": "10%"}, "evaluate": {"every": 1, "limit": 4}}
     more |= {"algorithm": {"kl_in_loss": 0.1}, "rollout": {"max_lag": 1}} if method == "grpo" else {}
     done = run(load_settings(make_recipe(method, tmp_path, **more, train={"steps": 2})))
     found = {name.removeprefix("validation/") for line in done.metrics for name in line}
@@ -234,7 +234,7 @@ def test_example_row_is_read_as_the_page_says(name: str, serves: str, row: str) 
 def test_page_lists_every_dialect_and_every_section() -> None:
     assert {name for name, _, _ in ROW.findall(DOCS["data.md"])} == set(formats.dialects())
     cells = re.findall(
-        r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0].split("Three environment")[0], re.MULTILINE
+        r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0].split("Four environment")[0], re.MULTILINE
     )
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert named == {field.name for field in dataclasses.fields(Settings)}

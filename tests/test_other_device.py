@@ -27,8 +27,8 @@ Recipe = Callable[..., dict[str, Any]]
 LORA = {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_in_loss": 0.1}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reward": ("reward", {}),
-    "dpo": ("dpo", {"evaluate": {"steps": 2}, "learn": {"micro_tokens": 200, "activation_checkpointing": True}}),
-    "ppo": ("ppo", {"algorithm": {"minibatches": 2}, "evaluate": {"steps": 2}}),
+    "dpo": ("dpo", {"evaluate": {"every": 2}, "learn": {"micro_tokens": 200, "activation_checkpointing": True}}),
+    "ppo": ("ppo", {"algorithm": {"minibatches": 2}, "evaluate": {"every": 2}}),
     "grpo": ("grpo", {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}}),
     "half": ("grpo", {"learn": {"precision": "bfloat16"}, "algorithm": {"kl_in_loss": 0.1}}),
     "lora": ("grpo", LORA),

@@ -188,4 +188,4 @@ def test_limits_of_a_run_are_the_defaults(file: str) -> None:
         value = tree[section][name]
         assert not number or float(number) == value, key
     limits = dict(named)
-    assert float(limits["runtime.call_timeout"]) == 3600
+    assert float(limits["runtime.collective_timeout"]) == 120

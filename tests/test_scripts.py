@@ -169,14 +169,14 @@ def test_distributed_settings_reach_every_stage_and_overrides_win(call: Any, dat
     assert settings["threads"] == 1
     assert settings["device"] == "cpu"
     assert settings["learn"]["micro_tokens"] == 64
-    assert settings["save"]["steps"] == 1
+    assert settings["save"]["every"] == 1
     assert settings["resume"] == "latest"
     saved = sorted(path.name for path in Path("outputs/logs/sft/checkpoints/policy").iterdir())
     assert [name[-1] for name in saved] == ["1", "2"]
 
-    call("train", *flags, *tiny, "sft.train.steps=3", "sft.save.steps=5")
+    call("train", *flags, *tiny, "sft.train.steps=3", "sft.save.every=5")
     resumed = yaml.safe_load(Path("outputs/logs/sft/settings.yaml").read_text())
-    assert resumed["save"]["steps"] == 5
+    assert resumed["save"]["every"] == 5
     assert [record["step"] for record in Run(Path("outputs/logs/sft")).metrics] == [1, 2, 3]
 
 
@@ -216,7 +216,7 @@ def test_distributed_settings_of_ray_are_the_runtime_section_of_every_stage() ->
     found = imported(given)
     assert found["rollout"] == {"workers": 3}
     given["cluster"]["max_rollout_workers"] = 5
-    assert imported(given)["rollout"] == {"workers": 3, "workers_max": 5}
+    assert imported(given)["rollout"] == {"workers": [3, 5]}
     given["cluster"]["max_rollout_workers"] = 2
     with pytest.raises(ValueError, match=r"max_rollout_workers=2 is below cluster\.num_rollout_workers=3"):
         imported(given)
@@ -236,7 +236,7 @@ def test_shipped_distributed_settings_hold_every_key_and_pass() -> None:
 
     given = read_yaml(ROOT / "configs" / "distributed.yaml")
     assert {f"{section}.{key}" for section, keys in given.items() for key in keys} == {row.theirs for row in ROWS}
-    expected = {"runtime": {"kind": "local"}, "learn": {"micro_tokens": 8192}, "save": {"steps": 50}}
+    expected = {"runtime": {"kind": "local"}, "learn": {"micro_tokens": 8192}, "save": {"every": 50}}
     assert imported(given) == expected
 
 

@@ -24,5 +24,5 @@ class Best:
 
 
 if __name__ == "__main__":
-    done = run(load_settings("configs/sft.yaml", ["evaluate.steps=50"]), hooks=[Best()])
+    done = run(load_settings("configs/sft.yaml", ["evaluate.every=50"]), hooks=[Best()])
     print([record["best/loss"] for record in done.metrics if "best/loss" in record])

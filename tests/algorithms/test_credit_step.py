@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Algorithm, Memory
 from plaudit.algorithms.grpo import GRPO
-from plaudit.algorithms.ppo import PPO
+from plaudit.algorithms.ppo import KL_HORIZON, PPO
 from plaudit.algorithms.reinforce import Reinforce
 from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.rloo import RLOO
@@ -366,11 +366,11 @@ def test_adaptive_kl_starts_at_the_setting_and_remembers() -> None:
     penalty = mean(sum(k1(batch, t) for t in tokens) for tokens in spans(batch))
     target = abs(penalty) / 1.1 if penalty > 0 else 1.0
     error = min(max(penalty / target - 1.0, -0.2), 0.2)
-    method = PPO(kl_coefficient=0.3, kl_target=target, kl_horizon=100.0)
+    method = PPO(kl_coefficient=0.3, kl_target=target)
     memory: Memory = {}
     _, figures = method.credit(batch, memory)
     assert figures["kl/coefficient"] == 0.3
-    assert memory["kl_coefficient"] == pytest.approx(0.3 * (1 + error * len(batch) / 100.0), rel=1e-5)
+    assert memory["kl_coefficient"] == pytest.approx(0.3 * (1 + error * len(batch) / KL_HORIZON), rel=1e-9)
     _, figures = method.credit(batch, memory)
     assert figures["kl/coefficient"] != 0.3
     fixed: Memory = {}

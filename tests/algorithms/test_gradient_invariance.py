@@ -68,9 +68,9 @@ CASES: dict[str, Callable[[], Objective]] = {
         dual_clip=1.5, kl_in_loss=0.1, kl_estimator="k2", entropy_bonus=0.05, value_clip=None, normalise_values=True
     ),
     "grpo": lambda: GRPO(kl_in_loss=0.04),
-    "dr-grpo": lambda: GRPO(scale_rewards=False, aggregation="constant", constant=8.0),
-    "dapo": lambda: GRPO(clip_high=0.28, dynamic_sampling=True),
-    "gspo": lambda: GRPO(ratio="geometric", aggregation="sequence", clip_low=3e-2, clip_high=4e-2),
+    "dr-grpo": lambda: GRPO(scale_rewards=False, aggregation=8.0),
+    "dapo": lambda: GRPO(clip=(0.2, 0.28), dynamic_sampling=True),
+    "gspo": lambda: GRPO(ratio="geometric", aggregation="sequence", clip=(3e-2, 4e-2)),
     "rloo": RLOO,
     "rloo-sequence": lambda: RLOO(ratio="sequence", aggregation="sequence"),
     "remax": ReMax,

@@ -142,14 +142,16 @@ def test_settings_that_mean_nothing_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("once", [False, True])
-def test_a_whole_run_tells_good_answers_from_bad_ones(make_recipe: Any, tmp_path: Path, once: bool) -> None:
+@pytest.mark.parametrize("epochs", [1, 8])
+def test_a_whole_run_tells_good_answers_from_bad_ones(make_recipe: Any, tmp_path: Path, epochs: int) -> None:
+    """In several passes over the data, the reference's columns are computed once."""
     data = tmp_path / "answers.jsonl"
     lines = [
-        f'{{"prompt": "q{i} ", "completion": "{"fine" if i % 2 else "poor"}", "label": {i % 2}}}' for i in range(8)
+        f'{{"prompt": "q{i} ", "completion": "{"fine" if i % 2 else "poor"}", "label": {i % 2}}}'
+        for i in range(64 // epochs)
     ]
     data.write_text("\n".join(lines))
-    more = {"data": {"train": str(data)}, "algorithm": {"beta": 1.0}, "reference": {"once": once}}
+    more = {"data": {"train": str(data)}, "algorithm": {"beta": 1.0}}
     done = run(load_settings(make_recipe("kto", tmp_path, **more, train={"steps": 8, "batch_size": 8})))
     first, last = done.metrics[0], done.metrics[-1]
     assert first["loss/policy"] == pytest.approx(0.5, abs=1e-4), "the policy is its reference"

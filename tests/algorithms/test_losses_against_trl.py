@@ -131,11 +131,11 @@ def test_dpo(method: DPO, name: str) -> None:
     [
         (GRPO(aggregation="sequence"), "grpo", "token"),
         (GRPO(aggregation="sequence", kl_in_loss=0.04), "grpo", "token"),
-        (GRPO(clip_high=0.28, kl_in_loss=2.0), "bnpo", "token"),
+        (GRPO(clip=(0.2, 0.28), kl_in_loss=2.0), "bnpo", "token"),
         (GRPO(aggregation="sequence", kl_in_loss=0.04, kl_estimator="k3"), "grpo", "token"),
-        (GRPO(clip_high=0.28), "bnpo", "token"),
-        (GRPO(aggregation="constant", constant=9.0, scale_rewards=False), "dr_grpo", "token"),
-        (GRPO(ratio="geometric", aggregation="sequence", clip_low=0.03, clip_high=0.04), "grpo", "sequence"),
+        (GRPO(clip=(0.2, 0.28)), "bnpo", "token"),
+        (GRPO(aggregation=9.0, scale_rewards=False), "dr_grpo", "token"),
+        (GRPO(ratio="geometric", aggregation="sequence", clip=(0.03, 0.04)), "grpo", "sequence"),
     ],
 )
 def test_grpo(method: GRPO, name: str, level: str) -> None:
@@ -151,8 +151,8 @@ def test_grpo(method: GRPO, name: str, level: str) -> None:
         beta=method.kl_in_loss,
         args=SimpleNamespace(use_bias_correction_kl=method.kl_estimator == "weighted_k3", delta=None),
         loss_type=name,
-        epsilon_low=method.clip_low,
-        epsilon_high=method.clip_high,
+        epsilon_low=method.clip[0],
+        epsilon_high=method.clip[1],
         use_vllm=False,
         max_completion_length=9,
         _entropy_bonus_enabled=False,

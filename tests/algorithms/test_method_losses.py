@@ -31,8 +31,8 @@ def column(a: float, b: float, c: float) -> Tensor:
 def test_value_loss_is_a_token_mean_whatever_the_policy_aggregates() -> None:
     # V 1, 0, 2; R 0, 0, 1; nothing clipped: (1/2 + 0 + 1/2) / 3 = 1/3, times the coefficient 0.1.
     batch = Batch.of(ROWS).with_columns(values=column(1.0, 0.0, 2.0), returns=column(0.0, 0.0, 1.0))
-    for aggregation in ("token", "sequence", "constant"):
-        method = PPO(value_coefficient=0.1, aggregation=aggregation, constant=7.0)
+    for aggregation in ("token", "sequence", 7.0):
+        method = PPO(value_coefficient=0.1, aggregation=aggregation)
         output = Output(values=column(1.0, 0.0, 2.0))
         loss, figures = method.losses()[Role.CRITIC](output, method.weigh(batch))
         assert float(loss) == pytest.approx(0.1 / 3)
@@ -53,7 +53,7 @@ def test_value_loss_clips_around_the_value_at_rollout() -> None:
     [
         (GRPO(), -(2 + 2 - 1) / 3),
         (GRPO(aggregation="sequence"), -(2 - 1) / 2),  # rows of mean 2 and -1
-        (GRPO(aggregation="constant", constant=8.0), -(4 - 1) / (2 * 8)),  # sums 4 and -1
+        (GRPO(aggregation=8.0), -(4 - 1) / (2 * 8)),  # sums 4 and -1
     ],
     ids=["token", "sequence", "constant"],
 )
@@ -72,7 +72,7 @@ def test_policy_loss_reads_its_clip_settings_and_figures() -> None:
     advantages = torch.tensor([0.0, 1.0, -1.0, 0.0, 1.0])
     batch = Batch.of(ROWS).with_columns(behaviour=column(0.0, 0.0, 0.0), advantages=advantages)
     output = Output(logprobs=column(math.log(1.5), math.log(0.5), 0.0), entropy=torch.zeros(5))
-    method = GRPO(clip_low=0.1, clip_high=0.28)
+    method = GRPO(clip=(0.1, 0.28))
     loss, figures = method.policy_loss(output, method.weigh(batch))
     assert float(loss) == pytest.approx((-1.28 + 0.9 - 1.0) / 3)
     assert (figures["ratio/mean"], figures["ratio/max"]) == (pytest.approx(1.0), pytest.approx(1.5))
@@ -97,10 +97,10 @@ K3 = (math.exp(-1), math.exp(-2) + 1, math.e - 2)
         (GRPO(correction_cap=4.0), -1.2 * 3 + 0.8 * 0.5 + 5.0),
         (GRPO(kl_in_loss=0.5, kl_estimator="k2"), -1.2 * 2 + 0.8 * 0.5 + 5.0 + 0.5 * 3.0),
         (GRPO(correction="mask", correction_cap=2.5), 0.8 + 5.0),
-        (GRPO(correction="mask", correction_cap=1.4, correction_level="sequence"), 5.0),
-        (GRPO(correction="mask", correction_cap=1.6, correction_level="sequence"), 4.6),
-        (GRPO(correction_cap=1.3, correction_level="sequence"), (-1.2 + 0.8) * 1.3 + 5.0),
-        (GRPO(correction_level="geometric"), (-1.2 + 0.8) * 1.5**0.5 + 5.0),
+        (GRPO(correction="sequence_mask", correction_cap=1.4), 5.0),
+        (GRPO(correction="sequence_mask", correction_cap=1.6), 4.6),
+        (GRPO(correction="sequence_truncate", correction_cap=1.3), (-1.2 + 0.8) * 1.3 + 5.0),
+        (GRPO(correction="geometric_truncate"), (-1.2 + 0.8) * 1.5**0.5 + 5.0),
     ],
     ids=[
         *(
@@ -132,9 +132,10 @@ def test_every_term_of_the_policy_loss(method: GRPO, expected: float) -> None:
     output = Output(logprobs=column(*current.tolist()), entropy=column(0.3, 0.6, 0.9))
     loss, figures = method.policy_loss(output, method.weigh(batch))
     assert float(loss) == pytest.approx(expected / 3)
-    whole = {"sequence": 1.5, "geometric": 1.5**0.5}.get(method.correction_level or "")
+    level, _, how = method.correction.rpartition("_")
+    whole = {"sequence": 1.5, "geometric": 1.5**0.5}.get(level)
     weights = (whole, whole, 1.0) if whole else (3.0, 0.5, 1.0)
-    if method.correction == "mask":
+    if how == "mask":
         weights = tuple(float(max(w, 1 / w) <= method.correction_cap) for w in weights)
     weights = () if method.correction == "none" else tuple(min(w, method.correction_cap) for w in weights)
     found = {name: figures[name] for name in ("correction/mean", "correction/min") if name in figures}

@@ -29,7 +29,7 @@ from plaudit.support.fields import complaints
 
 def test_defaults_are_the_published_ones() -> None:
     ppo = PPO()
-    assert (ppo.clip_low, ppo.clip_high, ppo.value_clip) == (0.2, 0.2, 0.2)
+    assert (ppo.clip, ppo.value_clip) == ((0.2, 0.2), 0.2)
     assert (ppo.trace, ppo.discount, ppo.kl_coefficient, ppo.value_coefficient) == (0.95, 1.0, 0.05, 0.1)
     assert ppo.updates() == (1, 4)
     assert (GRPO().samples, GRPO().kl_in_loss, GRPO().scale_rewards, GRPO().updates()) == (8, 0.0, True, (1, 1))
@@ -45,13 +45,12 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: PPO(ratio="word"), "ratio=word"),
         (lambda: PPO(kl_estimator="k4"), "kl_estimator=k4"),
         (lambda: GRPO(kl_in_loss=0.1, kl_estimator="k1"), "kl_estimator=k1"),
-        (lambda: GRPO(correction_level="word"), "correction_level=word"),
+        (lambda: GRPO(correction="word_mask"), "correction=word_mask"),
         (lambda: PPO(samples=0), "samples=0"),
-        (lambda: PPO(clip_low=1.5), "clip_low=1.5"),
-        (lambda: PPO(clip_high=-0.1), "clip_high=-0.1"),
-        (lambda: PPO(clip_high=float("nan")), "clip_high=nan"),
+        (lambda: PPO(clip=(0.2, -0.1)), "clip"),
+        (lambda: PPO(clip=(0.2, float("nan"))), "clip"),
         (lambda: PPO(dual_clip=0.5), "dual_clip=0.5"),
-        (lambda: PPO(constant=0.0), "constant=0.0"),
+        (lambda: PPO(aggregation=0.0), "aggregation=0.0"),
         (lambda: PPO(kl_in_loss=-1.0), "kl_in_loss=-1.0"),
         (lambda: PPO(epochs=0), "epochs=0"),
         (lambda: PPO(minibatches=0), "minibatches=0"),
@@ -62,7 +61,6 @@ def test_defaults_are_the_published_ones() -> None:
             lambda: PPO(kl_target=6.0, kl_coefficient=0.0),
             "kl_coefficient=0.0 .*kl_target",
         ),
-        (lambda: PPO(kl_horizon=0.0), "kl_horizon=0.0"),
         (lambda: PPO(discount=1.1), "discount=1.1"),
         (lambda: PPO(trace=-0.1), "trace=-0.1"),
         (lambda: PPO(value_clip=-0.1), "value_clip=-0.1"),
@@ -100,7 +98,7 @@ def test_every_policy_gradient_has_the_checks_of_all(method: type[PolicyGradient
 
 
 def test_bounds_that_may_be_infinite() -> None:
-    method = PPO(clip_high=math.inf, correction_cap=math.inf, entropy_bonus=-0.1)
+    method = PPO(clip=(0.2, math.inf), correction_cap=math.inf, entropy_bonus=-0.1)
     assert complaints(method) == []
 
 

@@ -167,7 +167,7 @@ def test_a_run_by_command_and_the_protection_of_its_folder(recipe: Path, tmp_pat
 
 
 def test_a_run_goes_on_by_its_method_and_says_what_else_is_new(recipe: Path, tmp_path: Path, demo: Any) -> None:
-    assert plaudit("sft", recipe, "save.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, "save.every=1").exit_code == 0
     folder = tmp_path / "runs/run"
     settings = (folder / "settings.yaml").read_text()
     words = ["method=dpo", f"data.train={demo.preferences}", "resume=latest", "train.steps=3"]
@@ -199,7 +199,7 @@ def test_a_run_without_a_name_is_gone_on_with_without_one(recipe: Path, tmp_path
     first, second = sorted(folders())
     assert yaml.safe_load((tmp_path / "runs" / first / "settings.yaml").read_text())["name"] == first
     more = ["name=null", "resume=latest", "train.steps=3"]
-    assert plaudit("sft", recipe, *more, "save.steps=1").exit_code == 0
+    assert plaudit("sft", recipe, *more, "save.every=1").exit_code == 0
     assert folders() == {first: 3, second: 2}
     assert plaudit("sft", recipe, *more, rate, "threads=1").exit_code == 0
     assert folders() == {first: 3, second: 3}
@@ -237,7 +237,7 @@ def test_what_goes_on_without_a_name_saved_something_and_has_the_same_batches(re
 
 def test_a_replay_is_no_run_to_go_on_with_nor_the_run_that_it_replays(make_recipe: Any, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    made = make_recipe("grpo", runs, rollout={"record": True}, save={"steps": 1})
+    made = make_recipe("grpo", runs, rollout={"record": True}, save={"every": 1})
     del made["name"]
     (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(made))
 

@@ -406,11 +406,11 @@ class Away:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "rloo with evaluations": {"data": {"validation_percent": 20}, "evaluate": {"steps": 1}},
+    "rloo with evaluations": {"data": {"validation": "20%"}, "evaluate": {"every": 1}},
     "grpo with dynamic sampling": {
         "algorithm": {"samples": 2, "dynamic_sampling": True},
         "shaping": {"unfinished": "penalty"},  # most groups agree
-        "rollout": {"prompts_per_step": 4, "max_tokens": 60, "max_redraw": 4.0},
+        "rollout": {"prompts_per_step": 4, "max_tokens": 60},
     },
     "grpo on Ray": {
         "runtime": {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 2.0, "max_failures_per_hour": 0},

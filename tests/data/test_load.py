@@ -155,7 +155,7 @@ def test_items_of_preferences_are_prompts(write, tokenizer):
 
 def test_validation_is_set_aside_by_seed_or_read_from_its_own_source(write, tokenizer):
     train, other = write("a.jsonl", rows_of(20)), write("b.jsonl", rows_of(3, start=50))
-    percent = replace(SHORT, train=train, validation_percent=10)
+    percent = replace(SHORT, train=train, validation="10%")
     first, again, third = (load_demonstrations(percent, tokenizer, seed) for seed in (1, 1, 2))
     assert (len(first.items), len(first.validation), first.counts) == (18, 2, (18,))
     assert [*first.validation] == [*again.validation] != [*third.validation]
@@ -168,7 +168,7 @@ def test_validation_is_set_aside_by_seed_or_read_from_its_own_source(write, toke
 @pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_judgements, load_prompts])
 def test_no_prompt_is_trained_on_and_set_aside(write, tokenizer, load):
     rows = [{"prompt": f"q{i // 4}", "chosen": f"{i}", "rejected": "x"} for i in range(40)]
-    data = load(replace(SHORT, train=write("a.jsonl", rows), validation_percent=20), tokenizer, 0)
+    data = load(replace(SHORT, train=write("a.jsonl", rows), validation="20%"), tokenizer, 0)
     asked = [
         {(item if load is load_prompts else item[0]).tokens[:2] for item in part}
         for part in (data.items, data.validation)
@@ -181,7 +181,7 @@ def test_no_prompt_is_trained_on_and_set_aside(write, tokenizer, load):
 @pytest.mark.parametrize(("prompts", "apart"), [("aa", 2), ("aaaaaaaaab", 1), ("aaaaabbbbb", 2), ("aaabbbcccd", 1)])
 def test_what_is_set_aside_where_prompts_repeat(write, tokenizer, prompts, apart):
     rows = [{"prompt": f"q{prompt}", "completion": f"{i}"} for i, prompt in enumerate(prompts * (10 // len(prompts)))]
-    data = load_demonstrations(replace(SHORT, train=write("a.jsonl", rows), validation_percent=20), tokenizer, 0)
+    data = load_demonstrations(replace(SHORT, train=write("a.jsonl", rows), validation="20%"), tokenizer, 0)
     assert (len(data.items), len(data.validation)) == (10 - apart, apart)
 
 
@@ -191,7 +191,7 @@ def test_what_is_set_aside_where_prompts_repeat(write, tokenizer, prompts, apart
 def test_how_many_are_set_aside(write, tokenizer, rows, percent, apart):
     """To the nearest row, and at least one where another is left to train on."""
     data = load_demonstrations(
-        replace(SHORT, train=write("a.jsonl", rows_of(rows)), validation_percent=percent), tokenizer, 0
+        replace(SHORT, train=write("a.jsonl", rows_of(rows)), validation=f"{percent}%"), tokenizer, 0
     )
     assert (len(data.items), len(data.validation)) == (rows - apart, apart)
 
@@ -199,7 +199,7 @@ def test_how_many_are_set_aside(write, tokenizer, rows, percent, apart):
 def test_groups_of_several_sources_are_apart(write, tokenizer):
     """Also from those that are set aside: rows of one group are taken to answer one prompt."""
     train, other = [write("a.jsonl", rows_of(5)), write("b.jsonl", rows_of(5, 5))], write("c.jsonl", rows_of(5, 10))
-    for apart in ({"validation": other}, {"validation_percent": 40}):
+    for apart in ({"validation": other}, {"validation": "40%"}):
         data = load_demonstrations(replace(SHORT, train=train, **apart), tokenizer, 0)
         items = [*data.items, *data.validation]
         assert len({row.group for (row,) in items}) == len(items)
@@ -219,15 +219,15 @@ def test_each_role_reads_its_own_split(tmp_path, tokenizer):
 
 def test_limits_and_mixtures(write, tokenizer):
     one, two = write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))
-    data = load_demonstrations(replace(SHORT, train=[one, two], limit=4, weights=[3, 1]), tokenizer, 0)
+    data = load_demonstrations(replace(SHORT, train={one: 3, two: 1}, limit=4), tokenizer, 0)
     cursor = data.cursor(0)
     assert (data.counts, cursor.length, cursor.quotas) == ((4, 4), 8, (6, 2))
     assert sum(cursor.item(draw) < 4 for draw in range(8)) == 6
 
 
 def test_a_source_that_would_never_be_drawn_from_is_refused(write, tokenizer):
-    mixture = replace(SHORT, train=[write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(9))], weights=[1000, 1])
-    with pytest.raises(DataError, match=r"b\.jsonl: data\.weights=\[1000, 1\] .*18 rows"):
+    mixture = replace(SHORT, train={write("a.jsonl", rows_of(9)): 1000, write("b.jsonl", rows_of(9)): 1})
+    with pytest.raises(DataError, match=r"b\.jsonl: the shares \[1000, 1\] .*18 rows"):
         load_demonstrations(mixture, tokenizer, 0)
 
 
@@ -274,7 +274,7 @@ def test_nothing_left_says_why(write, tokenizer):
     with pytest.raises(DataError, match=r"1 dropped \(prompt too long\)"):
         load_demonstrations(replace(SHORT, train=source, overlong="drop"), tokenizer, 0)
     with pytest.raises(DataError, match="2 set aside for validation"):
-        load_demonstrations(replace(SHORT, train=write("b.jsonl", rows_of(2)), validation_percent=90), tokenizer, 0)
+        load_demonstrations(replace(SHORT, train=write("b.jsonl", rows_of(2)), validation="90%"), tokenizer, 0)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,10 @@ def test_nothing_left_says_why(write, tokenizer):
     [
         ({"train": []}, "data.train is empty"),
         ({"train": ["a", "a"]}, "names 'a' twice"),
-        ({"train": {"a": 1}}, "data source"),
-        ({"validation": "b", "validation_percent": 5}, "two ways"),
-        ({"validation_percent": 100}, "validation_percent=100 must be"),
-        ({"weights": [1, 2]}, "2 entries for 1 train sources"),
-        ({"weights": [0.0]}, "weights=.* must be"),
+        ({"validation": {"a": 1}}, "data source"),
+        ({"validation": "100%"}, "validation=100% leaves nothing to train on"),
+        ({"train": {"a": 0.0}}, "train={'a': 0.0} must be a mapping from sources to numbers above 0"),
+        ({"train": {"a": "1"}}, "train={'a': '1'} must be"),
         ({"overlong": "cut"}, "overlong=cut must be one of"),
         ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be"),
         ({"max_prompt_tokens": 8}, "max_prompt_tokens=8"),
@@ -341,7 +340,7 @@ def test_all_turns_of_a_chat_are_one_item_and_stay_on_one_side(write, tokenizer)
         return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
     source = write("a.jsonl", "".join(json.dumps(chat(number)) + "\n" for number in range(10)))
-    settings = DataSettings(train=source, validation_percent=20, chat_template="default", every_turn=True)
+    settings = DataSettings(train=source, validation="20%", chat_template="default", every_turn=True)
     data = load_demonstrations(settings, tokenizer, 0)
     assert [len(data.items), len(data.validation)] == [8, 2]
     assert all(len(item) == 2 and item[0].group == item[1].group for item in (*data.items, *data.validation))

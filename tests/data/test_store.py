@@ -43,6 +43,7 @@ def place(request, monkeypatch, tmp_path):
     """Both ways to hold items; of a file the folder."""
     if request.param == "file":
         monkeypatch.setattr(store, "IN_MEMORY", 0)
+    monkeypatch.setenv("PLAUDIT_CACHE", str(tmp_path / "cache"))
     return str(tmp_path / "cache")
 
 
@@ -65,7 +66,7 @@ def test_many_items_in_several_batches_and_in_any_order(place):
     items = [
         tuple(Row(tokens=(i, j), trainable=(False, True), group=i) for j in range(i % 3 + 1)) for i in range(count)
     ]
-    writer = Writer(RowItems(), place)
+    writer = Writer(RowItems())
     for start in range(0, count, 700):
         writer.add(items[start : start + 700])
     stored = writer.items()
@@ -93,13 +94,13 @@ def test_prompts_come_back_with_whatever_their_columns_hold(place):
         for i, extra in enumerate(ODD)
     ]
     prompts.append(replace(prompts[0], messages=({"role": "user", "content": "q"},)))
-    writer = Writer(PromptItems(), place)
+    writer = Writer(PromptItems())
     writer.add(prompts)
     back = writer.items()
     assert [*back][:6] == prompts[:6]
     assert back[7] == prompts[7]
     assert back[6].extra is prompts[6].extra
-    writer = Writer(PromptItems(), place)
+    writer = Writer(PromptItems())
     writer.add([replace(prompts[0], extra={"a": math.nan})])
     assert math.isnan(writer.items()[0].extra["a"])
 
@@ -107,16 +108,17 @@ def test_prompts_come_back_with_whatever_their_columns_hold(place):
 def test_reference_log_probs_come_back_as_they_were(place):
     items = [((-0.1, 0.0), (-1.5,)), ((0.3333,),)]
     exact = [tuple(tuple(np.float32(row).tolist()) for row in item) for item in items]
-    writer = Writer(References(), place)
+    writer = Writer(References())
     writer.add(exact)
     assert [*writer.items()] == exact
 
 
 def test_no_room_for_the_tokens_is_said(monkeypatch):
     monkeypatch.setattr(store, "IN_MEMORY", 0)
-    writer = Writer(RowItems(), "/proc")
+    monkeypatch.setenv("PLAUDIT_CACHE", "/proc")
+    writer = Writer(RowItems())
     writer.add([(Row(tokens=(1, 2), trainable=(False, True)),)])
-    with pytest.raises(DataError, match=r"/proc: .*data\.folder"):
+    with pytest.raises(DataError, match=r"/proc: .*PLAUDIT_CACHE"):
         writer.items()
 
 
@@ -124,7 +126,8 @@ def test_no_room_for_the_tokens_is_said(monkeypatch):
 def test_data_from_a_file_is_that_from_memory(write, tokenizer, load, monkeypatch, tmp_path):
     rows = [{"prompt": f"q{i % 900}", "chosen": f"{i}", "rejected": "x", "n": i} for i in range(2500)]
     sources = [write("a.jsonl", rows), write("b.jsonl", rows[:40])]
-    given = DataSettings(train=sources, validation_percent=10, weights=[3, 1], folder=str(tmp_path))
+    given = DataSettings(train=dict(zip(sources, (3, 1), strict=True)), validation="10%")
+    monkeypatch.setenv("PLAUDIT_CACHE", str(tmp_path))
     first = load(given, tokenizer, 3)
     monkeypatch.setattr(store, "IN_MEMORY", 0)
     again = load(given, tokenizer, 3)
@@ -136,7 +139,7 @@ def test_data_from_a_file_is_that_from_memory(write, tokenizer, load, monkeypatc
 def test_texts_are_set_aside_each_by_itself_however_many_they_are(write, tokenizer):
     """They have no prompt; of those in several batches some shared a key."""
     source = write("a.jsonl", [{"text": f"{i}"} for i in range(2500)])
-    data = load_demonstrations(DataSettings(train=source, validation_percent=10), tokenizer, 3)
+    data = load_demonstrations(DataSettings(train=source, validation="10%"), tokenizer, 3)
     apart = sorted(permutation(2500, VALIDATION_SPLIT, 3, 0)[:250])
     assert [tokenizer.decode(row.tokens[1:-1]) for (row,) in data.validation] == [f"{i}" for i in apart]
 

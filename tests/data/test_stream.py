@@ -73,7 +73,7 @@ def test_streams_that_give_nothing_or_too_many_bad_rows(settings, tokenizer, wri
         numbers(tokenizer, islice(items, 11))
 
 
-@pytest.mark.parametrize("change", [{"validation_percent": 5}, {"weights": [1, 1]}, {"stream": -1}])
+@pytest.mark.parametrize("change", [{"validation": "5%"}, {"train": {"a": 1, "b": 1}}, {"stream": -1}])
 def test_what_a_stream_cannot_do_is_refused(settings, change):
     with pytest.raises(ValueError, match=r"data\.stream="):
         check(replace(settings, **change), prefix="data.")

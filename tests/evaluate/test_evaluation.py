@@ -138,12 +138,6 @@ def test_kl_is_that_of_the_model_from_its_reference(whole: tuple[Evaluation, Pat
     assert whole[0].figures["kl"].value == pytest.approx(fmean(d), abs=1e-4)  # type: ignore[union-attr]
 
 
-def test_every_row_named_is_measured_whatever_training_sets_aside(whole: tuple[Evaluation, Path], task: Task) -> None:
-    data = DataSettings(validation_percent=50, weights=[2.0, 1.0])
-    figures = evaluate(everything(task, kinds=["perplexity"], data=data)).figures
-    assert figures["perplexity"] == whole[0].figures["perplexity"]
-
-
 def test_gold_is_called_with_its_options(task: Task, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def twice(completion, factor=1):\n    return 2.0 * factor\n")
     gold = f"{tmp_path / 'mine.py'}:twice"

@@ -50,14 +50,12 @@ def test_weights_after_a_step_do_not_depend_on_micro_batches(
 
 
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize(
-    ("share", "caches", "together"), [(True, True, True), (False, True, False), (True, False, False)]
-)
+@pytest.mark.parametrize("caches", [True, False])
 def test_prompts_stay_whole_where_a_pass_computes_them_once(
-    share: bool, caches: bool, together: bool, make_learner: Make, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    caches: bool, make_learner: Make, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by models that pad whole passes. Torch's attention copies what is shared."""
-    learner = make_learner(settings={"share_prefixes": share})
+    learner = make_learner()
     monkeypatch.setattr(type(learner.model), "caches", caches)
     asked: list[tuple[bool, bool]] = []
     cut = Batch.micro
@@ -69,8 +67,8 @@ def test_prompts_stay_whole_where_a_pass_computes_them_once(
     monkeypatch.setattr(Batch, "micro", micro)
     learner.step(batch, 0)
     learner.evaluate(batch)
-    ours = together and available(torch.float32)
-    assert asked == [(together, ours), (together, ours)]
+    ours = caches and available(torch.float32)
+    assert asked == [(caches, ours), (caches, ours)]
 
 
 def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:

@@ -178,7 +178,7 @@ def test_one_rank_learns_in_shards_what_the_cpu_does_without(
     jobs: dict[str, Job] = {}
     for name, more in (
         ("whole", {"device": "cpu"}),
-        ("sharded", {"device": device, "runtime": {"kind": "ray", "strategy": "fsdp", "cpu_offload": offload}}),
+        ("sharded", {"device": device, "runtime": {"kind": "ray", "strategy": "fsdp_offload" if offload else "fsdp"}}),
     ):
         recipe = make_recipe("grpo", tmp_path / "unused", **sections, **more)
         out = str(tmp_path / name)
@@ -249,7 +249,7 @@ def test_tensors_for_a_checkpoint_are_on_the_cpu(sharded: bool, monkeypatch: pyt
 
 
 def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:
-    recipe = make_recipe("sft", tmp_path, runtime={"kind": "ray", "strategy": "fsdp", "cpu_offload": True})
+    recipe = make_recipe("sft", tmp_path, runtime={"kind": "ray", "strategy": "fsdp_offload"})
     ranks = join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, always=True)
     try:
         with pytest.raises(SettingsError, match="no effect on the CPU"):

@@ -114,9 +114,9 @@ def test_a_first_evaluation_whose_answers_are_all_masked_counts_for_nothing() ->
 GETS_WORSE = {
     "train": {"steps": 40},
     "optimizer": {"learning_rate": 0.02},
-    "data": {"validation_percent": 20},
+    "data": {"validation": "20%"},
     "save": {"keep": 1},
-    "evaluate": {"steps": 1, "best": "loss", "patience": 2},
+    "evaluate": {"every": 1, "best": "loss", "patience": 2},
 }
 
 
@@ -157,7 +157,7 @@ def test_a_run_that_was_stopped_remembers_its_best(make_recipe: Any, tmp_path: P
 
     with pytest.raises(Stopped):
         run(
-            load_settings(make_recipe("sft", tmp_path / "stopped", **GETS_WORSE | {"save": {"steps": 1}})), hooks=[stop]
+            load_settings(make_recipe("sft", tmp_path / "stopped", **GETS_WORSE | {"save": {"every": 1}})), hooks=[stop]
         )
     again = run(load_settings(make_recipe("sft", tmp_path / "stopped", **GETS_WORSE, resume="latest")))
     assert_same_run(again.folder, full.folder)
@@ -165,8 +165,8 @@ def test_a_run_that_was_stopped_remembers_its_best(make_recipe: Any, tmp_path: P
 
 
 def test_rewards_of_answers_to_held_out_prompts_are_compared_too(make_recipe: Any, tmp_path: Path) -> None:
-    evaluate = {"steps": 1, "best": "reward/mean"}
-    done = run(load_settings(make_recipe("rloo", tmp_path, data={"validation_percent": 30}, evaluate=evaluate)))
+    evaluate = {"every": 1, "best": "reward/mean"}
+    done = run(load_settings(make_recipe("rloo", tmp_path, data={"validation": "30%"}, evaluate=evaluate)))
     rewards = [record["validation/reward/mean"] for record in done.metrics]
     assert done.metrics[-1]["best/step"] == 1 + rewards.index(max(rewards))
 

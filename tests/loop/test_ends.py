@@ -94,7 +94,7 @@ def test_a_nan_is_never_saved_and_the_run_goes_back_once_with_half_the_rate(
         return taken(optimizer) == 3 * per_step and not once and once.append(1) is None
 
     spoilt(monkeypatch, third, kind)
-    more = {"save": {"steps": 1, "keep": 2}, "train": {"steps": 5}, "optimizer": {"schedule": "constant"}}
+    more = {"save": {"every": 1, "keep": 2}, "train": {"steps": 5}, "optimizer": {"schedule": "constant"}}
     done = run(load_settings(recipe_of(make_recipe, method, tmp_path, **more)))
     assert [m["step"] for m in done.metrics] == [1, 2, 3, 4, 5]
     assert [m["learning_rate/policy"] for m in done.metrics] == pytest.approx([0.003, 0.003, 0.0015, 0.0015, 0.0015])
@@ -112,7 +112,7 @@ def test_the_second_time_it_ends_with_what_is_sound(
 ) -> None:
     spoilt(monkeypatch, lambda optimizer: taken(optimizer) >= 3)
     with pytest.raises(NonFiniteError) as e:
-        run(load_settings(recipe_of(make_recipe, "sft", tmp_path, save={"steps": 1, "keep": 1})))
+        run(load_settings(recipe_of(make_recipe, "sft", tmp_path, save={"every": 1, "keep": 1})))
     newest = "epoch1epochstep2globalstep2"
     assert str(e.value) == (
         "weights are not finite after step 3, so they were neither published nor saved. Lower the learning rate. "
@@ -150,7 +150,7 @@ def skipping(monkeypatch: pytest.MonkeyPatch, steps: set[int]) -> None:
     monkeypatch.setattr(Learner, "prepare", prepare)
 
 
-ROLLS_BACK = {"save": {"steps": 1, "keep": 2}, "train": {"steps": 8}}
+ROLLS_BACK = {"save": {"every": 1, "keep": 2}, "train": {"steps": 8}}
 
 
 @pytest.mark.parametrize("method", ["sft", "ppo", "reward"])
@@ -167,7 +167,7 @@ def test_three_skipped_steps_go_back_before_the_weights_that_caused_them(
     assert "continuing from epoch1epochstep2globalstep2 with" in log
     again = run(
         load_settings(
-            recipe_of(make_recipe, method, tmp_path / "kept", **ROLLS_BACK | {"save": {"steps": 1, "keep": 0}})
+            recipe_of(make_recipe, method, tmp_path / "kept", **ROLLS_BACK | {"save": {"every": 1, "keep": 0}})
         )
     )
     assert_same_run(again.folder, full.folder)
@@ -192,7 +192,7 @@ def test_skipped_steps_end_the_run_saved_where_it_may_not_go_back(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skipping(monkeypatch, {2, 3, 4})
-    more = {"save": {"steps": 2, "keep": 1}, "learn": {"rollback_rate": None}, "train": {"steps": 8}}
+    more = {"save": {"every": 2, "keep": 1}, "learn": {"rollback_rate": None}, "train": {"steps": 8}}
     with pytest.raises(NonFiniteError, match=r"3 steps in a row \(up to step 5\).* no checkpoint of a step before 2"):
         run(load_settings(recipe_of(make_recipe, "sft", tmp_path, **more)))
     assert names(tmp_path / "run") == [2, 4, 5]
@@ -267,7 +267,7 @@ def test_each_cause_in_each_phase_leaves_the_last_finished_step(
     method: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minibatches = 3 if method == "ppo" else 1
-    more = {"data": {"validation_percent": 20}, "evaluate": {"steps": 100}}
+    more = {"data": {"validation": "20%"}, "evaluate": {"every": 100}}
     full = run(load_settings(recipe_of(make_recipe, method, tmp_path / "full", **more)))
     causes = iter(CAUSES * 3)
     for phase, (owner, name, number, expected) in PHASES.items():
@@ -312,7 +312,7 @@ def test_an_update_that_fails_halfway_is_not_saved(
     """The policy has moved and its critic has not: only what was committed before is sound."""
     around(monkeypatch, Optimizer, "step", Fault(MemoryError("too much"), 2 * 2 * 3 + 2))
     with pytest.raises(MemoryError) as e:
-        run(load_settings(recipe_of(make_recipe, "ppo", tmp_path, save={"steps": 1})))
+        run(load_settings(recipe_of(make_recipe, "ppo", tmp_path, save={"every": 1})))
     assert names(tmp_path / "run") == [1, 2]
     assert "The newest whole checkpoint is epoch1epochstep2globalstep2: resume=latest" in " ".join(e.value.__notes__)
 
@@ -333,7 +333,7 @@ def test_storage_that_is_full_as_the_run_ends_leaves_the_checkpoint_before(
     with pytest.raises(RewardFailureError) as e:
         run(
             load_settings(
-                recipe_of(make_recipe, "sft", tmp_path, save={"steps": 1, "keep": 2}) | {"save": {"epochs": 9}}
+                recipe_of(make_recipe, "sft", tmp_path, save={"every": 1, "keep": 2}) | {"save": {"every": "9 epochs"}}
             )
         )
     assert "Step 2 could not be saved: " in str(e.value)

@@ -20,14 +20,12 @@ from plaudit.loop.hooks import (
     validation_rewards,
 )
 from plaudit.loop.progress import Delivery, Moment, Progress
-from plaudit.loop.settings import EverySettings
+from plaudit.loop.settings import Every
 from plaudit.runtime.worker import TooManyFailures
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Score
 
 
-def due_at(
-    every: EverySettings, moments: list[Progress], *, at_end: bool = False, resume: int | None = None
-) -> list[int]:
+def due_at(every: Every, moments: list[Progress], *, at_end: bool = False, resume: int | None = None) -> list[int]:
     due = Due(every, at_end=at_end)
     if resume is not None:
         due.start(moments[resume - 1])
@@ -39,30 +37,44 @@ def due_at(
 TEN = [Progress(step=n, epoch=1 + (n - 1) // 2, epochs_done=n // 2, seconds=10.0 * n) for n in range(1, 11)]
 
 
+def test_what_every_may_say() -> None:
+    assert Every.of(None) == Every()
+    assert Every.of(100) == Every.of("100 steps") == Every(steps=100)
+    assert Every.of("1 epoch") == Every(epochs=1)
+    assert Every.of("1.5 hours") == Every(seconds=5400.0)
+    assert Every.of(["2 epochs", "10 minutes", 50]) == Every(steps=50, epochs=2, seconds=600.0)
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 1.5, "1.5 epochs", "0 seconds", "soon", "", {"steps": 1}, ["1 day"]])
+def test_what_every_may_not_say_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="must be a number of steps, or as"):
+        Every.of(given)
+
+
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
-        (EverySettings(), []),
-        (EverySettings(steps=3), [3, 6, 9]),
-        (EverySettings(epochs=1), [2, 4, 6, 8, 10]),
-        (EverySettings(epochs=2), [4, 8]),
-        (EverySettings(seconds=25.0), [3, 6, 9]),
-        (EverySettings(steps=3, epochs=2), [3, 4, 6, 8, 9]),
+        (Every(), []),
+        (Every(steps=3), [3, 6, 9]),
+        (Every(epochs=1), [2, 4, 6, 8, 10]),
+        (Every(epochs=2), [4, 8]),
+        (Every(seconds=25.0), [3, 6, 9]),
+        (Every(steps=3, epochs=2), [3, 4, 6, 8, 9]),
     ],
 )
-def test_due_by_steps_epochs_or_seconds(every: EverySettings, expected: list[int]) -> None:
+def test_due_by_steps_epochs_or_seconds(every: Every, expected: list[int]) -> None:
     assert due_at(every, TEN) == expected
     assert due_at(every, TEN, at_end=True) == sorted({*expected, 10})
 
 
-@pytest.mark.parametrize("every", [EverySettings(steps=3), EverySettings(epochs=2), EverySettings(steps=4, epochs=3)])
+@pytest.mark.parametrize("every", [Every(steps=3), Every(epochs=2), Every(steps=4, epochs=3)])
 @pytest.mark.parametrize("resume", range(1, 10))
-def test_a_resumed_run_is_due_when_the_undisturbed_one_is(every: EverySettings, resume: int) -> None:
+def test_a_resumed_run_is_due_when_the_undisturbed_one_is(every: Every, resume: int) -> None:
     assert due_at(every, TEN, resume=resume) == [step for step in due_at(every, TEN) if step > resume]
 
 
 def test_what_is_due_does_not_bring_itself_about() -> None:
-    due = Due(EverySettings(seconds=0.3), at_end=False)
+    due = Due(Every(seconds=0.3), at_end=False)
     assert not due(Progress(step=1, seconds=0.2), last=False)
     assert due(Progress(step=2, seconds=0.4), last=False)
     with due.apart():

@@ -106,11 +106,12 @@ def test_nothing_starts_before_the_weights_of_its_step_are_published() -> None:
     asyncio.run(steps())
 
 
-def test_groups_without_a_signal_are_replaced_up_to_the_limit() -> None:
+def test_groups_without_a_signal_are_replaced_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plaudit.loop.online.MAX_REDRAW", 2.0)
     answers = Answers(rewards=lambda index: (1.0, 1.0) if index in (1, 2, 3) or 5 < index < 20 else (0.0, 1.0))
 
     async def steps() -> None:
-        source = source_of(answers, max_redraw=2.0)
+        source = source_of(answers)
         first = await source.next()
         assert indices(first) == [0, 4, 5]  # 1 to 3 were dropped and their slots drew again: six prompts in all
         assert first.stats["groups/dropped"] == 3
@@ -173,7 +174,7 @@ def test_which_groups_are_replaced_does_not_depend_on_rewards_that_failed_for_a_
             return [await whole.rollout(group.index, group.prompt) for group in groups]
 
         answers = Answers(rewards=lambda index: (None, None) if index in away else values.get(index, (0.0, 1.0)))
-        source = source_of(answers, max_redraw=3.0, mended=mended)
+        source = source_of(answers, mended=mended)
         delivery = await source.next()
         await source.close()
         dropped = [group.index for group in delivery.dropped]

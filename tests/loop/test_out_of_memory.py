@@ -46,7 +46,7 @@ def test_a_run_says_and_remembers_it_and_a_resumed_one_ends_alike(
 
     monkeypatch.setattr(Learner, "prepare", prepare)
     monkeypatch.setattr(Learner, "_loss", loss)
-    more: dict[str, Any] = {"save": {"steps": 1, "keep": 0}}
+    more: dict[str, Any] = {"save": {"every": 1, "keep": 0}}
     if method == "grpo":
         more["algorithm"] = {"samples": 4}
     full = run(load_settings(make_recipe(method, tmp_path / "full", **more)))
@@ -101,15 +101,16 @@ plaudit.run(plaudit.load_settings(sys.argv[1]))
 
 
 def test_a_limit_of_the_system_is_kept_to(make_recipe: Any, tmp_path: Path, environment: dict[str, str]) -> None:
-    """A pass over all of a batch takes more than the system gives; a run without the limit ends alike."""
+    """A pass over all of a batch takes more than the system gives; a run without the limit ends alike. Each row has a
+    prompt of its own: those of one prompt would stay together in a pass."""
     data = tmp_path / "rows.jsonl"
-    data.write_text(json.dumps({"prompt": "We saw", "completion": " the film ." * 75}) + "\n")
-    data.write_text(data.read_text() * 96)
+    rows = [{"prompt": f"We saw {number}", "completion": " the film ." * 75} for number in range(96)]
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     more = {
         "data": {"train": str(data), "max_tokens": 512},
         "model": {"config": {"n_embd": 128, "n_head": 4, "n_positions": 512}},
         "train": {"steps": 2, "batch_size": 96},
-        "learn": {"micro_tokens": 100_000, "share_prefixes": False},
+        "learn": {"micro_tokens": 100_000},
     }
     whole = run(load_settings(make_recipe("sft", tmp_path / "whole", **more)))
     for room in (350, 425, 500):

@@ -27,9 +27,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sft": ("sft", {}),
     "reward": ("reward", {}),
     "dpo": ("dpo", {}),
-    "dpo with the reference's columns computed once": ("dpo", {"reference": {"once": True}}),
+    "dpo with the reference's columns computed once": ("dpo", {"data": {"limit": 8}}),
     "dpo behind a moving reference": ("dpo", {"reference": {"ema": 0.1}}),
-    "kto": ("kto", {"reference": {"once": True}}),
+    "kto": ("kto", {"data": {"limit": 8}}),
     "sft in bfloat16": ("sft", {"learn": {"precision": "bfloat16"}}),
     "ppo in bfloat16 behind a moving reference": (
         "ppo",
@@ -49,7 +49,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "algorithm": {"samples": 2, "dynamic_sampling": True},
             "rewards": [{"kind": "function", "function": f"{REWARDS}:often_equal"}],
-            "rollout": {"max_redraw": 1.5},
         },
     ),
     "rloo": ("rloo", {"algorithm": {"samples": 2}}),
@@ -60,12 +59,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "best-of-k": ("best-of-k", {"algorithm": {"samples": 3}}),
     "sft on a stream": ("sft", {"data": {"stream": 5}}),
     "ppo on a stream": ("ppo", {"data": {"stream": 4}}),
-    "sft with validation": ("sft", {"data": {"validation_percent": 20}, "evaluate": {"steps": 1}}),
+    "sft with validation": ("sft", {"data": {"validation": "20%"}, "evaluate": {"every": 1}}),
     "ppo by a judge with validation": (
         "ppo",
         {
-            "data": {"validation_percent": 30},
-            "evaluate": {"steps": 2},
+            "data": {"validation": "30%"},
+            "evaluate": {"every": 2},
             "rewards": [{"kind": "judge", "path": "JUDGE"}],
             "rollout": {"slots": 5, "prompts_per_step": 4},
             "model": {"config": {"n_embd": 128}},
@@ -76,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def recipe_of(case: str, make_recipe: Any, folder: Path, judge: Path, **more: Any) -> dict[str, Any]:
     method, sections = CASES[case]
-    recipe: dict[str, Any] = make_recipe(method, folder, save={"steps": 1, "keep": 0}, train={"steps": STEPS}, **more)
+    recipe: dict[str, Any] = make_recipe(method, folder, save={"every": 1, "keep": 0}, train={"steps": STEPS}, **more)
     recipe = merged(recipe, sections)
     for reward in recipe.get("rewards", []):
         if "path" in reward:
@@ -173,7 +172,7 @@ def logprobs_by(model: Path, batch: Batch) -> torch.Tensor:
 def test_reference_columns_of_a_resumed_run_are_those_of_the_first_weights(make_recipe: Any, tmp_path: Path) -> None:
     """Computed once, by the model that the run started from: neither lost, nor taken from the weights trained since."""
     start = run(load_settings(make_recipe("sft", tmp_path / "start"))).model
-    more = {"reference": {"once": True}, "save": {"steps": 1, "keep": 0}, "train": {"steps": STEPS}}
+    more = {"data": {"limit": 8}, "save": {"every": 1, "keep": 0}, "train": {"steps": STEPS}}
     recipe = make_recipe("dpo", tmp_path / "full", **more) | {"model": {"path": str(start)}}
     full, found = run(load_settings(recipe), hooks=[whole := References()]), References()
     name = stopped_copy(full, 2, tmp_path / "resumed/run")

@@ -41,9 +41,9 @@ def test_sigterm_ends_the_command_with_143_and_the_resumed_run_as_if_undisturbed
             "ppo",
             output,
             rewards=[{"kind": "function", "function": f"{output}/rewards.py:reward", "name": "length"}],
-            data={"validation_percent": 20},
+            data={"validation": "20%"},
             log={"samples_every": 3},
-            save={"steps": 10},
+            save={"every": 10},
         )
         return recipe
 

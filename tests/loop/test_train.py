@@ -77,12 +77,11 @@ def test_a_step_that_gives_up_replacing_groups_leaves_nothing_of_older_weights_t
             tmp_path,
             algorithm={"samples": 2, "dynamic_sampling": True},
             rewards=function("always_equal"),
-            rollout={"max_redraw": 2.0},
             log={"sample_groups": 100},
         )
     )
     assert {(s["step"], *s["versions"]) for s in done.samples} == {(1, 0), (2, 1), (3, 2), (4, 3)}
-    assert [m["groups/dropped"] for m in done.metrics] == [6, 6, 6, 6]  # twice the three prompts, none with a signal
+    assert [m["groups/dropped"] for m in done.metrics] == [9] * 4  # three times the three prompts, none with a signal
     assert [m["empty"] for m in done.metrics] == [1, 1, 1, 1]
     assert [m["tokens"] for m in done.metrics] == [0, 0, 0, 0]
 
@@ -208,7 +207,7 @@ def test_a_step_that_is_not_finite_is_skipped(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, "policy", {1, 2})
-    done = run(settings_of(make_recipe, "sft", tmp_path, save={"steps": 1, "keep": 0}))
+    done = run(settings_of(make_recipe, "sft", tmp_path, save={"every": 1, "keep": 0}))
     assert [m["skipped"] for m in done.metrics] == [0, 1, 1, 0]
     assert [m["updates"] for m in done.metrics] == [1, 0, 0, 1]
     folders = sorted((done.folder / "checkpoints/policy").iterdir(), key=lambda p: int(p.name.rpartition("step")[2]))
@@ -245,11 +244,11 @@ def changes(done: Run) -> dict[str, list[bool]]:
     return found
 
 
-@pytest.mark.parametrize("more", [{"rollout": {"max_lag": 1}}, {"data": {"validation_percent": 1}}, {}])
+@pytest.mark.parametrize("more", [{"rollout": {"max_lag": 1}}, {"data": {"validation": "1%"}}, {}])
 def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
     more: dict[str, Any], make_recipe: Any, tmp_path: Path
 ) -> None:
-    made: dict[str, Any] = {"optimizer": {"learning_rate": 1e20}, "train": {"steps": 6}, "evaluate": {"steps": 1}}
+    made: dict[str, Any] = {"optimizer": {"learning_rate": 1e20}, "train": {"steps": 6}, "evaluate": {"every": 1}}
     settings = settings_of(make_recipe, "grpo", tmp_path, **made, **more)
     with pytest.raises(
         NonFiniteError, match=r"after step \d the policy's logits are not finite.* Lower the learning rate"
@@ -262,7 +261,7 @@ def test_an_update_that_is_not_finite_in_one_model_is_made_in_none(
     role: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, role, {1})
-    recipe = {"algorithm": {"minibatches": 1}, "save": {"steps": 1, "keep": 0}}
+    recipe = {"algorithm": {"minibatches": 1}, "save": {"every": 1, "keep": 0}}
     done = run(settings_of(make_recipe, "ppo", tmp_path, **recipe))
     assert [(m["skipped"], m["updates"]) for m in done.metrics] == [(0, 1), (1, 0), (0, 1), (0, 1)]
     assert changes(done) == {role: [False, True, True] for role in ("policy", "critic", "state")}
@@ -273,7 +272,7 @@ def test_the_other_minibatches_of_the_step_are_made_in_both(
     role: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, role, {1, 2, 3}, update=1)
-    recipe = {"algorithm": {"minibatches": 3}, "save": {"steps": 1, "keep": 0}, "learn": {"rollback_rate": None}}
+    recipe = {"algorithm": {"minibatches": 3}, "save": {"every": 1, "keep": 0}, "learn": {"rollback_rate": None}}
     with pytest.raises(NonFiniteError, match=r"No such update was made on any model"):
         run(settings_of(make_recipe, "ppo", tmp_path, **recipe))
     done = Run(tmp_path / "run")
@@ -302,7 +301,7 @@ def test_what_a_skipped_step_would_be_remembered_by_is_forgotten(make_recipe: An
             tmp_path,
             algorithm={"normalise_values": True, "minibatches": 1, "kl_target": 1.0},
             rewards=[{**function("beyond_float32")[0], "weight": 1e21}],
-            save={"steps": 1, "keep": 0},
+            save={"every": 1, "keep": 0},
         )
     )
     assert [m["skipped"] > 0 for m in done.metrics] == [False, True, False, False]
@@ -392,11 +391,14 @@ def of_even_lengths(completion: str) -> float | None:
     return None if len(completion) % 2 else float(len(completion))
 
 
-def test_answers_that_no_reward_is_meant_for_are_masked_and_are_no_failures(make_recipe: Any, tmp_path: Path) -> None:
+def test_answers_that_no_reward_is_meant_for_are_masked_and_are_no_failures(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plaudit.loop.online.MAX_REDRAW", 1.0)
     asked = {
         "algorithm": {"samples": 3},
         "rewards": function("of_even_lengths"),
-        "rollout": {"prompts_per_step": 4, "max_failed": 0.0, "max_redraw": 1.0},
+        "rollout": {"prompts_per_step": 4, "max_failed": 0.0},
         "log": {"sample_groups": 100},
     }
     done = run(settings_of(make_recipe, "rloo", tmp_path, **asked))
@@ -411,7 +413,7 @@ def test_answers_that_no_reward_is_meant_for_are_masked_and_are_no_failures(make
 
 def test_where_no_answer_has_a_reward_no_figure_says_0(make_recipe: Any, tmp_path: Path) -> None:
     made = {"shaping": {"unfinished": "mask"}, "rollout": {"max_tokens": 1}, "train": {"steps": 2}}
-    done = run(settings_of(make_recipe, "grpo", tmp_path, data={"validation_percent": 1}, **made))
+    done = run(settings_of(make_recipe, "grpo", tmp_path, data={"validation": "1%"}, **made))
     for m in done.metrics:
         assert (m["unfinished"], m["reward/failed"]) == (1, 0)
         assert not [name for name in m if name.endswith(("reward/mean", "reward/std"))]
@@ -451,7 +453,7 @@ def test_an_evaluation_waits_for_its_rewards_too(
         return await evaluate(self, moment)
 
     def evaluated(name: str) -> list[dict[str, Any]]:
-        more = {"data": {"validation_percent": 30}, "evaluate": {"steps": 1, "best": "reward/mean", "limit": 4}}
+        more = {"data": {"validation": "30%"}, "evaluate": {"every": 1, "best": "reward/mean", "limit": 4}}
         rewards = [{"kind": "function", "function": f"{__name__}:sometimes_away"}]  # with this module's `away`
         done = run(settings_of(make_recipe, "rloo", tmp_path / name, rewards=rewards, **more))
         return [{key: row[key] for key in row if key.startswith(("validation/", "reward/"))} for row in done.metrics]
@@ -465,7 +467,11 @@ def test_an_evaluation_waits_for_its_rewards_too(
 # --- a moving reference, an early stop
 
 
-def test_early_stop_by_ratio_halts_the_rest_of_the_batch(make_recipe: Any, tmp_path: Path) -> None:
+def test_early_stop_by_ratio_halts_the_rest_of_the_batch(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plaudit.loop.online.MAX_REDRAW", 1.0)
+
     def updates(limit: float | None) -> list[float]:
         done = run(
             settings_of(
@@ -473,7 +479,6 @@ def test_early_stop_by_ratio_halts_the_rest_of_the_batch(make_recipe: Any, tmp_p
                 "grpo",
                 tmp_path / str(limit),
                 algorithm={"samples": 2, "epochs": 4, "early_stop_ratio": limit},
-                rollout={"max_redraw": 1.0},
                 optimizer={"learning_rate": 0.02, "schedule": "constant"},
                 train={"steps": 2},
             )

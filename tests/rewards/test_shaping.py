@@ -30,7 +30,9 @@ def test_shift_then_scale_then_clip() -> None:
     ("setting", "ends", "continues", "trained"),
     [
         ({"unfinished": "score"}, 0.4, False, True),
-        ({"unfinished": "penalty"}, -3.0, False, True),
+        ({"unfinished": "penalty"}, -1.0, False, True),
+        ({"unfinished": -3}, -3.0, False, True),
+        ({"unfinished": 0.0}, 0.0, False, True),
         ({"unfinished": "bootstrap"}, None, True, True),
         ({"unfinished": "mask"}, None, False, False),
         ({"unfinished": "mask_loss"}, 0.4, False, False),
@@ -39,7 +41,7 @@ def test_shift_then_scale_then_clip() -> None:
 def test_the_return_of_an_unfinished_answer_has_one_end(
     setting: dict[str, Any], ends: float | None, continues: bool, trained: bool
 ) -> None:
-    settings = ShapingSettings(scale=2.0, clip=0.5, unfinished_penalty=-3.0, **setting)
+    settings = ShapingSettings(scale=2.0, clip=0.5, **setting)
     found = shaped(completion(Finish.LENGTH), Score(value=0.2), settings)
     assert (found.reward, found.continues, found.trained) == (ends, continues, trained)
     for finish in (Finish.EOS, Finish.STOP):

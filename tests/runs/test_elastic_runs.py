@@ -124,7 +124,7 @@ def test_further_workers_join_with_their_nodes_and_go_with_them(
         return {}
 
     runtime = {"kind": "ray", "max_failures_per_hour": 0, "address": cluster.address} | ONE
-    recipe = make_recipe("grpo", tmp_path / "run", runtime=runtime, rollout={"workers": 1, "workers_max": 2}, **more)
+    recipe = make_recipe("grpo", tmp_path / "run", runtime=runtime, rollout={"workers": [1, 2]}, **more)
     with watch.at_work():
         done = run(load_settings(recipe), hooks=[come_and_go])
     assert demands == [[{"CPU": 1.0}]] * 2
@@ -142,7 +142,7 @@ def test_a_rollout_worker_gives_its_room_to_a_rank_whose_node_is_lost(
 ) -> None:
     """On nodes of 2 CPUs and 1 a third of all is a CPU. The rank is alone on a node, which has more of what it asks
     for, and the head is full. A node that joins later takes the rollout worker in again."""
-    more: dict[str, Any] = {"train": {"steps": 8}, "save": {"steps": 1}}
+    more: dict[str, Any] = {"train": {"steps": 8}, "save": {"every": 1}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     watch, nodes = Watch(cluster), [cluster.add_node(num_cpus=1, resources={"learner": 100}, **NODE)]
 
@@ -280,7 +280,7 @@ def test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back(
 
         assert nodes() == 1
         runtime = {"kind": "ray", "max_failures_per_hour": 0, "address": address} | ONE
-        rollout = {"workers": 1, "workers_max": 2}
+        rollout = {"workers": [1, 2]}
         recipe = make_recipe("grpo", tmp_path / "run", runtime=runtime, rollout=rollout, **more)
         with watch.at_work():
             done = run(load_settings(recipe), hooks=[joins])

@@ -45,7 +45,7 @@ async def hurt(moment):
 
 run(load_settings(recipe), hooks=[hurt])
 """
-STEPS = {"train": {"steps": 8}, "save": {"steps": 1}}
+STEPS = {"train": {"steps": 8}, "save": {"every": 1}}
 
 
 def hurt(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 CASES: dict[str, dict[str, Any]] = {
     "sft": {},
     "reward": {},
-    "dpo": {"reference": {"once": True}},
+    "dpo": {"data": {"limit": 8}},
     "ppo": {"model": {"lora": {"targets": ["c_attn"]}}},
     "grpo": {"algorithm": {"samples": 3, "kl_in_loss": 0.1}},
     "rloo": {"algorithm": {"samples": 3}},
@@ -40,7 +40,7 @@ def base(make_recipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe_of(method: str, make_recipe: Any, folder: Path, base: Path, **more: Any) -> dict[str, Any]:
-    recipe = make_recipe(method, folder, save={"steps": 1, "keep": 0}, train={"steps": STEPS}, **more)
+    recipe = make_recipe(method, folder, save={"every": 1, "keep": 0}, train={"steps": STEPS}, **more)
     recipe["model"] = {"path": str(base), "lora": {"rank": 2}}
     return merged(recipe, CASES[method])
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_goes_on_in_transformers_and_as_the_next_stage(
 
 def test_contradictions_are_told(make_recipe: Any, base: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"reference\.ema=0\.1 moves a second model"):
-        load_settings(merged(recipe_of("dpo", make_recipe, tmp_path, base), {"reference": {"ema": 0.1, "once": False}}))
+        load_settings(merged(recipe_of("dpo", make_recipe, tmp_path, base), {"reference": {"ema": 0.1}}))
     with pytest.raises(SettingsError, match=r"model\.lora\.rank=-1"):
         load_settings(merged(recipe_of("sft", make_recipe, tmp_path, base), {"model": {"lora": {"rank": -1}}}))
     with pytest.raises(SettingsError, match=r"model\.lora\.alpha=0"):

@@ -217,7 +217,7 @@ class At(Killer):
 
 def test_the_rank_and_the_only_rollout_worker_are_lost_together(make_recipe: Recipe, tmp_path: Path) -> None:
     """Nobody asks the rank anything then, and the worker's successor waits for weights that only the rank has."""
-    more: dict[str, Any] = {"train": {"steps": 6}, "save": {"steps": 2}}
+    more: dict[str, Any] = {"train": {"steps": 6}, "save": {"every": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     both = At(("rank", "rollout"), lambda killer, method: killer.steps == 3 and method == "generate")
     runtime = {**RAY, "weights": "collective", "start_timeout": 60.0}
@@ -233,7 +233,7 @@ def test_a_rank_that_is_lost_before_it_went_on_goes_on_from_the_checkpoint_that_
     make_recipe: Recipe, tmp_path: Path
 ) -> None:
     def on_from_the_second(runtime: dict[str, Any]) -> Any:
-        more = {"train": {"steps": 4}, "save": {"steps": 1, "keep": 4}}
+        more = {"train": {"steps": 4}, "save": {"every": 1, "keep": 4}}
         run(load_settings(make_recipe("sft", tmp_path / runtime["kind"], **more)))
         named = sorted(path.name for path in (tmp_path / runtime["kind"] / "run/checkpoints/state").iterdir())[1]
         more |= {"runtime": runtime, "resume": named}
@@ -281,7 +281,7 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
     send: Callable[[int, int], None], then: str, make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """It alone, or with all of its group, as `timeout` and service managers do. Goes on there, or in this process."""
-    more: dict[str, Any] = {"train": {"steps": 40}, "save": {"steps": 2}}
+    more: dict[str, Any] = {"train": {"steps": 40}, "save": {"every": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     recipe = make_recipe("grpo", tmp_path / "killed", runtime=RAY, **more)
     recipe["rewards"] = [{"kind": "function", "function": f"{Path(__file__).parents[1] / 'tiny.py'}:slow"}]

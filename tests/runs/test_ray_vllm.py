@@ -26,7 +26,7 @@ MODEL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_posit
 def killed(recipe: Recipe, folder: Path, *, lora: int, weights: str, **rollout: Any) -> tuple[Run, Killer]:
     """A run whose rollout worker 0 is killed while it takes the weights of version 2."""
     more: dict[str, Any] = {"model": {"config": MODEL, "lora": {"rank": lora}}, "algorithm": {"samples": 4}}
-    more["rollout"] = {"engine": "vllm", "vllm": {"cpu_cache_gib": 1 / 16}, **rollout}
+    more["rollout"] = {"engine": "vllm", **rollout}
     more["runtime"] = {"kind": "ray", "object_store_mb": 100, "weights": weights}
     killer = Killer([Kill("rollout", "publish", 2)])
     with killer.at_work():

@@ -53,9 +53,9 @@ def test_the_guide_step_by_step(cluster: Any, tmp_path: Path, monkeypatch: pytes
     start = pretrained.made(pretrained.config_of("llama-3-8b", tiny=True), tmp_path / "start")
     rows = tmp_path / "hh.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in pretrained.HH))
-    small = f"train.batch_size=4 data.train={rows} data.validation={rows} evaluate.steps=null device=cpu log.quiet=true"
+    small = f"train.batch_size=4 data.train={rows} data.validation={rows} evaluate.every=null device=cpu log.quiet=true"
     here = [*small.split(), f"output={tmp_path / 'runs'}", "runtime.resources_per_worker={CPU: 1}"]
-    here += ["threads=1", "save.steps=1", f"runtime.address={cluster.address}"]
+    here += ["threads=1", "save.every=1", f"runtime.address={cluster.address}"]
 
     def settings(words: list[str], *more: str) -> Any:
         return load_settings(ROOT / words[2], [*words[3:], *here, *more], method=words[1])

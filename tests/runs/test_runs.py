@@ -127,7 +127,7 @@ def test_a_reward_that_is_edited_during_a_run_stays_what_it_was_where_a_rank_is_
             raise lost.pop()
 
     rewards = [{"kind": "function", "function": f"{file}:reward"}]
-    done = run(load_settings(make_recipe("rloo", tmp_path, rewards=rewards, save={"steps": 1})), hooks=[loses])
+    done = run(load_settings(make_recipe("rloo", tmp_path, rewards=rewards, save={"every": 1})), hooks=[loses])
     assert [record["reward/mean"] for record in done.metrics] == [1.0] * 4
 
 
@@ -161,7 +161,7 @@ def test_hooks_of_ones_own_see_every_step_with_its_validation_and_add_figures(ma
     async def after(moment: Moment) -> Stats:
         return {"loss/quadrupled": 2 * moment.stats["loss/doubled"]}
 
-    recipe = make_recipe("sft", tmp_path, data={"validation_percent": 20}, evaluate={"steps": 2, "limit": 3})
+    recipe = make_recipe("sft", tmp_path, data={"validation": "20%"}, evaluate={"every": 2, "limit": 3})
     done = run(load_settings(recipe), hooks=(hook for hook in (doubled, after)))
     assert "validation measures the first 3 (evaluate.limit)" in (done.folder / "log.txt").read_text()
     assert [moment.progress.step for moment in seen] == [1, 2, 3, 4]
@@ -237,9 +237,9 @@ def test_save_and_evaluate_by_epochs(make_recipe: Any, tmp_path: Path) -> None:
                 "sft",
                 tmp_path,
                 train={"steps": None, "epochs": 3, "batch_size": 8},
-                data={"validation_percent": 15},
-                save={"epochs": 1, "keep": 0},
-                evaluate={"epochs": 2},
+                data={"validation": "15%"},
+                save={"every": "1 epoch", "keep": 0},
+                evaluate={"every": "2 epochs"},
             )
         )
     )
@@ -274,7 +274,7 @@ def test_what_is_done_between_steps_counts_among_the_seconds_to_the_next_save(ma
         await asyncio.sleep(0.4)
         return {}
 
-    done = run(load_settings(make_recipe("sft", tmp_path, save={"seconds": 0.4, "keep": 0})), hooks=[evaluate])
+    done = run(load_settings(make_recipe("sft", tmp_path, save={"every": "0.4 seconds", "keep": 0})), hooks=[evaluate])
     names = [path.name for path in (done.folder / "checkpoints/state").iterdir()]
     assert {int(name.rpartition("step")[2]) for name in names} >= {2, 3, 4}
 
@@ -282,34 +282,6 @@ def test_what_is_done_between_steps_counts_among_the_seconds_to_the_next_save(ma
 def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"take .* tokens together, the policy has room for 128"):
         run(load_settings(make_recipe("ppo", tmp_path, rollout={"max_tokens": 128})))
-
-
-@pytest.mark.vllm
-def test_answers_that_vllm_would_cut_are_refused(
-    demo: Any, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The longest prompt and 10 tokens of an answer, to the token."""
-
-    def opened(*_: Any) -> None:
-        raise RuntimeError("the crew would be opened")
-
-    monkeypatch.setattr("plaudit.crew.opening.Crews.open", opened)
-    tokenizer = load_tokenizer(str(demo.tokenizer))
-    prompts = [tokenizer(row["prompt"])["input_ids"] for row in map(json.loads, demo.prompts.read_text().splitlines())]
-    longest = max(map(len, prompts)) + 10
-
-    def settings(engine: str, room: int | None) -> Settings:
-        rollout = {"engine": engine, "vllm": {"max_length": room}}
-        return load_settings(make_recipe("rloo", tmp_path, rollout=rollout))
-
-    told = rf"take {longest} tokens together, rollout.vllm.max_length has room for {longest - 1}: .*, or raise rollout"
-    with pytest.raises(SettingsError, match=told):
-        run(settings("vllm", longest - 1))
-    with pytest.raises(SettingsError, match=r"vllm\.max_length=129, but the model has 128 positions: give at most"):
-        run(settings("vllm", 129))
-    for engine, room in (("vllm", longest), ("vllm", 128), ("vllm", None), ("native", longest - 1)):
-        with pytest.raises(RuntimeError, match="the crew would be opened"):
-            run(settings(engine, room))
 
 
 NEOX = {"model_type": "gpt_neox", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -405,7 +377,7 @@ def test_a_family_that_transformers_computes(method: str, make_recipe: Any, tmp_
 
 
 def test_going_back_to_an_older_checkpoint_keeps_what_is_made_from_there(make_recipe: Any, tmp_path: Path) -> None:
-    recipe = make_recipe("sft", tmp_path, save={"steps": 1, "keep": 3})
+    recipe = make_recipe("sft", tmp_path, save={"every": 1, "keep": 3})
     done = run(load_settings(recipe))
     older = sorted(path.name for path in (done.folder / "checkpoints/state").iterdir())[0]
     assert older.endswith("globalstep2")
@@ -485,7 +457,7 @@ def test_one_model_by_another_way_to_write_its_path_is_no_other(
 
 
 def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_path: Path) -> None:
-    recipe = make_recipe("sft", tmp_path, save={"steps": 2})
+    recipe = make_recipe("sft", tmp_path, save={"every": 2})
     threads = []
     for given, overrides in ((2, ["train.steps=2"]), (None, ["resume=latest"]), (1, ["resume=latest"])):
         done = run(load_settings(recipe | {"threads": given}, overrides))
@@ -535,7 +507,7 @@ def test_other_data_on_resume_is_warned_of(make_recipe: Any, tmp_path: Path) -> 
 
 
 def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any, tmp_path: Path) -> None:
-    recipe = make_recipe("sft", tmp_path, save={"steps": 1})
+    recipe = make_recipe("sft", tmp_path, save={"every": 1})
     done = run(load_settings(recipe))
     weights = done.checkpoint("policy") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])

@@ -31,7 +31,7 @@ def furthest(a: Run, b: Run) -> float:
 
 def test_grpo_on_sharded_ranks_and_on_from_their_checkpoint_on_one(make_recipe: Recipe, tmp_path: Path) -> None:
     """The sampler gets weights put together from shards; the last step is done by another number of ranks."""
-    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "algorithm": {"kl_in_loss": 0.05}, "save": {"steps": 2}}
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "algorithm": {"kl_in_loss": 0.05}, "save": {"every": 2}}
     alone = run(load_settings(make_recipe("grpo", tmp_path / "alone", **more)))
     pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime=RAY)))
     assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
@@ -74,7 +74,7 @@ register_algorithm("short", Short)
 def test_a_sharded_rank_that_runs_out_of_memory_goes_back_with_the_others(make_recipe: Recipe, tmp_path: Path) -> None:
     """They wait for it in the middle of a pass: all begin again, with passes of half the size, and nobody waits for a
     collective's time-out. Rows that never fit end the run with what stands."""
-    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "save": {"steps": 2}, "learn": {"micro_tokens": 256}}
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "save": {"every": 2}, "learn": {"micro_tokens": 256}}
     alone = run(load_settings(make_recipe("sft", tmp_path / "alone", **more)))
     (tmp_path / "short.py").write_text(SHORT.format(most=70))
     recipe = make_recipe("sft", tmp_path / "ray", **more, runtime=RAY, plugins=[str(tmp_path / "short.py")])

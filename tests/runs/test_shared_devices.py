@@ -38,7 +38,7 @@ def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(LocalCrew, "__init__", begun)
     monkeypatch.setattr(learn, watched)
-    more: dict[str, Any] = {"evaluate": {"steps": 2}}
+    more: dict[str, Any] = {"evaluate": {"every": 2}}
     apart = run(load_settings(make_recipe("ppo", tmp_path / "apart", **more)))
     shared = run(load_settings(make_recipe("ppo", tmp_path / "shared", rollout={"share_devices": True}, **more)))
     assert caches == [True] * 4 + [False] * 4
@@ -54,7 +54,7 @@ def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe
     from faults import Kill, Killer
 
     local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
-    more: dict[str, Any] = {"rollout": {"share_devices": True, "workers": 3}, "save": {"steps": 1}}
+    more: dict[str, Any] = {"rollout": {"share_devices": True, "workers": 3}, "save": {"every": 1}}
     more["runtime"] = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2}
     more["runtime"]["resources_per_worker"] = {"CPU": 1}
     calm = run(load_settings(make_recipe("grpo", tmp_path / "calm", **more)))

@@ -47,7 +47,7 @@ def test_sigterm_in_every_phase(cluster: Any, judge: Path, demo: DemoFiles, tmp_
     done = Run(tmp_path / "stopped" / "run")
     for stop in stops:
         judges = int(stop.phase == "reward")  # they are slow to start, and the driver's own judge says the same
-        recipe = task.recipe(stops, "stopped", workers=judges, runtime=runtime, save={"steps": 1}, resume="latest")
+        recipe = task.recipe(stops, "stopped", workers=judges, runtime=runtime, save={"every": 1}, resume="latest")
         killer = Killer([stop], steps=steps(done))
         with killer.at_work(), pytest.raises(Stopped, match="stopped by SIGTERM after step") as e:
             run(load_settings(recipe), hooks=[killer.hook])

@@ -41,7 +41,7 @@ def test_a_synchronous_run_equals_the_local_one(way: str, make_recipe: Recipe, t
 
 
 def test_what_is_lost_while_adapters_are_broadcast_leaves_no_trace(make_recipe: Recipe, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"model": ADAPTERS, "train": {"steps": 10}, "save": {"steps": 2}}
+    more: dict[str, Any] = {"model": ADAPTERS, "train": {"steps": 10}, "save": {"every": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     more |= {"runtime": {**RAY, "weights": "collective"}, "rollout": {"workers": 3}}
     killer = Killer(

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.runtime.token import GIVEN, QUIET, prepare
+from plaudit.runtime.token import QUIET, prepare
+
+GIVEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +28,9 @@ def test_a_cluster_of_ours_has_a_token_of_its_own() -> None:
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
 
 
-def test_a_page_that_the_user_could_not_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"runtime.dashboard=true.*export RAY_AUTH_TOKEN="):
-        prepare(RuntimeSettings(kind="ray", dashboard=True))
-    assert not any(name in os.environ for name in GIVEN)
+def test_a_token_that_the_user_gave_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "5" * 64)
-    prepare(RuntimeSettings(kind="ray", dashboard=True))
+    prepare(RuntimeSettings(kind="ray"))
     assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]) == ("token", "5" * 64)
 
 
@@ -39,7 +38,7 @@ def test_what_the_user_or_a_running_cluster_decided_stands(monkeypatch: pytest.M
     prepare(RuntimeSettings(kind="ray", address="10.0.0.1:6379"))
     assert not any(name in os.environ for name in GIVEN)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    prepare(RuntimeSettings(kind="ray", dashboard=True))
+    prepare(RuntimeSettings(kind="ray"))
     assert (os.environ["RAY_AUTH_MODE"], os.environ.get("RAY_AUTH_TOKEN")) == ("disabled", None)
 
 

@@ -41,9 +41,9 @@ def refused(recipe: Any, overrides: list[str] | None = None, method: str | None 
 def test_overrides_win_over_the_recipe_and_the_recipe_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(BASE | {"train": {"steps": 7, "batch_size": 3}, "algorithm": {"samples": 2}}))
-    settings = load_settings(file, ["train.batch_size=5", "algorithm.clip_low=0.1"])
+    settings = load_settings(file, ["train.batch_size=5", "algorithm.clip=[0.1,0.2]"])
     assert (settings.train.steps, settings.train.batch_size, settings.train.log_every) == (7, 5, 10)
-    assert (settings.algorithm.samples, settings.algorithm.clip_low, settings.algorithm.clip_high) == (2, 0.1, 0.2)
+    assert (settings.algorithm.samples, settings.algorithm.clip) == (2, (0.1, 0.2))
     assert settings.rewards == [RewardSettings(kind="length", options={"target": 5})]
 
 
@@ -95,14 +95,14 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
             "no setting learning_rate; did you mean optimizer.learning_rate or critic.learning_rate?",
         ),
         ({"train": {"max_prompt_tokens": 1}}, "train.max_prompt_tokens; did you mean data.max_prompt_tokens?"),
-        ({"train": {"clip_high": 1}}, "no setting train.clip_high; did you mean algorithm.clip_high?"),
+        ({"train": {"dual_clip": 1}}, "no setting train.dual_clip; did you mean algorithm.dual_clip?"),
         (
-            {"algorithm": {"clip": 1}},
-            "algorithm.clip_low or algorithm.clip_high or algorithm.dual_clip or algorithm.value_clip or shaping.clip?",
+            {"critic": {"rank": 1}},
+            "no setting critic.rank; did you mean critic.lora_rank or model.lora.rank?",
         ),
         ({"optimizer": {"learning_rat": 1}}, "no setting optimizer.learning_rat; did you mean learning_rate?"),
         ({"optimizer": {"esp": 1}}, "no setting optimizer.esp; did you mean eps?"),
-        ({"algorithm": {"clip_lo": 1}}, "no setting algorithm.clip_lo; did you mean clip_low?"),
+        ({"algorithm": {"clips": 1}}, "no setting algorithm.clips; did you mean clip?"),
         ({"rewards": [{"kind": "length"}, {"wieght": 1}]}, "no setting rewards.1.wieght; did you mean weight?"),
         ({"zzzzzz": 1}, "no setting zzzzzz; there are algorithm, critic"),
         ({"train": {"steps": "many"}}, "train.steps: Value 'many'"),
@@ -117,7 +117,7 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
         ({"rewards": {"kind": "length"}}, "rewards"),
         ({"rewards": [{"kind": "length", "weight": "much"}]}, "rewards: weight: Value 'much'"),
         ({"shaping": {"unfinished": "forget"}}, "shaping.unfinished=forget must be one of"),
-        ({"algorithm": {"clip_low": 2.0}}, "algorithm.clip_low=2.0 must be"),
+        ({"algorithm": {"clip": [-1.0, 2.0]}}, "algorithm.clip=[-1.0, 2.0] must be 2 numbers, each at least 0"),
         ({"method": "pppo"}, "no method 'pppo'; did you mean ppo?"),
         ({"plugins": "mine.py"}, "plugins='mine.py' must be a list"),
         ({"plugins": ["absent.py"]}, "plugins: 'absent.py': there is no file"),

@@ -107,8 +107,10 @@ class Algorithm(Objective):
         return batch, {}
 
 
-def weighed(batch: Batch, how: Aggregation, *, constant: float = 1.0) -> Batch:
-    """Return the batch with token weights, token shares and unit weights over all of its rows."""
+def weighed(batch: Batch, aggregation: str | float) -> Batch:
+    """Return the batch with token weights, token shares and unit weights over all its rows. A number is CONSTANT's."""
+    constant = 1.0 if isinstance(aggregation, str) else float(aggregation)
+    how = Aggregation(aggregation) if isinstance(aggregation, str) else Aggregation.CONSTANT
     row, rows = batch.row, len(batch)
     assert batch.row_weight is not None
     return batch.with_columns(

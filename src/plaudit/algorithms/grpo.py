@@ -22,9 +22,9 @@ class GRPO(PolicyGradient):
     """`samples` completions of each prompt are sampled. An answer is good if it beats its group's mean, in units of the
     group's deviation. The clipped policy loss is minimised, with a KL term if `kl_in_loss` is set. Shao et al. 2024.
 
-    Dr.GRPO: scale_rewards=false aggregation=constant constant=<max tokens>. DAPO: clip_high=0.28 dynamic_sampling=true
+    Dr.GRPO: scale_rewards=false aggregation=<max tokens>. DAPO: clip=[0.2,0.28] dynamic_sampling=true
     dynamic_sampling_part=<the accuracy's name> and the `overlong` reward. GSPO: ratio=geometric aggregation=sequence
-    clip_low=3e-4 clip_high=4e-4.
+    clip=[3e-4,4e-4].
     """
 
     samples: int = setting(8, least=2)

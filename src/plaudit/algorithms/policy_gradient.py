@@ -16,30 +16,27 @@ from plaudit.algorithms.base import Algorithm, LossFn, Output, weighed
 from plaudit.algorithms.figures import mean_where, sampler_gap
 from plaudit.batch import Batch
 from plaudit.maths.advantages import equal_groups
-from plaudit.maths.aggregate import Aggregation
 from plaudit.maths.kl import ESTIMATORS, k1, weighted_k3
 from plaudit.maths.losses import LEVELS, clip_fraction, clipped_policy, log_ratio, off_policy_weight
 from plaudit.maths.ragged import row_sum
 from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
+CORRECTIONS = ("none", "truncate", "mask", *(f"{level}_{how}" for level in LEVELS for how in ("truncate", "mask")))
+
 
 @dataclass(frozen=True)
 class PolicyGradient(Algorithm):
     """Base: the policy is sampled, the child's `credit` gives advantages, and the clipped loss is minimised."""
 
-    clip_low: float = setting(0.2, least=0, most=1)
-    """The ratio earns nothing below 1 - clip_low."""
-    clip_high: float = setting(0.2, least=0, infinite=True)
-    """The ratio earns nothing above 1 + clip_high; DAPO takes 0.28."""
+    clip: tuple[float, float] = setting((0.2, 0.2), count=2, least=0, infinite=True)
+    """The ratio earns nothing below 1 - the first, and above 1 + the second; DAPO takes [0.2, 0.28]."""
     dual_clip: float | None = setting(None, least=1)
     """Largest loss for A < 0, as a multiple of |A|; 3 is usual."""
     ratio: str = setting("token", choices=LEVELS)
     """Level of the importance ratio: token, sequence (sum) or geometric (mean, GSPO)."""
-    aggregation: str = setting("token", choices=tuple(Aggregation))
-    """How the losses of tokens are averaged."""
-    constant: float = setting(1.0, above=0)
-    """Divisor of a row's sum under `aggregation=constant`; Dr.GRPO takes the longest answer allowed."""
+    aggregation: str | int | float = setting("token", choices=("token", "sequence"), numbers=True, above=0)
+    """Losses are averaged over tokens or sequences; a number divides each row's sum (Dr.GRPO: the longest answer)."""
     kl_in_loss: float = setting(0.0, least=0)
     """Coefficient of a KL term in the loss."""
     kl_estimator: str = setting("weighted_k3", choices=("weighted_k3", "k2", "k3"))
@@ -58,13 +55,11 @@ class PolicyGradient(Algorithm):
     """Take ratios against the learner's own log-probs before the first update, not the sampler's (the decoupled
     objective of Hilton et al. 2022, https://arxiv.org/abs/2110.00641). null: only if samples may be older than the
     weights (rollout.max_lag) or another engine's."""
-    correction: str = setting("truncate", choices=("none", "truncate", "mask"))
+    correction: str = setting("truncate", choices=CORRECTIONS)
     """With recompute_old, weigh samples by w = learner / sampler: none, truncate (w is at most correction_cap) or mask
-    (leave out samples with w above correction_cap or below 1 / correction_cap)."""
+    (leave out those with w above the cap or below 1 / cap). w is of `ratio`'s level, or of one named: sequence_mask."""
     correction_cap: float = setting(2.0, least=1, infinite=True)
     """The largest w that counts."""
-    correction_level: str | None = setting(None, choices=LEVELS)
-    """Level of w; null takes the level of `ratio`, so that GSPO's is of whole answers."""
 
     uses_ratio: ClassVar[bool] = True
 
@@ -75,7 +70,7 @@ class PolicyGradient(Algorithm):
         return replace(self, recompute_old=off_policy) if self.recompute_old is None else self
 
     def weigh(self, batch: Batch) -> Batch:
-        return weighed(batch, Aggregation(self.aggregation), constant=self.constant)
+        return weighed(batch, self.aggregation)
 
     def updates(self) -> tuple[int, int]:
         return self.epochs, self.minibatches
@@ -92,8 +87,9 @@ class PolicyGradient(Algorithm):
         weight, share, advantages = batch.weight, batch.token_share, batch.advantages
         assert current is not None and entropy is not None
         assert weight is not None and share is not None and advantages is not None
+        low, high = self.clip
         change = log_ratio(current, batch.old, batch.trainable, batch.row, len(batch), level=self.ratio)
-        loss = clipped_policy(change, advantages, low=self.clip_low, high=self.clip_high, dual=self.dual_clip)
+        loss = clipped_policy(change, advantages, low=low, high=high, dual=self.dual_clip)
         figures: Stats = {}
         correction = self._correction(batch)
         if correction is not None:
@@ -109,7 +105,7 @@ class PolicyGradient(Algorithm):
             loss = loss - self.entropy_bonus * entropy
         total = (loss * weight).sum()
         with torch.no_grad():
-            clipped = clip_fraction(change, advantages, low=self.clip_low, high=self.clip_high)
+            clipped = clip_fraction(change, advantages, low=low, high=high)
             ratio = change.exp()
             figures |= {
                 "loss/policy": float(total),
@@ -132,9 +128,9 @@ class PolicyGradient(Algorithm):
         if batch.proximal is None or batch.behaviour is None or self.correction == "none":
             return None
         place = batch.trainable, batch.row, len(batch)
-        level = self.correction_level or self.ratio
+        level, _, how = self.correction.rpartition("_")
         return off_policy_weight(
-            batch.proximal, batch.behaviour, *place, level=level, how=self.correction, cap=self.correction_cap
+            batch.proximal, batch.behaviour, *place, level=level or self.ratio, how=how, cap=self.correction_cap
         )
 
 

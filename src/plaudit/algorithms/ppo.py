@@ -23,6 +23,9 @@ from plaudit.types import Role, Stats
 NORMALISATION_DECAY = 0.99
 """Decay of the values' running moments a step: they cover some hundred steps, in which returns change little."""
 
+KL_HORIZON = 10_000.0
+"""Sequences over which beta adapts by at most a fifth, as in Ziegler et al. 2019 and every system since."""
+
 
 @dataclass(frozen=True)
 class PPO(PolicyGradient):
@@ -35,8 +38,6 @@ class PPO(PolicyGradient):
     """beta of the KL penalty in the reward; the start value where it adapts."""
     kl_target: float | None = setting(None, above=0, unit="nats")
     """Adapt beta towards this KL a sequence; null keeps it fixed."""
-    kl_horizon: float = setting(10_000.0, least=1, unit="sequences")
-    """Sequences over which beta adapts by at most a fifth. A step with more sequences adapts it no further."""
     discount: float = setting(1.0, least=0, most=1)
     """Factor of a reward for each token that it comes later."""
     trace: float = setting(0.95, least=0, most=1)
@@ -80,7 +81,7 @@ class PPO(PolicyGradient):
             returns = torch.where(batch.trainable, (returns - moments.mean) / moments.std, 0.0)
         if self.kl_target is not None:
             memory["kl_coefficient"] = adapted_coefficient(
-                beta, float(row_kl.mean()), target=self.kl_target, horizon=self.kl_horizon, sequences=len(batch)
+                beta, float(row_kl.mean()), target=self.kl_target, horizon=KL_HORIZON, sequences=len(batch)
             )
         if self.whiten_advantages:
             advantages = whiten(advantages, batch.trainable)

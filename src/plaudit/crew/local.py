@@ -50,8 +50,7 @@ class LocalCrew:
                 tokenizer,
                 slots=rollout.slots,
                 copy=rollout.max_lag > 0,
-                cuda_graphs=rollout.cuda_graphs,
-                vllm=rollout.for_vllm(),
+                vllm=rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens),
                 say=lambda text: say(f"this process {text}"),
             )
 

@@ -27,7 +27,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     settings = load_settings(recipe)
     tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
     rollout = settings.rollout
-    vllm = rollout.for_vllm()
+    vllm = rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens)
     device = device_of(settings.device) if vllm is None else "cpu"  # vLLM copies the model to its own
     model, content = initial_model(settings, tokenizer, device), Content()
     if settings.model.lora.rank > 0:
@@ -36,8 +36,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
         shared = vllm is None and rollout.max_lag == 0
         model, content = adapted if shared else merged_copy(adapted), Adapters(adapted, shared=shared)
     model = model.requires_grad_(False)
-    graphs = rollout.cuda_graphs
-    engine = build_engine(model, tokenizer, slots=rollout.slots, cuda_graphs=graphs, vllm=vllm, say=stage.enter)
+    engine = build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter)
     return RolloutWorker(engine, content, Receiver(device_of(settings.device)), interrupt=rollout.interrupt)
 
 

@@ -65,7 +65,8 @@ class RayCrew:
         self.pool: Pool | None = None
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
-        training, rollout = settings.runtime.num_training_workers, settings.rollout.workers * settings.samples
+        least, most = settings.rollout.workers_range
+        training, rollout = settings.runtime.num_training_workers, least * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
         told: list[Mapping[str, float]] = [settings.runtime.resources_per_worker] * training
@@ -81,7 +82,7 @@ class RayCrew:
             self.engine = self.pool = Pool(
                 self._rollout_worker,
                 rollout,
-                most=settings.rollout.workers_max,
+                most=most,
                 patience=self._patience,
                 failures=failures,
                 say=say,

@@ -60,12 +60,12 @@ class Longest:
     what: str
     """Description of the sequence for messages."""
 
-    def check(self, whose: str, room: int, *, otherwise: str = "") -> None:
-        """Refuse rows that do not fit a model with room for this many tokens. `otherwise`: further advice."""
+    def check(self, whose: str, room: int) -> None:
+        """Refuse rows that do not fit a model with room for this many tokens."""
         if self.tokens > room:
             raise SettingsError(
                 f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: "
-                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens" + otherwise
+                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
             )
 
 
@@ -81,10 +81,13 @@ class Plan:
     """Tokens of a pass with and without gradients; None: as in the settings."""
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Of the choices of learn.precision."""
+
+
 def dtype_of(settings: Settings) -> torch.dtype:
     """The dtype of weights and activations."""
-    dtype: torch.dtype = getattr(torch, settings.learn.precision)
-    return dtype
+    return DTYPES[settings.learn.precision]
 
 
 def initial_model(
@@ -263,11 +266,11 @@ class Trainer:
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
         """Choose a placement. `waits`: in host memory until it is used."""
         runtime, device = self.settings.runtime, torch.device(self.device)
-        if runtime.strategy == "replicate" or isinstance(self.ranks, Alone):
+        if not runtime.sharded or isinstance(self.ranks, Alone):
             return Waiting(model, self.ranks, device=device) if waits else Whole(model, self.ranks)
-        if runtime.cpu_offload and self.device == "cpu":
-            raise SettingsError("runtime.cpu_offload=true has no effect on the CPU: set it to false, or device=cuda")
-        place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.cpu_offload or waits)
+        if runtime.offloaded and self.device == "cpu":
+            raise SettingsError("runtime.strategy=fsdp_offload has no effect on the CPU: take fsdp, or device=cuda")
+        place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.offloaded or waits)
         release_freed_memory()  # of the whole model
         return place
 
@@ -316,7 +319,7 @@ class RankProcess(Trainer):
         settings = load_settings(self.recipe)
         torch.manual_seed(settings.seed)
         device = torch.device(device_of(settings.device))
-        shards = settings.runtime.strategy == "fsdp"
+        shards = settings.runtime.sharded
         backend = settings.runtime.backend
         if shards and backend == "gloo" and device.type == "cuda":
             raise SettingsError(NO_SHARDS)

@@ -36,7 +36,7 @@ from plaudit.data.read import scan_rows
 from plaudit.data.reader import Reader, Tokens
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Question, Record, Sample
 from plaudit.data.report import Budget, DataReport, SourceReport, Tally
-from plaudit.data.settings import DataSettings, sources, unfed
+from plaudit.data.settings import DataSettings, unfed
 from plaudit.data.store import AT_ONCE, Codec, Integers, Items, PromptItems, RowItems, Writer
 from plaudit.data.stream import InOrder, Stream
 from plaudit.data.tokenize import demonstration_rows, judgement_rows, preference_rows, prompts
@@ -149,17 +149,17 @@ def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Datase
     settings = reader.settings
     tallies: list[Tally] = []
     budget = Budget(settings.bad_rows)
-    writer = Writer(loader.codec(), settings.folder)
+    writer = Writer(loader.codec())
     train: list[Integers] = []
     apart: list[Integers] = []
     longest = 0
-    roles = [("train", source) for source in sources(settings.train)]
-    roles += [("validation", source) for source in sources(settings.validation)]
+    roles = [("train", source) for source in settings.fed]
+    roles += [("validation", source) for source in settings.apart]
     for index, (role, source) in enumerate(roles):
         tally = Tally(source=source, role=role, budget=budget)
         tallies.append(tally)
         first = writer.count
-        percent = settings.validation_percent if role == "train" else 0.0
+        percent = settings.percent if role == "train" else 0.0
         keys = array("q")
         for items in _items(reader, loader, tally, first):
             writer.add(items)
@@ -177,9 +177,9 @@ def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Datase
     note_same_files(settings, tallies)
     check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed}, loader.kind)
     counts = tuple(map(len, train))
-    weights = None if settings.weights is None else tuple(settings.weights)
+    weights = settings.weights
     if weights is not None:
-        _check_shares(counts, weights, sources(settings.train))
+        _check_shares(counts, weights, settings.fed)
     stored = writer.items()
     return Dataset(
         items=stored.picked(np.concatenate(train)),
@@ -205,7 +205,7 @@ def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Data
     def read() -> Iterator[ItemT]:
         tallies.clear()
         budget, first = Budget(settings.bad_rows), 0
-        for source in sources(settings.train):
+        for source in settings.fed:
             tallies.append(Tally(source=source, budget=budget))
             for items in _items(reader, loader, tallies[-1], first):
                 first += len(items)
@@ -215,7 +215,7 @@ def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Data
     stream = Stream(read, codec, block=settings.stream, seed=seed, shuffle=settings.shuffle)
     reports: list[SourceReport] = [tally.freeze() for tally in tallies]
     held: Items[ItemT] = Items(codec, (), ())
-    if sources(settings.validation):
+    if settings.apart:
         apart = {"train": settings.validation, "split": settings.validation_split, "validation": None, "stream": 0}
         other = loader(replace(settings, **apart), reader.tokenizer, seed, reader.ends)
         assert isinstance(other.items, Items)
@@ -307,8 +307,8 @@ def _check_shares(counts: Sequence[int], weights: tuple[float, ...], names: Sequ
     quotas = Cursor(counts, weights=weights).quotas
     if quotas is not None and 0 in quotas:
         raise DataError(
-            f"data.weights={list(weights)} leave it none of the {sum(counts):,} rows of an epoch. Raise its weight, or "
-            "leave it out.",
+            f"the shares {list(weights)} in data.train leave it none of the {sum(counts):,} rows of an epoch. Raise "
+            "its share, or leave it out.",
             names[quotas.index(0)],
         )
 

@@ -10,7 +10,7 @@ from plaudit.data.read import data_files
 from plaudit.data.reader import chat_of
 from plaudit.data.records import Demonstration, Judgement, Preference, Question, Record, Sample
 from plaudit.data.report import Tally
-from plaudit.data.settings import DataSettings, sources
+from plaudit.data.settings import DataSettings
 
 
 def note_row(read: Sample, record: Record, settings: DataSettings, tally: Tally) -> None:
@@ -39,7 +39,7 @@ def note_row(read: Sample, record: Record, settings: DataSettings, tally: Tally)
 
 def note_same_files(settings: DataSettings, tallies: Sequence[Tally]) -> None:
     """Note validation sources and files that are trained on too, under any name."""
-    train = sources(settings.train)
+    train = settings.fed
     files = [path for source in train for _, path in data_files(source, settings.split)]
     for tally in tallies:
         if tally.role == "train":

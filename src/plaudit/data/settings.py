@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from plaudit.support.fields import Section, setting
@@ -17,6 +18,8 @@ from plaudit.support.paths import at_home
 OVERLONG = ("truncate", "drop", "error")
 FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet)(\.(gz|bz2|xz))?$")
 """The end of a data file's name."""
+SHARE = re.compile(r"(\d+(?:\.\d+)?)%")
+"""What `validation` says to set train prompts aside."""
 THOUGHTS = ("closed", "in_content")
 
 
@@ -24,16 +27,13 @@ THOUGHTS = ("closed", "in_content")
 class DataSettings(Section):
     """Sources, dialect, lengths, and the treatment of rows that do not fit."""
 
-    train: Any = field(default_factory=list)
+    train: Any = None
     """One source or a list: files, folders ("folder:config" where its README lists several), names that `datasets`
-    loads ("owner/name" or "owner/name:config"), or "file.py:function" that gives dict rows."""
-    weights: list[float] | None = setting(None, above=0)
-    """Share of each train source in an epoch, one number each. Without it every row comes once an epoch."""
+    loads ("owner/name" or "owner/name:config"), or "file.py:function" that gives dict rows. A mapping from sources to
+    numbers says their shares in an epoch; otherwise every row comes once an epoch."""
     validation: Any = None
-    """One source or a list, as `train`."""
-    validation_percent: float = setting(0.0, least=0, below=100)
-    """Per cent of the train prompts to set aside for validation, each with all its rows (unless every prompt has more
-    than that). The same seed sets the same ones aside."""
+    """One source or a list, as `train`; or "5%" of the train prompts, each with all its rows (unless every prompt has
+    more than that). The same seed sets the same ones aside."""
     split: str = "train"
     """Split of train sources that are folders or loaded by `datasets`."""
     validation_split: str = "validation"
@@ -61,9 +61,6 @@ class DataSettings(Section):
     every_turn: bool = False
     """In chats to imitate, train every assistant turn, with all before it as its prompt, not only the last one. Other
     data ignores it."""
-    folder: str | None = None
-    """Folder for the tokens of data beyond 64 MiB during the run, four bytes a token. By default the cache folder
-    (PLAUDIT_CACHE, or ~/.cache/plaudit)."""
     stream: int = setting(0, least=0)
     """Items to read at a time, for data that fits on no disk: every pass reads the train sources again, and shuffles
     within each block of items. The run is one epoch and needs train.steps. 0 reads sources once and stores tokens."""
@@ -83,28 +80,45 @@ class DataSettings(Section):
     thought. "closed": the answer closes it at once. "in_content": its text holds the thoughts and closes them. Null
     refuses such answers."""
 
+    @property
+    def fed(self) -> tuple[str, ...]:
+        """Sources of training."""
+        return tuple(self.train) if isinstance(self.train, Mapping) else sources(self.train)
+
+    @property
+    def weights(self) -> tuple[Any, ...] | None:
+        """The share of each of them, if they have shares."""
+        return tuple(self.train.values()) if isinstance(self.train, Mapping) else None
+
+    @property
+    def percent(self) -> float:
+        """Per cent of the train prompts that are set aside for validation."""
+        share = SHARE.fullmatch(self.validation) if isinstance(self.validation, str) else None
+        return float(share[1]) if share else 0.0
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Sources of validation."""
+        return () if isinstance(self.validation, str) and SHARE.fullmatch(self.validation) else sources(self.validation)
+
     def contradictions(self) -> Iterator[str]:
-        for name, value in (("train", self.train), ("validation", self.validation)):
+        for name, value in (("train", list(self.fed) if self.weights else self.train), ("validation", self.validation)):
             try:
                 given = sources(value)
             except ValueError as error:
                 yield f"{name}: {error}"
                 return
             if twice := sorted({source for source in given if given.count(source) > 1}):
-                yield f"{name} names {twice[0]!r} twice: to repeat a source set data.weights"
-        train, validation = sources(self.train), sources(self.validation)
-        if validation and self.validation_percent:
+                yield f"{name} names {twice[0]!r} twice: to repeat a source give shares, {{{twice[0]}: 2, ...}}"
+        if any(isinstance(w, bool) or not isinstance(w, int | float) or not 0 < w < inf for w in self.weights or ()):
+            yield f"train={self.train} must be a mapping from sources to numbers above 0"
+        if self.percent >= 100:
+            yield f"validation={self.validation} leaves nothing to train on: give less than 100%"
+        if self.stream and (self.percent or self.weights is not None):
             yield (
-                f"validation={list(validation)} and data.validation_percent={self.validation_percent} are two ways to "
-                "say the same: keep one"
+                f"stream={self.stream} reads sources one after the other, without their numbers of rows: give "
+                "data.train no shares, and let data.validation name a source"
             )
-        if self.stream and (self.validation_percent or self.weights is not None):
-            yield (
-                f"stream={self.stream} reads sources one after the other, without their numbers of rows: set neither "
-                "data.validation_percent nor data.weights; name data.validation"
-            )
-        if self.weights is not None and train and len(self.weights) != len(train):
-            yield f"weights has {len(self.weights)} entries for {len(train)} train sources: give one each"
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             yield f"prompt_template={self.prompt_template!r} has no {{prompt}} in it: put it where the prompt goes"
 
@@ -112,7 +126,7 @@ class DataSettings(Section):
 def unfed(settings: DataSettings) -> list[str]:
     """Complain if a run has no source to train on."""
     none = "data.train is empty: give it a file, a folder, a dataset name or file.py:function"
-    return [none] if settings.train is None or settings.train in ("", [], ()) else []
+    return [none] if settings.train is None or settings.train in ("", [], (), {}) else []
 
 
 def sources(value: Any) -> tuple[str, ...]:
@@ -140,7 +154,7 @@ def absent(value: Any) -> list[str]:
     """The sources that are missing files, by their names. A function's file is checked when it runs, and any other name
     may be a data set's."""
     try:
-        named = sources(value)
+        named = sources(list(value) if isinstance(value, Mapping) else value)
     except ValueError:  # reported as a contradiction
         return []
     return [name for name in named if _is_file(name) and not _is_there(name)]

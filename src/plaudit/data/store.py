@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
-from pathlib import Path
 from typing import IO, Any, Generic, Protocol, TypeVar, overload
 
 import numpy as np
@@ -74,8 +73,8 @@ class Items(Sequence[ItemT]):
 class Writer(Generic[ItemT]):
     """Stores items in their order. Raises DataError if the disk has no room."""
 
-    def __init__(self, codec: Codec[ItemT], folder: str | None = None):
-        self.codec, self.folder = codec, folder
+    def __init__(self, codec: Codec[ItemT]):
+        self.codec = codec
         self.count = 0
         """Number of items that were added."""
         self._waiting: list[ItemT] = []
@@ -114,21 +113,18 @@ class Writer(Generic[ItemT]):
                 self._sink.write_batch(one)
         except OSError as error:
             raise DataError(
-                f"the tokens of the data do not fit into {self._place()}: {unwritable(error) or error}. Name a folder "
-                "with more room in data.folder."
+                f"the tokens of the data do not fit into {cache_folder()}: {unwritable(error) or error}. Let "
+                "PLAUDIT_CACHE name a folder with more room."
             ) from error
         self._batches.clear()
 
     def _open(self, schema: Any) -> None:
         import pyarrow as arrow
 
-        folder = self._place()
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (it is read for as long as the items are)
         self._sink = arrow.ipc.new_file(arrow.PythonFile(self._file, "w"), schema)
-
-    def _place(self) -> Path:
-        return cache_folder() if self.folder is None else Path(self.folder).expanduser()
 
     def _mapped(self, file: IO[bytes]) -> list[Any]:
         import pyarrow as arrow

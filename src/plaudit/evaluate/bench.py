@@ -68,8 +68,6 @@ class Bench:
             self.settings.data,
             train=vars(self.settings)[kind],
             limit=self.settings.limit,
-            weights=None,
-            validation_percent=0.0,
             shuffle=False,
         )
         data = LOADERS[kind](settings, reader.tokenizer, self.settings.seed, reader.model.special.eos)

@@ -105,7 +105,7 @@ class Learner(Scorer):
 
     def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
         """Cut the batch into as many micro-batches as every other rank has, if forward passes contain collectives."""
-        together = self.settings.share_prefixes and self.model.caches
+        together = self.model.caches
         once = together and counts_once(self.model, self.placement.device)
         parts = batch.micro(tokens, together=together, once=once)
         return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
@@ -132,7 +132,7 @@ class Learner(Scorer):
 
     def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
         part = part.to(self.placement.device)
-        output = READOUTS[self.role](self.model, part, self.temperature, share=self.settings.share_prefixes)
+        output = READOUTS[self.role](self.model, part, self.temperature)
         loss, figures = self.loss(output, part)
         stats = plain(figures, f"the figures of the {self.role}'s loss")
         return loss, stats if f"loss/{self.role}" in stats else {f"loss/{self.role}": float(loss.detach())} | stats

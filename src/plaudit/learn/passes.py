@@ -84,7 +84,8 @@ class Room:
             raise UnitTooLong(size, self.advice)
         self.tokens = max(1, min(self.tokens, size) // 2)
         log.warning(
-            "Memory ran out in a pass over %d tokens (%.80s): from now on a pass has at most %d. Set learn.micro_tokens=%d.",
+            "Memory ran out in a pass over %d tokens (%.80s): from now on a pass has at most %d. Set "
+            "learn.micro_tokens=%d.",
             size,
             why,
             self.tokens,

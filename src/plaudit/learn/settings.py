@@ -50,8 +50,6 @@ class LearnSettings:
     activation_checkpointing: bool = False
     """Keep only each layer's input for the backward pass, and compute the layer again there: less memory, a third more
     work, the same gradient."""
-    share_prefixes: bool = True
-    """Rows that begin alike, such as the answers to one prompt and both of a pair, compute that part once in a pass."""
     rollback_rate: float | None = setting(0.5, above=0, most=1)
     """Factor of all learning rates after the run went back to its last sound checkpoint, which it does once, after
     three steps in a row with a loss or gradient that is not finite, or after weights that are not; null: it ends."""
@@ -71,8 +69,6 @@ class ReferenceSettings:
     ema: float = setting(0.0, least=0, most=1)
     """After every step, move the reference this far towards the policy (0.001 is usual); 0 keeps it frozen, as TRL
     and InstructGPT do: KL is then measured from one model."""
-    once: bool = False
-    """Offline methods: compute its columns once before training, not in every epoch."""
     offload: bool = False
     """On GPUs: it waits in host memory, and takes the device's only while a step's log-probs are taken."""
 
@@ -85,7 +81,7 @@ class CriticSettings:
     """Where it is loaded from, a model with the policy's tokenizer; null takes the checkpoint of a judge with it if
     there is one, else the policy's."""
     lora_rank: int = setting(0, least=0)
-    """Rank of its adapters, which are trained with its scalar head; 0 trains it whole. Their alpha and targets are those
-    of `model.lora`."""
+    """Rank of its adapters, which are trained with its scalar head; 0 trains it whole. Their alpha and targets are
+    `model.lora`'s."""
     learning_rate: float = setting(1e-5, above=0)
     """The highest rate of its schedule, usually above the policy's; all else of the optimizer is as in `optimizer`."""

@@ -74,7 +74,7 @@ class Store:
             if reason is None:
                 raise
             self.sweep()
-            place = getattr(error, "filename", None) or what
+            place = (error.filename if isinstance(error, OSError) else None) or what
             mend = f"Free or open that storage. {self.left()}"
             raise UnwritableError(f"{place} cannot be written: {reason}. {mend}") from error
 

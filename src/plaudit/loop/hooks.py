@@ -25,7 +25,7 @@ from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Store, UnwritableError, Writer
 from plaudit.loop.progress import BatchSource, Moment, Progress
-from plaudit.loop.settings import EverySettings
+from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
 from plaudit.monitor.console import Reporter, Tracker, step_line
 from plaudit.monitor.health import Health
@@ -43,7 +43,7 @@ class Sink(Protocol):
 class Due:
     """True when something is due after a step: by steps, epochs or seconds, and at the end if `at_end`."""
 
-    def __init__(self, every: EverySettings, *, at_end: bool):
+    def __init__(self, every: Every, *, at_end: bool):
         self.every, self.at_end = every, at_end
         self._epochs = 0
         self._seconds = 0.0

@@ -68,12 +68,10 @@ class WithReference(Sequence[Item]):
         return tuple(replace(row, reference=reference) for row, reference in pairs)
 
 
-async def with_reference(
-    items: Sequence[Item], cast: Cast, *, unit: int, folder: str | None = None, at_once: int = 1 << 22
-) -> WithReference:
+async def with_reference(items: Sequence[Item], cast: Cast, *, unit: int, at_once: int = 1 << 22) -> WithReference:
     """Compute the reference log-probs of all rows before training, about `at_once` tokens at a time. They are stored
-    like the items, in `folder` if they are large."""
-    writer = Writer(References(), folder)
+    like the items."""
+    writer = Writer(References())
     waiting: list[Item] = []
     tokens = 0
 

@@ -24,6 +24,9 @@ from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Groups
 from plaudit.types import Group, Prompt
 
+MAX_REDRAW = 3.0
+"""Most prompts of a step, in prompts_per_step: if so few groups have a signal, learning from these serves better."""
+
 
 class OnlineSource:
     """Keep slots filled with rollouts and deliver groups in the order of their prompts."""
@@ -37,13 +40,11 @@ class OnlineSource:
         *,
         prompts_per_step: int,
         max_lag: int = 0,
-        max_redraw: float = 3.0,
         mended: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]] | None = None,
     ):
-        """`max_redraw` limits the prompts drawn for one step, as a multiple of prompts_per_step, if groups without a
-        signal are replaced. `mended` waits for the groups' rewards if too many failed, and may raise (`outage.py`)."""
+        """`mended` waits for the groups' rewards if too many failed, and may raise (`outage.py`)."""
         self.prompts, self.cursor, self.rollouter, self.algorithm = prompts, cursor, rollouter, algorithm
-        self.prompts_per_step, self.max_redraw, self.mended = prompts_per_step, max_redraw, mended
+        self.prompts_per_step, self.mended = prompts_per_step, mended
         self.slots = asyncio.Semaphore((max_lag + 1) * prompts_per_step)
         self.drawn = 0
         """Prompts started."""
@@ -81,7 +82,7 @@ class OnlineSource:
         first, waited = self.consumed, 0.0
         seen: list[Group] = []
         keep: list[bool] = []
-        expected, most = self.prompts_per_step, int(self.max_redraw * self.prompts_per_step)
+        expected, most = self.prompts_per_step, int(MAX_REDRAW * self.prompts_per_step)
         while len(seen) < expected:
             seen.append(await self._oldest())
             if len(seen) == expected and self.mended is not None:

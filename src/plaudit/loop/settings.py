@@ -2,21 +2,58 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from plaudit.support.fields import setting
+from plaudit.support.fields import Section, setting, shown
+
+INTERVAL = re.compile(r"(\d+(?:\.\d+)?) (step|epoch|second|minute|hour)s?")
+SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """How often something happens; what is due first counts. All None: never."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Every:
+        """Read `100`, "100 steps", "2 epochs", "10 minutes", a list of such, or None. Raises ValueError."""
+        found: dict[str, Any] = {}
+        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+            text = f"{one} steps" if isinstance(one, int) and not isinstance(one, bool) else str(one)
+            match = INTERVAL.fullmatch(text)
+            number, unit = (float(match[1]), match[2]) if match else (0.0, "")
+            if not number or (unit not in SECONDS and number % 1):
+                raise ValueError(
+                    f'{shown(one)} must be a number of steps, or as "100 steps", "2 epochs", "30 seconds", "10 minutes"'
+                )
+            found |= {"seconds": number * SECONDS[unit]} if unit in SECONDS else {f"{unit}s": int(number)}
+        return cls(**found)
 
 
 @dataclass
-class EverySettings:
-    """How often something happens; whichever is due first. All null: only at the run's end."""
+class EverySettings(Section):
+    """How often something happens."""
 
-    steps: int | None = setting(None, least=1)
-    """Training steps from one to the next."""
-    epochs: int | None = setting(None, least=1)
-    """Passes over the data from one to the next."""
-    seconds: float | None = setting(None, above=0, infinite=True)
-    """Time from one to the next."""
+    every: Any = None
+    """From one to the next: a number of training steps, "2 epochs", "30 seconds", "10 minutes", "1 hour", or a list of
+    such, of which the first that is due counts. Null: only at the run's end."""
+
+    @property
+    def interval(self) -> Every:
+        return Every.of(self.every)
+
+    def contradictions(self) -> Iterator[str]:
+        try:
+            Every.of(self.every)
+        except ValueError as error:
+            yield f"every={error}"
 
 
 @dataclass
@@ -37,8 +74,9 @@ class TrainSettings:
 class SaveSettings(EverySettings):
     """Checkpoints. One is always written at the end."""
 
-    seconds: float | None = setting(600.0, above=0, infinite=True)
-    """What a run that ends before its time must do again, at most; null leaves it to `steps` and `epochs`."""
+    every: Any = "10 minutes"
+    """What a run that ends before its time must do again, at most: a number of training steps, "2 epochs", "10
+    minutes", or a list of such, of which the first that is due counts. Null: only the run's end is saved."""
     keep: int = setting(2, least=0)
     """The newest this many stay; 0 keeps all."""
 

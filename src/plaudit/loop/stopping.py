@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-HANGUP: int | None = getattr(signal, "SIGHUP", None)
+HANGUP: int | None = None if sys.platform == "win32" else signal.SIGHUP
 """Signal of a closed terminal; some systems have none."""
 
 

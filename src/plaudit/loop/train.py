@@ -25,6 +25,7 @@ from plaudit.loop.cast import Cast
 from plaudit.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import WorkerLost
+from plaudit.support.plugins import name_of
 from plaudit.types import Ended, Role, Stats
 
 Publish = Callable[[int], Awaitable[None]]
@@ -169,7 +170,7 @@ async def check_weights(cast: Cast, step: int) -> None:
 async def _figures(hook: Hook, moment: Moment) -> Stats:
     """Return a hook's figures, {} for None. Raises TypeError with the hook's name."""
     told = hook(moment)
-    name = getattr(hook, "__name__", type(hook).__name__)
+    name = name_of(hook)
     if not isawaitable(told):
         raise TypeError(f"the hook {name} must be async (`async def`): it returned {told!r:.80} at once")
     return plain(await told or {}, f"the figures of the hook {name}")

@@ -25,6 +25,7 @@ from typing import Any, SupportsFloat
 
 from plaudit.runtime.coroutines import raise_in
 from plaudit.support.fields import nearest
+from plaudit.support.plugins import name_of
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
 
 ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
@@ -79,7 +80,7 @@ class FunctionReward:
         if not callable(function):
             raise TypeError(f"A reward must be callable, but {function!r} is a {type(function).__name__}.")
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = name or name_of(function)
         self.deadline = deadline
         self.options = dict(options or {})
         self.asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from plaudit.support.fields import Section, leaves, setting
 
 UNFINISHED = ("score", "penalty", "bootstrap", "mask", "mask_loss")
+PENALTY = -1.0
+"""Reward of an unfinished answer under "penalty"."""
 KINDS = {
     "judge": ("path", "workers", "resources", "offload"),
     "function": ("function", "options", "deadline", "thread"),
@@ -102,9 +104,15 @@ class ShapingSettings:
     total. Otherwise that reward adds nothing, and the others keep their weights."""
     clip: float | None = setting(None, above=0)
     """Largest size of the reward, on both sides. Null sets no limit."""
-    unfinished: str = setting("score", choices=UNFINISHED)
-    """What ends the return of an answer that was cut off by length: "score" (its own), "penalty" (a fixed reward) or
-    "bootstrap" (no reward; the critic's value after the cut stands for the rest). "mask" leaves it out of the loss and of
-    its group's baseline, "mask_loss" of the loss only, as TRL does."""
-    unfinished_penalty: float = -1.0
-    """Reward of an unfinished answer with unfinished="penalty". It is not shifted, scaled or clipped."""
+    unfinished: str | int | float = setting("score", choices=UNFINISHED, numbers=True)
+    """What ends the return of an answer that was cut off by length: "score" (its own), "penalty" (a reward of -1), a
+    number (another reward; it is not shifted, scaled or clipped) or "bootstrap" (no reward; the critic's value after
+    the cut stands for the rest). "mask" leaves it out of the loss and of its group's baseline, "mask_loss" of the loss
+    only, as TRL does."""
+
+    @property
+    def penalty(self) -> float | None:
+        """The fixed reward of an unfinished answer; None: it gets another one, or none."""
+        if isinstance(self.unfinished, str):
+            return PENALTY if self.unfinished == "penalty" else None
+        return float(self.unfinished)

@@ -11,15 +11,17 @@ def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, g
 
     `settings.unfinished` chooses what ends the return of an answer that was cut off by length: its own score, a fixed
     penalty, or the critic's value after the cut (`continues`, without a reward). Under `mask` and
-    `mask_loss` none of its tokens is trained; under `mask` its reward is None, so that no baseline counts it. Without a score the reward is always None.
+    `mask_loss` none of its tokens is trained; under `mask` its reward is None, so that no baseline counts it. Without a
+    score the reward is always None.
     """
-    cut = settings.unfinished if completion.finish is Finish.LENGTH and score.value is not None else "score"
+    unfinished = completion.finish is Finish.LENGTH and score.value is not None
+    cut, penalty = (settings.unfinished, settings.penalty) if unfinished else ("score", None)
     scored = cut in ("score", "mask_loss")
     return Response(
         completion=completion,
         trainable=(cut not in ("mask", "mask_loss"),) * len(completion.tokens),
         score=score,
-        reward=settings.unfinished_penalty if cut == "penalty" else _reward(score, settings) if scored else None,
+        reward=penalty if penalty is not None else _reward(score, settings) if scored else None,
         continues=cut == "bootstrap",
         greedy=greedy,
     )

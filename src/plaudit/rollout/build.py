@@ -12,10 +12,10 @@ from typing import Any
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.lora import merge_lora
-from plaudit.rollout.decode.graphs import CudaGraphs
+from plaudit.rollout.decode.graphs import CudaGraphs, graphs_wanted
 from plaudit.rollout.engine import Engine
 from plaudit.rollout.native import NativeEngine
-from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.settings import VllmStart
 from plaudit.rollout.static import StaticEngine
 
 
@@ -25,12 +25,11 @@ def build_engine(
     *,
     slots: int,
     copy: bool = False,
-    cuda_graphs: bool = True,
-    vllm: VllmSettings | None = None,
+    vllm: VllmStart | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Engine:
     """Return vLLM, which always has its own weights, if its settings are given. Else return the native engine for a
-    decoder and a static one for any other model, on the model's parameters or on a copy. `cuda_graphs`: on a GPU the
+    decoder and a static one for any other model, on the model's parameters or on a copy. On a GPU the
     native engine repeats recorded steps. `say` reports what takes long."""
     if vllm is not None:
         from plaudit.rollout.vllm import VllmEngine
@@ -40,6 +39,6 @@ def build_engine(
         model = copying.deepcopy(model).requires_grad_(False)
         merge_lora(model)  # published weights are merged ones
     if isinstance(model, Decoder):
-        graphs = CudaGraphs if cuda_graphs and model.device.type == "cuda" else None
+        graphs = CudaGraphs if graphs_wanted() and model.device.type == "cuda" else None
         return NativeEngine(model, tokenizer, slots=slots, recorder=graphs)
     return StaticEngine(model, tokenizer, slots=slots)

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from plaudit.support.fields import Section, setting
+from plaudit.support.fields import Section, setting, shown
 
 ENGINES = ("native", "vllm")
 LEAST_TEMPERATURE = 0.01
 """vLLM silently raises lower ones to this."""
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass
 class VllmSettings:
     """Settings of vLLM, for rollout.engine=vllm."""
 
-    dtype: str = setting("auto", choices=DTYPES)
-    """auto is the model's own; bfloat16 is faster, and its log-probs differ from the learner's by up to 0.05."""
-    max_length: int | None = setting(None, least=1, unit="tokens")
-    """Longest prompt and answer together; null takes the model's positions, all of which the cache has to hold."""
     memory: float = setting(0.4, above=0, below=1)
     """Share of a GPU's memory for weights and cache."""
-    cpu_cache_gib: float = setting(0.25, above=0, unit="GiB")
-    """Size of the KV cache on a CPU."""
-    block_size: int | None = setting(None, least=1, unit="tokens")
-    """Tokens of a cache block; null is 32 on a CPU and vLLM's choice on a GPU."""
-    eager: bool | None = None
-    """Without compilation and CUDA graphs; null is true on a CPU and false on a GPU."""
-    sleep_level: int = setting(2, choices=(0, 1, 2))
-    """What it gives up while the learner works, with rollout.share_devices: 2 its cache and weights, 1 the cache, while
-    the weights wait in host memory, 0 nothing."""
+
+
+@dataclass
+class VllmStart(VllmSettings):
+    """What vLLM is started with: its settings, and what follows from a run's others."""
+
+    dtype: str = "auto"
+    """auto is the model's own, of learn.precision: log-probs of another differ from the learner's by up to 0.05."""
+    max_length: int | None = None
+    """Longest prompt and answer together, in tokens; None: the model's positions. The cache must hold all of them."""
+    sleeps: bool = True
+    """`sleep` gives memory up."""
 
 
 @dataclass
@@ -59,12 +58,9 @@ class RolloutSettings(Section):
     """Rewards and samples show the special tokens in an answer, such as <|channel|>; its end token is never shown."""
     slots: int = setting(64, least=1)
     """Sequences decoded side by side, by each worker."""
-    cuda_graphs: bool = True
-    """native on GPUs: steps of decoding are recorded once and repeated, at one launch each (vllm has vllm.eager)."""
-    workers: int = setting(1, least=1)
-    """Rollout workers; more than one needs runtime=ray."""
-    workers_max: int = setting(0, least=0)
-    """ray: workers beyond `workers`, up to this many, are used while nodes have room for them; 0 starts none."""
+    workers: Any = 1
+    """Rollout workers; more than one needs runtime=ray. [2, 6]: a run starts with the first number; further ones, up to
+    the second, are used while nodes have room for them."""
     max_lag: int = setting(0, least=0)
     """Policy versions that a sample may be old; 0 is synchronous."""
     share_devices: bool = False
@@ -73,8 +69,6 @@ class RolloutSettings(Section):
     interrupt: bool = True
     """New weights take over answers under way; false lets those end first, and begins no other meanwhile. Only with
     max_lag."""
-    max_redraw: float = setting(3.0, least=0)
-    """Prompts drawn for a step, at most, as a multiple of prompts_per_step, to replace groups without a signal."""
     max_failed: float = setting(0.1, least=0, most=1)
     """Share of a step's rewards that may fail: they are masked. Where more do, training pauses and asks again."""
     reward_patience: float = setting(1800.0, least=0, unit="seconds")
@@ -84,11 +78,21 @@ class RolloutSettings(Section):
     replay: str | None = None
     """The folder of a run that was recorded: learn from its samples, in place of any drawn now."""
 
-    def for_vllm(self) -> VllmSettings | None:
-        """Return vLLM's settings, None for the native engine. An engine with its own device need not sleep."""
+    def for_vllm(self, *, longest_prompt: int) -> VllmStart | None:
+        """Return what vLLM is started with, None for the native engine. One with its own device need not sleep."""
         if self.engine != "vllm":
             return None
-        return self.vllm if self.share_devices else replace(self.vllm, sleep_level=0)
+        return VllmStart(
+            **asdict(self.vllm),
+            max_length=longest_prompt + self.max_tokens,
+            sleeps=self.share_devices,
+        )
+
+    @property
+    def workers_range(self) -> tuple[int, int]:
+        """Rollout workers that a run starts with, and the most that it uses."""
+        least, most = self.workers if isinstance(self.workers, list | tuple) else (self.workers, self.workers)
+        return least, most
 
     @property
     def reshaped(self) -> bool:
@@ -96,8 +100,6 @@ class RolloutSettings(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 0
 
     def contradictions(self) -> Iterator[str]:
-        if self.engine == "vllm" and not self.cuda_graphs:
-            yield "cuda_graphs=false has no effect with rollout.engine=vllm: set rollout.vllm.eager=true"
         if self.engine == "vllm" and 0 < self.temperature < LEAST_TEMPERATURE:
             yield (
                 f"temperature={self.temperature} is below vLLM's least, {LEAST_TEMPERATURE}: give 0 (greedy), a larger "
@@ -105,18 +107,18 @@ class RolloutSettings(Section):
             )
         if self.min_tokens > self.max_tokens:
             yield f"min_tokens={self.min_tokens} exceeds rollout.max_tokens={self.max_tokens}: lower it"
-        if 0 < self.workers_max < self.workers:
-            yield (
-                f"workers_max={self.workers_max} is below rollout.workers={self.workers}: raise it, or set 0 for no "
-                "more than those"
-            )
+        asked = self.workers if isinstance(self.workers, list | tuple) else [self.workers] * 2
+        whole = len(asked) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n <= 2**64 for n in asked)
+        if not whole or not 1 <= asked[0] <= asked[1]:
+            yield f"workers={shown(self.workers)} must be a number of at least 1, or the least and the most"
+            return
         if self.share_devices and self.max_lag > 0:
             yield (
                 f"max_lag={self.max_lag} cannot be used with rollout.share_devices=true: the engine sleeps while the "
                 "learner works. Set max_lag=0, or share_devices=false with devices for both"
             )
-        if self.share_devices and self.workers_max:
+        if self.share_devices and asked[0] < asked[1]:
             yield (
-                f"workers_max={self.workers_max} cannot be used with rollout.share_devices=true: rollout workers are "
-                "where training ranks are, and no others join. Set only one of them"
+                f"workers={list(asked)} cannot be used with rollout.share_devices=true: rollout workers are where "
+                "training ranks are, and no others join. Give one number"
             )

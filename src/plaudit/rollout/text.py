@@ -14,13 +14,10 @@ class TextDecoder(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any: ...
 
 
-def end_tokens(*sources: object) -> frozenset[int]:
-    """Return the ids that end a completion, from tokenizers and generation configs with an `eos_token_id`."""
-    found: set[int] = set()
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, (list, tuple, set, frozenset)) else [] if ids is None else [ids])
-    return frozenset(found)
+def end_tokens(tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end a completion."""
+    end = tokenizer.eos_token_id
+    return frozenset() if end is None else frozenset([end])
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:

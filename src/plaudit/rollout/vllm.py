@@ -14,6 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from torch import Tensor
 from plaudit.models.base import LanguageModel
 from plaudit.rollout.accepted import Accepted
 from plaudit.rollout.queued import DIVERGED, Draft, QueuedEngine
-from plaudit.rollout.settings import LEAST_TEMPERATURE, VllmSettings
+from plaudit.rollout.settings import LEAST_TEMPERATURE, VllmStart
 from plaudit.rollout.text import TextDecoder, end_tokens
 from plaudit.rollout.vllm_library import on_cpu, request, start
 from plaudit.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
 from plaudit.types import Completion, Sampling
 from plaudit.weights.parcel import WeightsError
+
+CACHE_AND_WEIGHTS = 2
+"""vLLM's level of sleep that keeps neither: the next update brings the weights back anyway."""
 
 
 class VllmEngine(QueuedEngine):
@@ -42,11 +46,11 @@ class VllmEngine(QueuedEngine):
         tokenizer: TextDecoder,
         *,
         slots: int = 64,
-        settings: VllmSettings | None = None,
+        settings: VllmStart | None = None,
         ends: Collection[int] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ):
-        self.settings = settings or VllmSettings()
+        self.settings = settings or VllmStart()
         self._weights = any(folder.glob("*.safetensors"))  # whether it has any to answer with
         self._engine = start(folder, self.settings, slots=slots, dummy=not self._weights, say=say)
         config = self._engine.model_config
@@ -68,15 +72,12 @@ class VllmEngine(QueuedEngine):
         tokenizer: TextDecoder,
         *,
         slots: int = 64,
-        settings: VllmSettings | None = None,
+        settings: VllmStart | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> VllmEngine:
         """Make an engine for this model, with its present weights as version 0. They are not written to a disk."""
-        if settings is not None and settings.max_length is not None and settings.max_length > model.max_positions:
-            raise ValueError(
-                f"rollout.vllm.max_length={settings.max_length} is above the model's {model.max_positions} positions: "
-                "give at most those, or null"
-            )
+        settings, most = settings or VllmStart(), model.max_positions
+        settings = replace(settings, max_length=min(settings.max_length or most, most))
         special = {"bos_token_id": None, "eos_token_id": None}  # the family's may lie outside the vocabulary
         config = special | model.hf_config() | {"dtype": str(model.dtype).removeprefix("torch.")}
         with tempfile.TemporaryDirectory() as folder:
@@ -146,17 +147,16 @@ class VllmEngine(QueuedEngine):
         return str(found)
 
     def sleep(self) -> None:
-        """Free memory by settings.sleep_level. 2: the cache, and the weights until the next `load`. 1: the cache, while
-        the weights wait in host memory, where a CPU has them anyway. 0: nothing."""
-        level = 0 if self._asleep else self.settings.sleep_level
+        """Free the cache, and the weights until the next `load`, unless settings.sleeps is false."""
+        gives_up = self.settings.sleeps and not self._asleep
         super().sleep()
-        if level:
+        if gives_up:
             if on_cpu():
                 self._engine.reset_prefix_cache()
-                [self._lent] = self._engine.collective_rpc(give_up, args=(level > 1,))
+                [self._lent] = self._engine.collective_rpc(give_up)
             else:
-                self._engine.sleep(level)
-            self._weights = self._weights and level == 1
+                self._engine.sleep(CACHE_AND_WEIGHTS)
+            self._weights = False
 
     def wake(self) -> None:
         if self._closed:
@@ -164,12 +164,12 @@ class VllmEngine(QueuedEngine):
         if self._lent is not None:
             self._engine.collective_rpc(take_back, args=(self._lent,))
             self._lent = None
-        elif self._asleep and self.settings.sleep_level:
+        elif self._asleep and self.settings.sleeps:
             self._engine.wake_up()
         super().wake()
 
     def _check_awake(self, what: str) -> None:
-        if self._asleep and self.settings.sleep_level:
+        if self._asleep and self.settings.sleeps:
             raise RuntimeError(f"{what} needs the memory that sleep() gave up. Call wake() first.")
 
     def close(self) -> None:

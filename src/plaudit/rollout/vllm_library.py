@@ -17,14 +17,18 @@ from typing import Any
 import torch
 from packaging.requirements import Requirement
 
-from plaudit.rollout.settings import VllmSettings
+from plaudit.rollout.decode.graphs import graphs_wanted
+from plaudit.rollout.settings import VllmStart
 from plaudit.rollout.undisturbed import undisturbed
 from plaudit.types import Sampling
 
 SERIES = "0.32"
 """Minor versions differ in how weights reach a running engine."""
 CPU_BLOCK = 32
-"""Tokens of a cache block on a CPU, or a multiple."""
+"""Tokens of a cache block on a CPU, where its kernels take multiples of this; on a GPU vLLM chooses."""
+CPU_CACHE, CPU_CACHE_GIB = "VLLM_CPU_KVCACHE_SPACE", 0.25
+"""vLLM's own variable for the cache's size on a CPU, and the size without it: on a CPU models are small, and the native
+engine is faster."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # tensors reach an engine in this process only
     "VLLM_NO_USAGE_STATS": "1",
@@ -37,7 +41,7 @@ ENVIRONMENT_CPU = {
 
 
 def start(
-    folder: Path, settings: VllmSettings, *, slots: int, dummy: bool, say: Callable[[str], None] = lambda text: None
+    folder: Path, settings: VllmStart, *, slots: int, dummy: bool, say: Callable[[str], None] = lambda text: None
 ) -> Any:
     """Start vLLM's engine on a folder's model. `dummy` invents weights for a folder without any."""
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -54,14 +58,8 @@ def start(
     check_sleep(settings)
     place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
     if cpu:
-        place = {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30)}
-    if cpu or settings.block_size is not None:
-        place["block_size"] = settings.block_size or CPU_BLOCK
-    if cpu and place["block_size"] % CPU_BLOCK:
-        raise ValueError(
-            f"rollout.vllm.block_size={settings.block_size}: vLLM's attention on a CPU takes multiples of {CPU_BLOCK}. "
-            "Give a multiple, or null."
-        )
+        gib = float(os.environ.get(CPU_CACHE, CPU_CACHE_GIB))
+        place = {"kv_cache_memory_bytes": int(gib * 2**30), "block_size": CPU_BLOCK}
     say(f"starts vLLM {vllm.__version__}")
     # It seeds every generator, replaces torch.set_num_threads and rewrites transformers' classes.
     with undisturbed(), _classes_left_alone():
@@ -70,12 +68,12 @@ def start(
             skip_tokenizer_init=True,
             load_format="dummy" if dummy else "auto",
             dtype=_dtype(folder) if settings.dtype == "auto" else settings.dtype,
-            enforce_eager=cpu if settings.eager is None else settings.eager,
+            enforce_eager=cpu or not graphs_wanted(),
             max_model_len=settings.max_length,
             max_num_seqs=slots,
             logprobs_mode="processed_logprobs",  # of the distribution drawn from; the default's ignore temperature
             enable_prefix_caching=True,  # the answers to one prompt share its whole blocks
-            enable_sleep_mode=settings.sleep_level > 0 and not cpu,
+            enable_sleep_mode=settings.sleeps and not cpu,
             async_scheduling=False,  # a token's version is exact if no step is under way when weights change
             disable_log_stats=True,
             seed=0,
@@ -123,14 +121,14 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def check_sleep(settings: VllmSettings) -> None:
+def check_sleep(settings: VllmStart) -> None:
     """Refuse sleep if neither vLLM nor `vllm_worker.py` can free memory."""
     from vllm.platforms import current_platform
 
-    if settings.sleep_level and not on_cpu() and not current_platform.is_sleep_mode_available():
+    if settings.sleeps and not on_cpu() and not current_platform.is_sleep_mode_available():
         raise ValueError(
-            f"rollout.share_devices=true with rollout.vllm.sleep_level={settings.sleep_level}: vLLM cannot free "
-            f"memory of {type(current_platform).__name__}. Set rollout.share_devices=false, or sleep_level=0."
+            f"rollout.share_devices=true: vLLM cannot free memory of {type(current_platform).__name__}. Set "
+            "rollout.share_devices=false."
         )
 
 
@@ -169,9 +167,9 @@ def _refusals(cpu: bool) -> Iterator[None]:
         yield
     except (ValueError, AssertionError, NotImplementedError) as error:
         told = "; ".join(one["msg"] for one in error.errors()) if isinstance(error, ValidationError) else str(error)
-        cache = ("kv_cache_memory_bytes", "cpu_cache_gib") if cpu else ("gpu_memory_utilization", "memory")
+        cache = ("kv_cache_memory_bytes", CPU_CACHE) if cpu else ("gpu_memory_utilization", "rollout.vllm.memory")
         if "memory" in told.lower():
-            told += f" Its {cache[0]} is rollout.vllm.{cache[1]}, its max_model_len rollout.vllm.max_length."
+            told += f" Its {cache[0]} is {cache[1]}, its max_model_len data.max_prompt_tokens + rollout.max_tokens."
         raise ValueError(
             f"vLLM does not take this model or its settings: {told} Or set rollout.engine=native."
         ) from error

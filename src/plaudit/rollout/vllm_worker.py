@@ -64,15 +64,13 @@ def blank(worker: Any) -> None:
         cache.zero_()
 
 
-def give_up(worker: Any, weights: bool) -> list[Lent]:
-    """Free the cache of an engine on a CPU, where vLLM's own sleep does nothing. With `weights`, free these and the
-    kernels' packed copies too. The result goes to `take_back`."""
-    tensors = list(worker.model_runner.kv_caches)
-    if weights:
-        model = worker.model_runner.get_model()
-        tensors += [parameter.data for parameter in model.parameters()]
-        for _, layer in _packed(model):  # `cpu_linear` holds the packed copy; the next `reload` makes another
-            layer.cpu_linear = torch.nn.functional.linear
+def give_up(worker: Any) -> list[Lent]:
+    """Free cache, weights and the kernels' packed copies of an engine on a CPU, where vLLM's own sleep does nothing.
+    The result goes to `take_back`."""
+    model = worker.model_runner.get_model()
+    tensors = [*worker.model_runner.kv_caches, *(parameter.data for parameter in model.parameters())]
+    for _, layer in _packed(model):  # `cpu_linear` holds the packed copy; the next `reload` makes another
+        layer.cpu_linear = torch.nn.functional.linear
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     lent = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
     for storage, _ in lent:

@@ -158,6 +158,14 @@ class Job:
         passes = begin.micro_tokens, begin.score_tokens
         return Plan(self.store.folder.resolve(), begin.resume, self.total_steps, self.intake.longest, passes)
 
+    @property
+    def refers_again(self) -> bool:
+        """True if one frozen reference is asked for the same rows again: its columns are then computed before training,
+        and not in every pass over the data."""
+        settings = self.settings
+        frozen = Role.REFERENCE in self.objective.asks and not settings.reference.ema and not settings.data.stream
+        return frozen and self.total_steps * settings.train.batch_size > self.data.cursor(settings.seed).length
+
     # --- learners, rollout, rewards
 
     def reward(self, crew: Crew) -> Reward:
@@ -175,8 +183,15 @@ class Job:
 
     def sampling(self) -> Sampling:
         rollout = self.settings.rollout
-        names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "special_tokens")
-        return Sampling(**{name: getattr(rollout, name) for name in names}, stop=tuple(rollout.stop))
+        return Sampling(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            min_tokens=rollout.min_tokens,
+            max_tokens=rollout.max_tokens,
+            special_tokens=rollout.special_tokens,
+            stop=tuple(rollout.stop),
+        )
 
     def source(self, crew: Crew, stop: list[int]) -> tuple[BatchSource, Rollouter | None]:
         settings, cursor = self.settings, self.data.cursor(self.settings.seed)
@@ -195,7 +210,6 @@ class Job:
             self.objective,
             prompts_per_step=settings.rollout.prompts_per_step,
             max_lag=settings.rollout.max_lag,
-            max_redraw=settings.rollout.max_redraw,
             mended=mended,
         )
         return source, rollouter
@@ -248,9 +262,8 @@ class Job:
         cast = replace(cast, rate=progress.rate)
         await check_start(cast, str(resume or settings.model.path))
         await crew.publish(progress.step)
-        if settings.reference.once and isinstance(source, OfflineSource):
-            folder = settings.data.folder
-            source.items = await with_reference(source.items, cast, unit=self.objective.unit, folder=folder)
+        if self.refers_again and isinstance(source, OfflineSource):
+            source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with (
             self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker,
             opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
@@ -301,7 +314,7 @@ class Job:
         samples.truncate_after(progress.step)
         hooks: list[Hook] = [self.begun]
         if self.data.validation and self.record is None:
-            due = Due(settings.evaluate, at_end=True)
+            due = Due(settings.evaluate.interval, at_end=True)
             due.start(progress)
             hooks += [Evaluate(due, self.validation(cast, rollouter)), best]
         hooks.extend((*further, *self.recorders(crew, progress)))
@@ -322,7 +335,7 @@ class Job:
         self, crew: Crew, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best, progress: Progress
     ) -> SaveCheckpoint:
         """The last hook."""
-        due = Due(self.settings.save, at_end=True)
+        due = Due(self.settings.save.interval, at_end=True)
         due.start(progress)
         writers = {str(role): partial(crew.writer, role) for role in cast.saved}
         keep = self.settings.save.keep

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from contextlib import suppress
 
 from plaudit.algorithms.base import Objective
 from plaudit.data.load import LOADERS
-from plaudit.models.families import read_config
-from plaudit.models.keys import UnsupportedError
 from plaudit.models.load import check_scores, end_ids, load_tokenizer, positions
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.crew.trainer import Longest
@@ -34,7 +31,6 @@ class Intake:
         self.steps = self._steps()
         self.longest = self._longest()
         if settings.samples:
-            self._check_engine()
             self._check_judges()
 
     def _check_date(self) -> None:
@@ -59,26 +55,6 @@ class Intake:
             room = self.data.longest + self.settings.rollout.max_tokens
             return Longest(room, "the longest prompt and rollout.max_tokens")
         return Longest(self.data.longest, "the longest row")
-
-    def _check_engine(self) -> None:
-        """Refuse answers that vLLM would silently cut short of rollout.max_tokens, and a context that it would refuse
-        only after its start."""
-        vllm = self.settings.rollout.for_vllm()
-        if vllm is None or vllm.max_length is None:
-            return
-        setting, room = "rollout.vllm.max_length", self._positions()
-        if room is not None and vllm.max_length > room:
-            raise SettingsError(f"{setting}={vllm.max_length}, but the model has {room} positions: give at most those")
-        self.longest.check(setting, vllm.max_length, otherwise=f", or raise {setting}")
-
-    def _positions(self) -> int | None:
-        """Positions of the policy; None for a fresh one that runs through transformers."""
-        model = self.settings.model
-        if model.path is not None:
-            return positions(model.path)
-        with suppress(UnsupportedError):
-            return read_config(model.config).max_positions
-        return None
 
     def _check_judges(self) -> None:
         """Refuse models that are not judges, and answers for which a judge of this vocabulary has no positions."""

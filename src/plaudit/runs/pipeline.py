@@ -27,7 +27,7 @@ from plaudit.settings.recipes import (
     read_yaml,
     spelled_out,
 )
-from plaudit.settings.tree import Settings, SettingsError
+from plaudit.settings.tree import Settings, SettingsError, to_plain
 
 if TYPE_CHECKING:
     from plaudit.evaluate.before_after import BeforeAfter
@@ -152,8 +152,9 @@ def _stages(
 def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> Settings:
     """The checked settings of one stage. Raises SettingsError with the stage's name."""
     where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
+    default = to_plain(Settings())
     for key, value in where.items():
-        if (own := recipe.get(key)) not in (None, getattr(Settings, key), value):
+        if (own := recipe.get(key)) not in (None, default[key], value):
             raise SettingsError(
                 f"stage {name}: {key}={own} has no effect on one stage, it is {value}: give {key} of the whole pipeline"
             )

@@ -39,7 +39,7 @@ SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
     "checkpoints",
 )
 
-_ROLLOUT = ("record", "replay", "workers", "workers_max", "slots", "cuda_graphs", "reward_patience")
+_ROLLOUT = ("record", "replay", "workers", "slots", "reward_patience")
 OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
     "reference.offload",
@@ -325,8 +325,9 @@ def open_record(settings: Settings) -> Record | None:
 def _told(settings: Settings) -> tuple[dict[str, Any], ...]:
     """What settings say, the same with what is left to the method, and what they say by default."""
     method: Any = settings.algorithm
-    asked = [one.name for one in fields(method) if one.default is one.default_factory is MISSING]
-    fresh = type(method)(**{name: getattr(method, name) for name in asked})
+    plain = {one.name: one.default for one in fields(method) if one.default is not MISSING}
+    made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
+    fresh = replace(method, **plain, **made)
     alike = settings, replace(settings, algorithm=settings.objective), Settings(algorithm=fresh)
     return tuple(_leaves(resolved(one)) for one in alike)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from plaudit.types import Ended
@@ -66,20 +68,22 @@ def memory_tried() -> Iterator[list[str]]:
 def keep_freed_memory() -> bool:
     """Let this process keep freed memory. Return True if this was set. Do nothing if the C library is not glibc, or if
     the environment has one of its variables: set MALLOC_TRIM_THRESHOLD_=131072 to keep glibc's behaviour."""
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in VARIABLES):
+    if not _glibc() or any(name in os.environ for name in VARIABLES):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
-        return False
+    mallopt = ctypes.CDLL(None).mallopt
     set_all = [mallopt(MMAP_THRESHOLD, 1 << 30), mallopt(TRIM_THRESHOLD, (1 << 31) - 1), mallopt(TOP_PAD, 1 << 26)]
     return all(set_all)
 
 
 def release_freed_memory() -> None:
     """Return free memory to the kernel once, after a large allocation that will not be repeated."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)
+    if _glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@cache
+def _glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
 
 
 def give_back_memory() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import signal
 import socket
@@ -63,7 +64,6 @@ class RayRuntime:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # Ray would start a process for each core now, which has not our variables and is never used.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        page = ""
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         common["runtime_env"] = _environment(here=settings.address is None)
         if settings.address is not None:
@@ -79,13 +79,12 @@ class RayRuntime:
             if settings.object_store_mb > memory:
                 given = f"runtime.object_store_mb={settings.object_store_mb}"
                 raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
-            lean = contextlib.nullcontext() if settings.dashboard else _nothing_unused()
             try:
-                with _sigterm_left_alone(), _processes_apart(), _on_loopback(), lean:
-                    started = ray.init(
+                with _sigterm_left_alone(), _processes_apart(), _on_loopback(), _nothing_unused():
+                    ray.init(
                         address="local",
                         _temp_dir=str(_own_folder()),
-                        include_dashboard=settings.dashboard,
+                        include_dashboard=False,
                         object_store_memory=settings.object_store_mb << 20,
                         **common,
                     )
@@ -95,8 +94,6 @@ class RayRuntime:
                     "the folder that RAY_TMPDIR names: one that you may write to, on a disk with room, of 27 letters "
                     "at most"
                 ) from error
-            if settings.dashboard:
-                page = f"; its page is http://{started.dashboard_url}, which asks for the token in RAY_AUTH_TOKEN"
         self._watch = HeadWatch(
             self.nodes,  # none where the head did not answer in time
             timeout=settings.heartbeat_timeout,
@@ -105,7 +102,7 @@ class RayRuntime:
             again=AGAIN if settings.address is None else f"start a cluster again, and {AGAIN}",
         )
         nodes = len(self.nodes())
-        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}{page}"
+        return f"Ray {ray.__version__}, {nodes} node{'s' * (nodes > 1)}: {shown(self.resources())}"
 
     def resources(self) -> Resources:
         """All resources of the cluster, used or not."""
@@ -182,7 +179,11 @@ class RayRuntime:
         if sharers > 1 or threads > bundle.get("CPU", 0.0):
             variables["OMP_WAIT_POLICY"] = "PASSIVE"
         # The user's setting applies there too: last bits depend on whether there are kernels.
-        variables |= {name: os.environ[name] for name in ("OMP_WAIT_POLICY", "PLAUDIT_KERNELS") if name in os.environ}
+        variables |= {
+            name: os.environ[name]
+            for name in ("OMP_WAIT_POLICY", "PLAUDIT_KERNELS", "PLAUDIT_CUDA_GRAPHS")
+            if name in os.environ
+        }
         options = {
             "num_cpus": part_of(bundle, "CPU", sharers),
             "num_gpus": part_of(bundle, "GPU", sharers),
@@ -255,8 +256,10 @@ def _answering(address: str) -> None:
         raise ConnectionError(f"{address or 'nothing'} is not host:port")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
-    except (OSError, OverflowError) as error:  # the last: no port has such a number
-        raise ConnectionError(f"{address}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise ConnectionError(f"{address}: {error.strerror or error}") from error
+    except OverflowError as error:  # no port has such a number
+        raise ConnectionError(f"{address}: {error}") from error
 
 
 def _not_let_in(address: str, error: Exception) -> ValueError:
@@ -305,13 +308,12 @@ def _nothing_unused() -> Iterator[None]:
     node: Any = ray._private.node.Node
     utilities: Any = ray._private.utils
     unused = ["start_monitor", "start_log_monitor"]
-    lacking = getattr(utilities, "get_dashboard_dependency_error", lambda: None)
-    if lacking() is not None:  # with ray[default] a node's agent would look for the page for ever
-        unused.append("start_api_server")
+    if utilities.get_dashboard_dependency_error() is not None:
+        unused.append("start_api_server")  # with ray[default] a node's agent would look for the page for ever
     with contextlib.ExitStack() as before:
-        for name in unused:
-            if hasattr(node, name):  # not of Ray's public functions: another version may have none
-                before.callback(setattr, node, name, getattr(node, name))
+        for name, start in inspect.getmembers(node):  # not of Ray's public functions: another version may have none
+            if name in unused:
+                before.callback(setattr, node, name, start)
                 setattr(node, name, lambda node, **more: None)
         yield
 

@@ -40,6 +40,9 @@ LOST = (
 )
 GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
 """Errors of a call whose argument, passed by reference, is lost."""
+CALL_TIMEOUT = 3600.0
+"""Seconds of one call, above any healthy one (a prompt's answers, an update's gradients, a save). Heartbeats and
+collectives find sooner what dies or hangs: only work that never ends, in a process that answers, comes this far."""
 HEART = "heart"
 """The concurrency group of calls with their own event loop in the actor."""
 
@@ -79,7 +82,7 @@ class RayWorker(Generic[Kind_co]):
         self, name: str, actor: Any, settings: RuntimeSettings, *, say: Callable[[str], None] = lambda text: None
     ):
         self.name, self._actor, self._say = name, actor, say
-        self._heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, settings.call_timeout
+        self._heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, CALL_TIMEOUT
         self._start_timeout = settings.start_timeout
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._heart: asyncio.Task[None] | None = None
@@ -110,7 +113,7 @@ class RayWorker(Generic[Kind_co]):
                 await asyncio.sleep(1.0)
 
     async def _tell_stage(self) -> None:
-        if (now := await _plain(self._asked("stage"))) != self._told:
+        if (now := await _plain(self._asked(self._actor.stage))) != self._told:
             self._say(f"{self.name} {now}")
             self._told = now
 
@@ -140,9 +143,9 @@ class RayWorker(Generic[Kind_co]):
         """Call a method, of a part of the worker if one is named. `starts`: within the time for starting."""
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
-        setting, timeout = "runtime.call_timeout", self._call_timeout
+        limit, timeout = "one call", self._call_timeout
         if starts:
-            setting, timeout = "runtime.start_timeout", self._start_timeout
+            limit, timeout = "runtime.start_timeout", self._start_timeout
         answer = asyncio.ensure_future(_plain(self._actor.call.remote(part, method, *arguments)))
         both, first = (answer, self._lost), asyncio.FIRST_COMPLETED
         try:
@@ -150,7 +153,7 @@ class RayWorker(Generic[Kind_co]):
         finally:
             answer.cancel()  # does nothing to what is done
         if not done:
-            self._end(f"did not end {method} within {timeout:g} s ({setting})")
+            self._end(f"did not end {method} within {timeout:g} s ({limit})")
         if not answer.done():
             raise WorkerLost(self.name, self._lost.result())
         try:
@@ -182,16 +185,16 @@ class RayWorker(Generic[Kind_co]):
         begun = loop.time()
         try:
             async with asyncio.timeout(timeout):
-                await _plain(self._asked("ping"))
+                await _plain(self._asked(self._actor.ping))
         except TimeoutError:
             if loop.time() - begun < 1.25 * timeout:
                 raise
             async with asyncio.timeout(timeout):
-                await _plain(self._asked("ping"))
+                await _plain(self._asked(self._actor.ping))
 
-    def _asked(self, method: str) -> Any:
-        """Call a method of the host, which answers while the worker is busy."""
-        return getattr(self._actor, method).options(concurrency_group=HEART).remote()
+    def _asked(self, method: Any) -> Any:
+        """Call a method of the actor, which answers while the worker is busy."""
+        return method.options(concurrency_group=HEART).remote()
 
     def references(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, ...]], *arguments: *Arguments, parts: int
@@ -208,7 +211,7 @@ class RayWorker(Generic[Kind_co]):
             async with asyncio.timeout(timeout):
                 return await _plain(reference)
         except TimeoutError:
-            self._end(f"returned nothing within {timeout:g} s (runtime.call_timeout)")
+            self._end(f"returned nothing within {timeout:g} s (one call)")
         except exceptions.RayTaskError as error:
             raise error.cause from error
         except LOST as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plaudit.support.fields import Section, leaves, setting
 
-STRATEGIES = ("replicate", "fsdp")
+STRATEGIES = ("replicate", "fsdp", "fsdp_offload")
 """How a training step is spread over ranks."""
 WEIGHTS = ("store", "collective")
 """How new weights get to rollout workers."""
@@ -23,19 +23,12 @@ OF_RAY = (
     "weights",
     "backend",
     "object_store_mb",
-    "dashboard",
     "start_timeout",
     "collective_timeout",
     "heartbeat_timeout",
-    "call_timeout",
     "max_failures_per_hour",
 )
 """What only ray follows."""
-DASHBOARD = (
-    *("aiohttp", "aiohttp_cors", "grpc", "opencensus", "opentelemetry.exporter.prometheus", "opentelemetry.proto"),
-    *("prometheus_client", "pydantic"),
-)
-"""What Ray's page needs (its ray/dashboard/optional_deps.py), and Ray itself does without."""
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
     "CPU's memory alone. Take nccl, or runtime.strategy=replicate"
@@ -62,38 +55,40 @@ class RuntimeSettings(Section):
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
     """ray: likewise for a rollout worker."""
     strategy: str = setting("replicate", choices=STRATEGIES)
-    """ray: replicate keeps the whole model on every training rank, fsdp shards weights, gradients and moments."""
-    cpu_offload: bool = False
-    """fsdp on GPUs: shards of weights, gradients and moments stay in the CPU's memory."""
+    """ray: replicate keeps the whole model on every training rank, fsdp shards weights, gradients and moments;
+    fsdp_offload keeps these shards of GPUs in the CPU's memory."""
     weights: str = setting("store", choices=WEIGHTS)
     """ray: how new weights get to rollout workers, by the object store or by a collective."""
     backend: str = setting("auto", choices=BACKENDS)
     """ray: what carries collectives, of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
     object_store_mb: int = setting(512, least=80, unit="MB")
     """ray: memory for what processes hand each other, where we start the cluster."""
-    dashboard: bool = False
-    """ray: Ray's own page, where we start the cluster; takes a RAY_AUTH_TOKEN that you know, and ray[default]."""
     start_timeout: float = setting(300.0, above=0, infinite=True, unit="seconds")
     """How long workers may take to be placed and to be ready."""
     collective_timeout: float = setting(120.0, above=0, unit="seconds")
     """How long training ranks wait for each other, and rollout workers for weights, before one counts as stuck."""
     heartbeat_timeout: float = setting(10.0, above=0, unit="seconds")
     """A worker that gives no sign for so long counts as lost; it is asked four times as often."""
-    call_timeout: float = setting(3600.0, above=0, infinite=True, unit="seconds")
-    """How long one call to a worker may take (a prompt's answers, an update's gradients, a save); one that does not
-    end in time is stuck, and counts as lost."""
     max_failures_per_hour: int = setting(3, least=-1)
     """Lost workers that are replaced within any hour; one more ends the run with the reasons; -1 never gives up."""
 
+    @property
+    def sharded(self) -> bool:
+        """True if ranks hold parts of models."""
+        return self.strategy != "replicate"
+
+    @property
+    def offloaded(self) -> bool:
+        """True if these parts stay in the CPU's memory."""
+        return self.strategy == "fsdp_offload"
+
     def contradictions(self) -> Iterator[str]:
-        if self.cpu_offload and self.strategy != "fsdp":
-            yield f"cpu_offload=true needs runtime.strategy=fsdp, not {self.strategy}"
         for key, given in self._reserved().items():
             if "CPU" in given and not any(given.values()):
                 yield f"{key}={given} reserves nothing: give a part of a CPU, such as 0.1"
         if self.kind == "ray" and self.address is not None:
             where = f"has no effect on the cluster at runtime.address={self.address}, which runs already: leave it out"
-            yield from (f"{told} {where}" for told in self._changed(("object_store_mb", "dashboard")))
+            yield from (f"{told} {where}" for told in self._changed(("object_store_mb",)))
 
     def unread(self, *, replays: bool) -> list[str]:
         """What has no effect in this process. A run that replays another may say how that one's processes were held."""
@@ -104,7 +99,7 @@ class RuntimeSettings(Section):
         """What the backend cannot do where the run computes, as far as settings tell: a rank finds out the rest.
         `samples`: there are rollout workers; `shared`: on the ranks' devices."""
         gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
-        if self.backend == "gloo" and self.strategy == "fsdp" and gpus:
+        if self.backend == "gloo" and self.sharded and gpus:
             return [NO_SHARDS]
         if self.backend != "nccl" or self.kind == "local":
             return []

@@ -12,7 +12,6 @@ from typing import Any
 
 from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
-from plaudit.runtime.settings import DASHBOARD
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
 from plaudit.support.plugins import known_here_alone
@@ -121,30 +120,24 @@ def _about_method(s: Settings) -> list[str]:
     ):
         if path is not None and role not in objective.asks:
             problems.append(f"{key}={path} has no effect: {s.method} with these settings asks for no {role.value}")
-    if s.data.stream and (s.train.steps is None or s.reference.once):
-        problems.append(f"data.stream={s.data.stream} has no end: set train.steps, and leave reference.once out")
-    if s.reference.once and (objective.data == "prompts" or Role.REFERENCE not in objective.asks):
-        problems.append("reference.once is for offline methods with a reference")
-    if s.reference.once and s.reference.ema:
-        problems.append(
-            "reference.once computes the reference's columns before training, reference.ema moves it: keep one"
-        )
+    if s.data.stream and s.train.steps is None:
+        problems.append(f"data.stream={s.data.stream} has no end: set train.steps")
     return problems + _about_offload(s, referred=Role.REFERENCE in objective.asks)
 
 
 def _about_best(s: Settings) -> list[str]:
     """What evaluations are compared by, and whether there are any to compare."""
-    best, every = s.evaluate.best, s.evaluate
+    best = s.evaluate.best
     if best is None:
-        patience = every.patience
+        patience = s.evaluate.patience
         return [] if patience is None else [f"evaluate.patience={patience} counts evaluations: set evaluate.best"]
     problems = []
     if s.rollout.replay is not None:
         problems.append(f"evaluate.best={best}: a replay evaluates nothing")
-    elif not (s.data.validation or s.data.validation_percent):
-        problems.append(f"evaluate.best={best} needs rows: set data.validation or data.validation_percent")
-    if every.steps is every.epochs is every.seconds is None:
-        problems.append(f"evaluate.best={best} compares evaluations: set evaluate.steps, or epochs or seconds")
+    elif not s.data.validation:
+        problems.append(f"evaluate.best={best} needs rows: set data.validation, to a source or to 5%")
+    if s.evaluate.every is None:
+        problems.append(f"evaluate.best={best} compares evaluations: set evaluate.every")
     if s.algorithm.data == "prompts":
         if not best.startswith("reward/"):
             problems.append(f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART")
@@ -165,8 +158,8 @@ def _about_offload(s: Settings, *, referred: bool) -> list[str]:
     if rank > 0 and s.reference.path is None:
         why = "the reference is the policy with its adapters off, and takes no memory of its own"
         return [f"reference.offload=true has no effect with model.lora.rank={rank}: {why}"]
-    if s.runtime.cpu_offload:
-        return ["reference.offload=true has no effect with runtime.cpu_offload=true, which offloads all models"]
+    if s.runtime.offloaded:
+        return ["reference.offload=true has no effect with runtime.strategy=fsdp_offload, which offloads all models"]
     return []
 
 
@@ -237,13 +230,10 @@ def _about_runtime(s: Settings) -> list[str]:
     problems = [f"runtime.{told}" for told in s.runtime.unread(replays=s.rollout.replay is not None)]
     problems += _about_others(s, f"method={s.method}", type(s.algorithm))
     problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
-    if s.runtime.cpu_offload and s.device == "cpu":
-        problems.append("runtime.cpu_offload=true has no effect with device=cpu: set it to false, or device=cuda")
+    if s.runtime.offloaded and s.device == "cpu":
+        problems.append("runtime.strategy=fsdp_offload has no effect with device=cpu: take fsdp, or device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
-    lacking = [name for name in DASHBOARD if s.runtime.dashboard and not _installed(name)]
-    if lacking:
-        problems.append(f"runtime.dashboard=true needs {', '.join(lacking)}, not installed: pip install 'ray[default]'")
     if s.rollout.replay is not None and s.algorithm.data != "prompts":
         problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
     if s.rollout.share_devices and s.runtime.resources_per_rollout_worker:
@@ -256,9 +246,7 @@ def _about_runtime(s: Settings) -> list[str]:
             "rollout.engine=vllm needs vLLM, which is not installed: pip install -e '.[vllm]' in Plaudit's folder for "
             "NVIDIA GPUs, make vllm for a CPU (docs/vllm.md)"
         )
-    if s.runtime.kind == "local" and s.rollout.workers_max and s.samples:
-        problems.append(f"rollout.workers_max={s.rollout.workers_max} needs runtime=ray")
-    if s.runtime.kind == "local" and s.rollout.workers > 1 and s.samples:
+    if s.runtime.kind == "local" and s.rollout.workers not in (0, 1) and s.samples:
         problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
     return problems
 

@@ -25,6 +25,9 @@ Tree = typing.TypeVar("Tree")
 NO_VALUE = (IndexError, ValueError, TypeError, OverflowError)
 """What OmegaConf raises beside its own errors, of places in lists and of numbers that no float holds."""
 
+WHOLE = ("data.train",)
+"""Mappings that an override replaces: sources are not added to others."""
+
 
 def load_settings(
     recipe: str | Path | Mapping[str, Any] | None = None,
@@ -93,7 +96,8 @@ class Override:
             if self.deletes:
                 OmegaConf.update(config, self.key, None)
             else:
-                OmegaConf.update(config, self.key, self.value, merge=True, force_add=False)
+                merge = self.key not in WHOLE
+                OmegaConf.update(config, self.key, self.value, merge=merge, force_add=False)
         except (OmegaConfBaseException, *NO_VALUE) as error:
             raise SettingsError(f"{shortened(self.text)}: {_first_line(error)}") from error
 
@@ -258,7 +262,13 @@ def _to_object(config: Any) -> Settings:
         raise SettingsError(_first_line(error)) from error
     assert isinstance(settings, Settings)
     check_types(settings)
-    return settings
+    return dataclasses.replace(settings, algorithm=_with_tuples(settings.algorithm))
+
+
+def _with_tuples(method: Any) -> Any:
+    """The method with tuples where its defaults are tuples: OmegaConf makes lists of them."""
+    pairs = {one.name: vars(method)[one.name] for one in dataclasses.fields(method) if isinstance(one.default, tuple)}
+    return dataclasses.replace(method, **{name: tuple(pair) for name, pair in pairs.items()})
 
 
 def check_keys(
@@ -300,7 +310,9 @@ def _entries(value: Any) -> list[tuple[str, Any]]:
 
 def _where(error: Exception, key: str) -> str:
     """The key that an error under this one speaks of. Of a list's entry OmegaConf tells what stands in it alone."""
-    full = str(getattr(error, "full_key", None) or key)
+    from omegaconf.errors import OmegaConfBaseException
+
+    full = str((error.full_key if isinstance(error, OmegaConfBaseException) else None) or key)
     return full if full.split(".")[0] == key else f"{key}: {full}"
 
 

@@ -60,15 +60,19 @@ class Rule:
     below: float | None = None
     infinite: bool = False
     choices: tuple[Any, ...] = ()
+    numbers: bool = False
+    """A number within the bounds may stand in place of a choice."""
     count: int | None = None
     """Entries of the list."""
     unit: str = ""
 
     def __str__(self) -> str:
-        if self.choices:
+        if self.choices and not self.numbers:
             return f"one of {', '.join(map(str, self.choices))}"
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}, or a number {bounds}".strip()
         return (
             f"{self.count} numbers, each " * bool(self.count) + bounds + f" ({self.unit})" * bool(self.unit)
         ).strip()
@@ -77,7 +81,7 @@ class Rule:
         if isinstance(value, list | tuple | dict):
             entries = value.values() if isinstance(value, dict) else value
             return self.count in (None, len(value)) and all(map(self.takes, entries))
-        if value is None or self.choices:
+        if value is None or (self.choices and not (self.numbers and isinstance(value, int | float))):
             return value is None or value in self.choices
         if not isinstance(value, int | float):
             return True
@@ -239,9 +243,9 @@ def _is(value: Any, kind: Any) -> bool:
     if origin is Any:
         entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         return all(_is(entry, Any) for entry in entries) and not (isinstance(value, int) and abs(value) > 2**64)
-    if origin is int:
-        return isinstance(value, int) and abs(value) <= 2**64
-    return isinstance(value, (int, float) if origin is float else origin)
+    if origin in (int, float) and isinstance(value, int):
+        return abs(value) <= 2**64
+    return isinstance(value, origin)
 
 
 def _named(kind: Any) -> str:

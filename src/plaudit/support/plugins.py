@@ -33,8 +33,8 @@ def load_object(reference: str) -> Any:
     module = _module_of_file(Path(place), reference) if place.endswith(".py") else _module_of_name(place, reference)
     found: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            public = [name for name in dir(found) if not name.startswith("_")]
+        if part not in (there := dir(found)):
+            public = [name for name in there if not name.startswith("_")]
             raise AttributeError(f"{reference!r}: {place} has no {part!r}{nearest(part, public)}")
         found = getattr(found, part)
     return found
@@ -113,8 +113,13 @@ def registered_again(thing: object, before: object) -> bool:
     (module, name), (older, called) = _place(thing), _place(before)
     if thing is before or module is None or name is None or called is None or module != older:
         return thing is before
-    gone = module in _SOURCES and called.isidentifier() and not hasattr(sys.modules.get(module), called)
+    gone = module in _SOURCES and called.isidentifier() and called not in dir(sys.modules.get(module))
     return name == called or gone
+
+
+def name_of(thing: object) -> str:
+    """The name of a function or class, or else that of its class."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
 
 
 def _place(thing: object) -> tuple[str | None, str | None]:
@@ -126,5 +131,5 @@ def _place(thing: object) -> tuple[str | None, str | None]:
 def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:
     """Whether what was registered, or is named by its place, is not known to another process that runs these files:
     that of a script or notebook, and without files anything that is not ours."""
-    module = str(getattr(thing, "__module__", ""))
+    module = _place(thing)[0] or ""
     return module == "__main__" or not (plugins or module.partition(".")[0] == "plaudit")

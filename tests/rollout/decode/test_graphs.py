@@ -207,7 +207,7 @@ def test_an_engine_that_cannot_record_says_so_once_and_goes_on(
         for _ in range(2):
             close(generate_all(engine, QUESTIONS, PLAN), generate_all(engine_of(model, 3), QUESTIONS, PLAN))
     [said] = caplog.messages
-    assert "goes on without CUDA graphs (rollout.cuda_graphs)" in said
+    assert "goes on without CUDA graphs, as by PLAUDIT_CUDA_GRAPHS=off" in said
     assert re.search(why, said)
 
 
@@ -346,21 +346,33 @@ def test_shapes_are_few() -> None:
 
 
 def test_the_cpu_records_nothing(pairs: Any, letters: Letters) -> None:
-    engine = build_engine(pairs("llama")[0], letters, slots=4, cuda_graphs=True)
+    engine = build_engine(pairs("llama")[0], letters, slots=4)
     assert isinstance(engine, NativeEngine)
     assert engine.forward.recorder is None
+
+
+def both_ways(model: Any, letters: Letters, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Engines with and without CUDA graphs."""
+    engines = [build_engine(model, letters, slots=7)]
+    monkeypatch.setenv("PLAUDIT_CUDA_GRAPHS", "off")
+    return [*engines, build_engine(model, letters, slots=7)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: CUDA graphs are recorded on one")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "mistral"])
 def test_cuda_graphs_answer_like_plain_steps(
-    pairs: Any, letters: Letters, kind: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+    pairs: Any,
+    letters: Letters,
+    kind: str,
+    dtype: torch.dtype,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In float32 the tokens of plain steps. In lower precision other shapes round otherwise and answers part; what was
     drawn then has the log-prob that a pass over the whole answer gives it."""
     model = copy.deepcopy(pairs(kind)[0]).to("cuda", dtype)
-    engines = [build_engine(model, letters, slots=7, cuda_graphs=graphs) for graphs in (True, False)]
+    engines = both_ways(model, letters, monkeypatch)
     found, expected = (generate_all(engine, QUESTIONS, PLAN) for engine in engines)
     assert not caplog.messages
     assert isinstance(engines[0], NativeEngine)
@@ -379,9 +391,11 @@ def test_cuda_graphs_answer_like_plain_steps(
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second GPU: torch's current one is the first")
-def test_cuda_graphs_of_another_gpu(pairs: Any, letters: Letters, caplog: pytest.LogCaptureFixture) -> None:
+def test_cuda_graphs_of_another_gpu(
+    pairs: Any, letters: Letters, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = copy.deepcopy(pairs("llama")[0]).to("cuda:1")
-    engines = [build_engine(model, letters, slots=7, cuda_graphs=graphs) for graphs in (True, False)]
+    engines = both_ways(model, letters, monkeypatch)
     found, expected = (generate_all(engine, QUESTIONS, PLAN) for engine in engines)
     assert not caplog.messages
     assert torch.cuda.current_device() == 0

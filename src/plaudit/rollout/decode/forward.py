@@ -93,6 +93,9 @@ class Forward:
             tokens, positions = table.newest(self.recorded.rows(running), longest)
             return self.recorded.logits(tokens, positions, running=running, longest=longest)
         except RuntimeError as error:
-            log.warning("decoding goes on without CUDA graphs (rollout.cuda_graphs): one was recorded, but %s", error)
+            log.warning(
+                "decoding goes on without CUDA graphs, as by PLAUDIT_CUDA_GRAPHS=off: one was recorded, but %s",
+                error,
+            )
             self.recorder = self.recorded = None
             return None

@@ -10,6 +10,7 @@ out: prompts, whose shapes hardly occur twice, and sampling, which is launched w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from plaudit.compute.invariant import few, filled_up
+from plaudit.compute.library import OFF
 from plaudit.models.decoder import Decoder
 from plaudit.rollout.decode.cache import Cache, Decode, ProductCache
 
@@ -33,6 +35,11 @@ TOLERANCE = {torch.float32: 0.01}
 kernels. Those of another row would differ by more than 1."""
 TOLERANCE_HALVES = 0.2
 """The same in lower precision."""
+
+
+def graphs_wanted() -> bool:
+    """False with PLAUDIT_CUDA_GRAPHS=off, for a driver that has trouble with them."""
+    return os.environ.get("PLAUDIT_CUDA_GRAPHS", "on").lower() not in OFF
 
 
 def rounded_rows(running: int, slots: int) -> int:

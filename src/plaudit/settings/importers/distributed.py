@@ -11,13 +11,21 @@ from typing import Any
 from plaudit.settings.importers.rows import Row, complaints, flat, recipe
 from plaudit.support.fields import Rule, refuse, shown
 
+MOST = "cluster.max_rollout_workers"
 RESERVED = [f"runtime.{key}" for key in ("resources_per_worker", "resources_per_rollout_worker")]
 ROWS = (
     Row(theirs="cluster.runtime", ours="runtime.kind"),
     Row(theirs="cluster.address", ours="runtime.address", ray=True),
     Row(theirs="cluster.num_workers", ours="runtime.num_training_workers", ray=True, idle=(None, 1)),
-    Row(theirs="cluster.num_rollout_workers", ours="rollout.workers", ray=True, idle=(None, 1)),
-    Row(theirs="cluster.max_rollout_workers", ours="rollout.workers_max", ray=True),
+    Row(
+        theirs="cluster.num_rollout_workers",
+        ours="rollout.workers",
+        ray=True,
+        idle=(None, 1),
+        kind=int,
+        rule=Rule(least=1),
+    ),
+    Row(theirs=MOST, ours="rollout.workers", told=lambda most: None, ray=True, kind=int, rule=Rule(least=1)),
     Row(theirs="cluster.cpus_per_worker", ours="threads"),
     *(Row(theirs="cluster.cpus_per_worker", ours=f"{ours}.CPU", ray=True, idle=()) for ours in RESERVED),
     Row(
@@ -30,7 +38,7 @@ ROWS = (
     *(Row(theirs="cluster.gpus_per_worker", ours=f"{ours}.GPU", ray=True, idle=()) for ours in RESERVED),
     Row(theirs="strategy.name", ours="runtime.strategy", ray=True, idle=(None, "replicate")),
     Row(theirs="strategy.micro_tokens", ours="learn.micro_tokens"),
-    Row(theirs="fault_tolerance.checkpoint_interval", ours="save.steps"),
+    Row(theirs="fault_tolerance.checkpoint_interval", ours="save.every", kind=int, rule=Rule(least=1)),
     Row(theirs="fault_tolerance.resume", ours="resume", told={True: "latest"}.get, kind=bool),
     Row(theirs="fault_tolerance.max_failures", ours="runtime.max_failures_per_hour", ray=True),
     Row(theirs="fault_tolerance.timeout", ours="runtime.heartbeat_timeout", ray=True),
@@ -52,11 +60,16 @@ def imported(given: Mapping[str, Any]) -> dict[str, Any]:
     values = flat(given, ROWS)
     refuse(complaints(values, ROWS))
     refuse(list(_contradictions(values)))
-    return recipe(values, ROWS, ray=values["cluster.runtime"] == "ray")
+    found = recipe(values, ROWS, ray=values["cluster.runtime"] == "ray")
+    if values[MOST] is not None:
+        found["rollout"]["workers"] = [values["cluster.num_rollout_workers"], values[MOST]]
+    return found
 
 
 def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
-    least, most = values["cluster.num_rollout_workers"], values["cluster.max_rollout_workers"]
+    least, most = values["cluster.num_rollout_workers"], values[MOST]
+    if least is None and most is not None:
+        yield f"{MOST}={most} needs cluster.num_rollout_workers beside it, the number that a run starts with"
     if least is not None and most is not None and most < least:
         yield f"cluster.max_rollout_workers={most} is below cluster.num_rollout_workers={least}: raise it"
     if values["cluster.runtime"] != "ray":
