@@ -41,7 +41,7 @@ ROOMS = {
     "learn": (1330, "passes, sharding, the optimizer"),
     "loop": (1995, "one loop for every method; half of it is recovery; how often, in words"),
     "evaluate": (1360, "figures of models that are no figures of a run"),
-    "settings": (870, "the tree, recipes, what sections ask of each other; importers of other systems' files"),
+    "settings": (880, "the tree, recipes, what sections ask of each other; importers of other systems' files"),
     "crew": (1020, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
     "runs": (1110, "a run from settings to folder, pipelines, records"),
     "commands": (1120, "the command line"),
