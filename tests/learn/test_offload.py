@@ -104,7 +104,7 @@ def test_a_judge_comes_to_score(device: str, offloads: None, judge: Path) -> Non
 
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}, "rollout": {"share_devices": True}},
-    "dpo": {"data": {"limit": 8}},
+    "dpo": {"data": {"limit": 8}, "reference": {}},  # read twice: the columns are computed once
 }
 EVENTS = {"grpo": "(comes goes learns ){4}", "dpo": "(comes goes )+(learns ){4}"}
 

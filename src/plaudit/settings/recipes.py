@@ -262,7 +262,8 @@ def _to_object(config: Any) -> Settings:
         raise SettingsError(_first_line(error)) from error
     assert isinstance(settings, Settings)
     check_types(settings)
-    return dataclasses.replace(settings, algorithm=_with_tuples(settings.algorithm))
+    method = settings.algorithm
+    return settings if method is None else dataclasses.replace(settings, algorithm=_with_tuples(method))
 
 
 def _with_tuples(method: Any) -> Any:
