@@ -262,12 +262,13 @@ def _to_object(config: Any) -> Settings:
         raise SettingsError(_first_line(error)) from error
     assert isinstance(settings, Settings)
     check_types(settings)
-    method = settings.algorithm
-    return settings if method is None else dataclasses.replace(settings, algorithm=_with_tuples(method))
+    return dataclasses.replace(settings, algorithm=_with_tuples(settings.algorithm))
 
 
 def _with_tuples(method: Any) -> Any:
     """The method with tuples where its defaults are tuples: OmegaConf makes lists of them."""
+    if not dataclasses.is_dataclass(method) or isinstance(method, type):
+        return method  # it is refused later
     pairs = {one.name: vars(method)[one.name] for one in dataclasses.fields(method) if isinstance(one.default, tuple)}
     return dataclasses.replace(method, **{name: tuple(pair) for name, pair in pairs.items()})
 
