@@ -29,9 +29,9 @@ from rich.table import Table
 
 from plaudit import Run, Settings, load_settings, run
 from plaudit.data.byte_pairs import train_tokenizer
-from plaudit.models.decoder import Decoder
 from plaudit.models.families import read_config
 from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
+from plaudit.runs import needs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RECIPES = {
@@ -99,41 +99,13 @@ def config_of(model: str, *, tiny: bool = False) -> dict[str, Any]:
 
 
 def parameters(config: dict[str, Any]) -> int:
-    """Weights of the model with its language-model head. No number is drawn: a layer is counted, and multiplied."""
-    with torch.device("meta"):
-        models = [Decoder(read_config(config | {"num_hidden_layers": layers}), head="lm") for layers in (1, 2)]
-    first, second = (sum(p.numel() for p in model.parameters()) for model in models)
-    return first + (config["num_hidden_layers"] - 1) * (second - first)
+    """Weights of the model with its language-model head."""
+    return read_config(config).parameters
 
 
 def memory(config: dict[str, Any], settings: Settings) -> dict[str, float]:
-    """GiB on the device by part, computed: weights in bfloat16 take 2 bytes, trained ones 16 more (float32 master,
-    gradient and two moments); a pass keeps every layer's input if activations are computed again, else some 20 rows of
-    the hidden and 3 of the inner size a layer; a cached token takes its keys and values."""
-    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
-    weights = parameters(config)
-    groups = config["num_key_value_heads"] * config.get("head_dim", hidden // config["num_attention_heads"])
-    learn, rollout = settings.learn, settings.rollout
-
-    def trained(rank: int) -> float:
-        # Adapters of every projection: rank * (in + out) weights each, of seven projections a layer.
-        adapters = rank * layers * (9 * hidden + 2 * groups + 3 * inner)
-        return 2 * weights + 18 * adapters if rank else 18 * weights
-
-    parts = {"trained": trained(settings.model.lora.rank)}
-    if settings.method == "ppo":
-        parts["trained"] += trained(settings.critic.lora_rank)
-    if settings.method == "dpo" and not settings.model.lora.rank:
-        parts["reference"] = 2 * weights
-    judges = [reward for reward in settings.rewards if reward.kind == "judge"]
-    parts["judge"] = sum(2.0 * weights for judge in judges if not judge.offload)
-    layer = 2 * (20 * hidden + 3 * inner)
-    kept = 2 * hidden * layers + layer if learn.activation_checkpointing else layer * layers
-    parts["activations"] = learn.micro_tokens * kept
-    if settings.samples:
-        length = settings.data.max_prompt_tokens + rollout.max_tokens
-        parts["cache"] = rollout.slots * length * layers * 4 * groups
-    return {part: size / GIB for part, size in parts.items() if size}
+    """GiB on the device by part, computed."""
+    return {part: size / GIB for part, size in needs.memory(read_config(config), settings).items()}
 
 
 def seconds(config: dict[str, Any], settings: Settings, gpu: str) -> float:

@@ -27,7 +27,7 @@ from torch import Tensor
 from plaudit import load_settings
 from plaudit.algorithms import Output
 from plaudit.batch import Batch
-from plaudit.crew.trainer import Longest, Plan, Trainer
+from plaudit.crew.trainer import Plan, Trainer
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import Ranks, Together, join
@@ -39,6 +39,7 @@ from plaudit.loop.train import Ending, learn
 from plaudit.runtime.gang import Gang
 from plaudit.runtime.local import do as ask
 from plaudit.runtime.network import free_address
+from plaudit.settings.checks import Longest
 from plaudit.types import Role, Row, Stats
 
 Job = dict[str, Any]

@@ -7,6 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from plaudit.data.chat import Chats, shorter
 from plaudit.data.fields import DataError
+from plaudit.data.reader import parts_of
 from plaudit.data.records import Demonstration, Pair, Preference, Question
 from plaudit.data.report import DataReport, Tally
 from plaudit.data.settings import DataSettings
@@ -310,9 +311,10 @@ def test_the_report_shows_how_chats_are_written_and_one_row(byte_level):
     shape = SHAPES["qwen 3, an empty thought"]
     settings, ends = reading(shape, byte_level)
     tally = Tally(source="f")
-    demonstration_rows(
+    (row,) = demonstration_rows(
         [demonstration({"messages": [ASK, FOUR]}, where="f:1")], byte_level, settings, tally=tally, ends=ends
     )
+    tally.example = parts_of(row, byte_level)
     report = DataReport(kind="demonstrations", sources=(tally.freeze(),), train_items=1, validation_items=0)
     for line in (
         r"f: chats ask for an answer with '<|im_start|>assistant\n'",

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from plaudit import load_settings
 from plaudit.batch import Batch
-from plaudit.crew.trainer import Longest, Plan, Trainer
+from plaudit.crew.trainer import Plan, Trainer
 from plaudit.learn.ranks import Alone, join
 from plaudit.learn.readout import policy_output
 from plaudit.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
 from plaudit.models.load import fresh_model
 from plaudit.runtime.network import free_address
+from plaudit.settings.checks import Longest
 from plaudit.settings.tree import SettingsError
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from plaudit.models.decoder import Decoder
-from plaudit.models.load import check_scores, fresh_model, load_model, save_model
+from plaudit.models.described import check_scores
+from plaudit.models.load import fresh_model, load_model, save_model
 
 Tiny = Callable[..., dict[str, Any]]
 

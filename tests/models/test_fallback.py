@@ -13,9 +13,10 @@ from plaudit.batch import Batch
 from plaudit.compute import logprobs
 from plaudit.learn.readout import policy_output
 from plaudit.models.decoder import Decoder
+from plaudit.models.described import check_scores, positions
 from plaudit.models.fallback import Fallback, _warn_slower
 from plaudit.models.families import read_config
-from plaudit.models.load import check_scores, fresh_model, load_model, positions, save_model
+from plaudit.models.load import fresh_model, load_model, save_model
 from plaudit.rollout.decode.cache import Prefill, ProductCache
 from plaudit.types import Row
 

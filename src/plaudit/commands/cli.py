@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +17,7 @@ from typing import Any
 import click
 import yaml
 
-from plaudit.support.paths import at_home, error_number, unwritable
+from plaudit.support.paths import at_home, check_writable, error_number, unwritable
 from plaudit.support.visible import visible
 from plaudit.types import Ended
 
@@ -37,7 +37,7 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
     sys.excepthook = _traceback
     try:
         if target is not None:
-            _check_writable(at_home(target))
+            check_writable(at_home(target))
         if plugins:
             from plaudit.support.plugins import load_plugins
 
@@ -78,15 +78,6 @@ def _tell(text: str) -> None:
     """Print to stderr, if it is open."""
     with suppress(OSError):
         click.echo(visible(text), err=True)
-
-
-def _check_writable(target: Path) -> None:
-    """Raise OSError if `target`, or the folders to be made above it, cannot be written."""
-    there = next(path for path in (target, *target.parents, Path.cwd()) if path.exists())
-    if there != target and not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder", str(target))
-    if not os.access(there, os.W_OK):
-        raise PermissionError(errno.EACCES, f"nothing can be written to {there}", str(target))
 
 
 def _of_storage(error: Exception, target: str | Path | None) -> str | None:
@@ -205,6 +196,25 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
         done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
         if done.evaluation is not None:
             reporter.show(done.evaluation.table())
+
+
+@main.command()
+@click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@traceback_option
+def check(words: tuple[str, ...], as_json: bool) -> None:
+    """Say everything that is wrong or doubtful about a run or a pipeline, before it starts; exit status 1 for problems.
+
+    Settings, paths, the first rows as the model would read them, sizes, devices, disk, servers and the cluster are
+    looked at. Nothing is written, and no model is loaded.
+    """
+    began = time.time() - time.process_time()
+    with plain_errors():
+        from plaudit.commands.check import check as check_words
+
+        method = words[0] if words[0] in METHODS and not Path(words[0]).is_file() else None
+        rest = words[1:] if method else words
+        raise SystemExit(min(check_words(method, rest, as_json=as_json, began=began), 1))
 
 
 @main.command()

@@ -10,22 +10,12 @@ from plaudit.crew.base import Crew
 from plaudit.crew.local import LocalCrew
 from plaudit.crew.ray import RayCrew
 from plaudit.crew.trainer import Plan
-from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.token import prepare
 from plaudit.runtime.worker import Failures
 from plaudit.settings.tree import Settings
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
-
-
-def check_cluster(settings: RuntimeSettings) -> None:
-    """Raise ValueError if there is no cluster at the run's address."""
-    if settings.kind == "ray" and settings.address is not None:
-        prepare(settings)
-        from plaudit.runtime.ray import check_address
-
-        check_address(settings.address)
 
 
 class Crews:

@@ -21,7 +21,8 @@ from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer, moved
-from plaudit.models.load import end_ids, load_tokenizer, positions
+from plaudit.models.described import end_ids, positions
+from plaudit.models.load import load_tokenizer
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings

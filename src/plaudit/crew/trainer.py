@@ -44,29 +44,13 @@ from plaudit.runtime.memory import (
 )
 from plaudit.runtime.network import free_address
 from plaudit.runtime.settings import NO_SHARDS
+from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
 from plaudit.weights.parcel import Parcel, pack
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Longest:
-    """The longest sequence that a run will train on or sample."""
-
-    tokens: int
-    what: str
-    """Description of the sequence for messages."""
-
-    def check(self, whose: str, room: int) -> None:
-        """Refuse rows that do not fit a model with room for this many tokens."""
-        if self.tokens > room:
-            raise SettingsError(
-                f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: "
-                "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
-            )
 
 
 @dataclass(frozen=True)

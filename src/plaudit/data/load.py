@@ -33,9 +33,9 @@ from plaudit.data.formats import (
 from plaudit.data.oasst import unfolded
 from plaudit.data.oddities import note_row, note_same_files
 from plaudit.data.read import scan_rows
-from plaudit.data.reader import Reader, Tokens
+from plaudit.data.reader import Reader, Tokens, parts_of
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Question, Record, Sample
-from plaudit.data.report import Budget, DataReport, SourceReport, Tally
+from plaudit.data.report import Budget, DataReport, Parts, SourceReport, Tally
 from plaudit.data.settings import DataSettings, unfed
 from plaudit.data.store import AT_ONCE, Codec, Integers, Items, PromptItems, RowItems, Writer
 from plaudit.data.stream import InOrder, Stream
@@ -50,6 +50,8 @@ ItemT = TypeVar("ItemT")
 RecordT = TypeVar("RecordT", bound=Record)
 VALIDATION_SPLIT = 2
 """Key of the random stream that picks validation items; 0 and 1 are the cursor's."""
+SHOWN = 3
+"""Items of a preview that are rendered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,7 @@ class Loader(Generic[RecordT, ItemT]):
     items: Callable[[Sequence[RecordT], Reader, Tally, int], list[ItemT]]
     """Makes items of records; the last argument is the number of the first item."""
     prompt: Callable[[ItemT], Tokens]
+    rows: Callable[[ItemT], Sequence[Row | Prompt]]
     size: Callable[[ItemT], int]
     """Tokens of an item's longest row, or of its prompt."""
     codec: Callable[[], Codec[ItemT]]
@@ -99,6 +102,11 @@ class Loader(Generic[RecordT, ItemT]):
         self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int, ends: Collection[int] = ()
     ) -> Dataset[ItemT]:
         """Read what the settings name. `ends` are the model's end tokens beside the tokenizer's own."""
+        reader = self.reader(settings, tokenizer, ends)
+        return (_streamed if settings.stream else _stored)(reader, seed, self)
+
+    def reader(self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> Reader:
+        """Raises ValueError for settings that this kind of data cannot be read with."""
         check(settings, unfed, prefix="data.")
         if self.kind != QUESTION and settings.max_prompt_tokens >= settings.max_tokens:
             raise ValueError(
@@ -108,8 +116,7 @@ class Loader(Generic[RecordT, ItemT]):
         check_columns(settings.columns)
         if settings.dialect != "auto":
             named(settings.dialect)
-        reader = Reader(tokenizer, settings, ends)
-        return (_streamed if settings.stream else _stored)(reader, seed, self)
+        return Reader(tokenizer, settings, ends)
 
 
 def _of_rows(
@@ -126,7 +133,7 @@ def _of_rows(
     def size(item: tuple[Row, ...]) -> int:
         return max(len(row.tokens) for row in item)
 
-    return Loader(kind, record, items, prompt, size, RowItems)
+    return Loader(kind, record, items, prompt, tuple, size, RowItems)
 
 
 load_demonstrations = _of_rows(DEMONSTRATION, demonstration_of, demonstration_rows)
@@ -137,6 +144,7 @@ load_prompts: Loader[Question, Prompt] = Loader(
     question_of,
     items=lambda records, reader, tally, first: prompts(records, reader, tally),
     prompt=attrgetter("tokens"),
+    rows=lambda prompt: (prompt,),
     size=lambda prompt: len(prompt.tokens),
     codec=PromptItems,
 )
@@ -239,8 +247,49 @@ def _items(reader: Reader, loader: Loader[RecordT, ItemT], tally: Tally, first: 
     records = _records(tally, reader.settings, loader)
     while some := list(islice(records, AT_ONCE)):
         items = loader.items(some, reader, tally, first)
+        if items and not tally.example:
+            tally.example = parts_of(loader.rows(items[0])[0], reader.tokenizer)
         first += len(items)
         yield items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The first rows of a source, as the model would read them."""
+
+    report: SourceReport
+    rows: tuple[tuple[Parts, ...], ...]
+    """The first items: each one's rows, such as the chosen and the rejected one."""
+    longest: int
+    problem: str
+    """Why nothing of it can be used; "" if that is not so."""
+
+
+def previewed(
+    settings: DataSettings, kind: str, tokenizer: PreTrainedTokenizerBase, ends: Collection[int], *, rows: int
+) -> Iterator[Preview]:
+    """Read the first good rows of every source. Bad rows are counted, and a source that cannot be read has a problem.
+    Raises ValueError for settings that this kind of data cannot be read with."""
+    loader = LOADERS[kind]
+    reader = loader.reader(replace(settings, limit=min(rows, settings.limit or rows)), tokenizer, ends)
+    for role, given in (("train", settings.fed), ("validation", settings.apart)):
+        for source in given:
+            tally = Tally(source=source, role=role, budget=Budget(rows))
+            items: list[Any] = []
+            problem = ""
+            try:
+                items = [item for some in _items(reader, loader, tally, 0) for item in some]
+                problem = "" if items else _nothing_left(kind, tally)
+            except (ValueError, OSError, ImportError) as error:
+                problem = (
+                    f"none of {tally.read} rows can be read, the last: {tally.bad[-1]}" if tally.bad else str(error)
+                )
+            yield Preview(
+                report=tally.freeze(),
+                rows=tuple(tuple(parts_of(row, tokenizer) for row in loader.rows(item)[:2]) for item in items[:SHOWN]),
+                longest=max(map(loader.size, items), default=0),
+                problem=problem,
+            )
 
 
 def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT]) -> Iterator[RecordT]:

@@ -68,6 +68,13 @@ def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iter
         raise DataError("the source has no rows. Give one that has some.", source)
 
 
+def fetched(source: str) -> bool:
+    """True for a name that `datasets` would be asked for: no file, folder or function here."""
+    folder, colon, _ = source.rpartition(":")
+    here = at_home(source).exists() or (bool(colon) and at_home(folder).is_dir())
+    return not here and FUNCTION.fullmatch(source) is None
+
+
 def data_files(source: str, split: str) -> list[tuple[str, Path]]:
     """List the files that hold a split of a source, each with its name for errors.
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from plaudit.data.chat import Chats, shorter
@@ -22,6 +22,7 @@ from plaudit.data.records import Record
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import adds_bos
+from plaudit.types import Prompt, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,8 +97,7 @@ class Reader:
         encoded = iter(self.encoded(written))
         of_chats: list[Written] = [one for one in written if one.messages]
         if of_chats and not tally.chat and self.chats.form is not None:
-            example = {"prompt": of_chats[0].prompt, "completion": (*of_chats[0].completions, "")[0]}
-            tally.chat = {**self.chats.form.json(), "example": example}
+            tally.chat = self.chats.form.json()
         for record, count in kept:
             yield record, list(islice(encoded, count))
 
@@ -205,6 +205,19 @@ class Reader:
     def _refuse(self, what: str, one: Encoded) -> None:
         if self.settings.overlong == "error":
             raise DataError(f"{what}. Raise the limit, or set data.overlong to truncate or drop.", one.where)
+
+
+def parts_of(item: Row | Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, bool], ...]:
+    """A row's text in parts, each with whether it is trained; a prompt is one part."""
+    trainable = (False,) * len(item.tokens) if isinstance(item, Prompt) else item.trainable
+    parts: list[tuple[str, bool]] = []
+    before = end = 0
+    for trained, run in groupby(trainable):
+        end += len(list(run))
+        text = str(tokenizer.decode(list(item.tokens[:end]), clean_up_tokenization_spaces=False))
+        parts.append((text[before:], trained))
+        before = len(text)
+    return tuple(parts)
 
 
 def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:

@@ -18,6 +18,8 @@ from plaudit.support.visible import visible
 
 EXAMPLE = 120
 """Characters of a prompt's end and of a completion that the report quotes."""
+Parts = tuple[tuple[str, bool], ...]
+"""A row's text in parts, each with whether it is trained."""
 SHOWN = 5
 """Most bad rows, and most unread columns, that the report quotes."""
 
@@ -85,7 +87,9 @@ class Tally:
     turns_dropped: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
     chat: Mapping[str, Any] = field(default_factory=dict)
-    """How the chat template writes answers (`chat.Form`), and an `example` of the source; empty without chats."""
+    """How the chat template writes answers (`chat.Form`); empty without chats."""
+    example: Parts = ()
+    """The first row, or prompt."""
     truncated_prompts: int = 0
     truncated_completions: int = 0
     prompt_lengths: Counter[int] = field(default_factory=Counter)
@@ -121,6 +125,7 @@ class Tally:
             bad_rows=len(self.bad),
             bad_examples=tuple(self.bad[:SHOWN]),
             chat=self.chat,
+            example=self.example,
             truncated_prompts=self.truncated_prompts,
             truncated_completions=self.truncated_completions,
             prompt_tokens=Lengths.of(self.prompt_lengths),
@@ -160,7 +165,9 @@ class SourceReport:
     bad_examples: tuple[str, ...]
     """The first few bad rows: where and why."""
     chat: Mapping[str, Any]
-    """How the chat template writes answers (`chat.Form`), and the first prompt and completion; empty without chats."""
+    """How the chat template writes answers (`chat.Form`); empty without chats."""
+    example: Parts
+    """The first row, or prompt, as the model reads it."""
     truncated_prompts: int
     truncated_completions: int
     prompt_tokens: Lengths
@@ -242,9 +249,13 @@ def _chat_notes(chat: Mapping[str, Any], *, trained: bool) -> list[str]:
         notes.append(f"answers end with the tokenizer's eos_token{other}")
     if not chat["nests"]:
         notes.append("turns of a chat do not share one pass: the template writes earlier answers in another way")
-    prompt, completion = chat["example"]["prompt"], chat["example"]["completion"]
-    notes.append(f"a row: {_shown(prompt, -EXAMPLE)} | trained: {_shown(completion, EXAMPLE)}")
     return notes
+
+
+def row_line(parts: Parts) -> str:
+    """A row in one line: the end of what is read, the beginning of what is trained."""
+    shown = (f"trained: {_shown(text, EXAMPLE)}" if trained else _shown(text, -EXAMPLE) for text, trained in parts)
+    return " | ".join(shown)
 
 
 def _shown(text: str, length: int) -> str:
@@ -270,6 +281,8 @@ def _notes(source: SourceReport) -> list[str]:
     if source.chat:
         notes += _chat_notes(source.chat, trained=source.trained_tokens > 0)
     notes += [f"answers {what}: {count:,}" for what, count in source.verdicts.items()]
+    if source.example:
+        notes.append(f"a row: {row_line(source.example)}" if source.rows else f"a prompt: {row_line(source.example)}")
     if source.kept < source.rows and not source.pairs and not source.verdicts:
         notes.append(f"assistant turns: {source.rows:,}")
     notes += [f"turns left out, {reason}: {count:,}" for reason, count in source.turns_dropped.items()]

@@ -17,7 +17,8 @@ from plaudit.evaluate.policy import check_lengths
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.sharding import Placement, Waiting, apart
 from plaudit.models.base import LanguageModel
-from plaudit.models.load import check_scores, load_model, load_tokenizer
+from plaudit.models.described import check_scores
+from plaudit.models.load import load_model, load_tokenizer
 from plaudit.rewards.judge import JudgeReward, ScoreBatch
 from plaudit.types import Completion, Finish, Prompt, Role, Row
 

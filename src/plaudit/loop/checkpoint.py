@@ -19,14 +19,14 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from plaudit.models.folders import best_checkpoint
 from plaudit.support.paths import unwritable
 from plaudit.types import Ended
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STATE, MANIFEST = "state", "manifest.json"
 _NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
@@ -55,6 +55,8 @@ class Store:
         self, name: str, roles: Mapping[str, Writer], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
         """Save and commit one checkpoint. It replaces an uncommitted one of the same name."""
+        from safetensors.torch import save_file
+
         seals = {role: self._publish(role, name, write) for role, write in roles.items()}
 
         def write_state(folder: Path) -> None:
@@ -129,6 +131,8 @@ class Store:
     def read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and values of a checkpoint's state. Call `verify` first."""
         folder = self.folder / STATE / name
+        from safetensors.torch import load_file
+
         return load_file(folder / "tensors.safetensors"), self._values(folder)
 
     def model(self, role: str, name: str | None = None) -> Path:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 HeadKind = Literal["lm", "scalar"]
+SCALAR_HEAD = "score.weight"
+"""The scalar head of models that transformers computes, by its stored name."""
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 
 
@@ -53,6 +55,18 @@ class DecoderConfig:
     window: int | None = None
     """Sliding attention window in tokens (Mistral), None for full attention."""
     init_std: float = 0.02
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights with an LM head; a tied head is counted once."""
+        heads, width = self.head_dim * self.heads, self.width
+        qkv, up = heads + 2 * self.head_dim * self.kv_heads, self.mlp_width * (2 if self.mlp == "gated" else 1)
+        norm = width * (2 if self.norm == "layer" else 1)
+        matrices = width * (qkv + heads + up + self.mlp_width)
+        biases = qkv * self.qkv_bias + width * self.output_bias + (up + width) * self.mlp_bias
+        layer = matrices + biases + 2 * norm + 2 * self.head_dim * self.qk_norm
+        embedded = self.vocab_size * (1 if self.tied else 2) + self.max_positions * (self.positions == "learned")
+        return self.layers * layer + width * embedded + norm
 
     def __post_init__(self) -> None:
         given = asdict(self)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from plaudit.compute.context import Context, Packed
 from plaudit.models.base import LanguageModel, SpecialTokens
-from plaudit.models.config import HeadKind
+from plaudit.models.config import SCALAR_HEAD, HeadKind
 from plaudit.models.files import weight_files
 from plaudit.models.fresh import draw_normal, generator
 from plaudit.models.keys import UnknownKeyError
@@ -34,7 +34,6 @@ from plaudit.support.visible import visible
 
 log = logging.getLogger(__name__)
 
-SCALAR_HEAD = "score.weight"
 HARMLESS = frozenset(
     """
     sliding_window position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -83,18 +84,19 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor_names(files: list[Path]) -> list[str]:
+    """List the tensors that the files' heads name; torch is not loaded."""
     names: list[str] = []
     for path in files:
-        with _opened(path) as opened:
+        with _opened(path, framework="np") as opened:
             names.extend(opened.keys())
     return names
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path, *, framework: str = "pt") -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(path, framework=framework)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}). Copy or save it again.") from error
 

@@ -20,6 +20,7 @@ import torch
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
+from plaudit.models.described import end_ids_of, folder_config
 from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, read_tensors, tensor_names, weight_files, write_json
 from plaudit.models.folders import local_folder
@@ -27,7 +28,7 @@ from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.layout import fill, layout, stored_name
 from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
 
-__all__ = ["check_scores", "fresh_model", "load_model", "load_tokenizer", "save_model"]
+__all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def load_model(
     `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM.
     """
     folder = local_folder(path)
-    config = _config(folder)
+    config = folder_config(folder)
     try:
         decoder_config = read_config(config)
     except UnsupportedError as reason:
@@ -59,22 +60,6 @@ def load_model(
         _read_weights(model, weight_files(folder), seed=seed)
     model.special = _special(config, folder)
     return model
-
-
-def check_scores(path: str) -> None:
-    """Raise ValueError for a model without a scalar head of its own: a fresh one would score at random."""
-    folder = local_folder(path)
-    try:
-        scalar_head = f"{family_of(read_config(_config(folder)).family).scalar_head}.weight"
-    except UnsupportedError:
-        from plaudit.models.fallback import SCALAR_HEAD
-
-        scalar_head = SCALAR_HEAD
-    if scalar_head not in tensor_names(weight_files(folder)):
-        raise ValueError(
-            f"{path} is not a judge: the model in {folder} has no scalar head ({scalar_head}), so it gives no scores. "
-            "Give a checkpoint of `plaudit reward`, such as runs/reward."
-        )
 
 
 def fresh_model(
@@ -136,32 +121,6 @@ def save_model(
         tokenizer.save_pretrained(folder)
 
 
-def positions(path: str) -> int:
-    """The number of tokens that a model's context has room for, from its configuration."""
-    folder = local_folder(path)
-    try:
-        return read_config(_config(folder)).max_positions
-    except UnsupportedError:
-        from plaudit.models.fallback import folder_positions
-
-        return folder_positions(folder)
-
-
-def end_ids(path: str) -> tuple[int, ...]:
-    """The end tokens that a model's folder names, from its configuration."""
-    folder = local_folder(path)
-    return _special(_config(folder), folder).eos
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no config.json. Give the folder of a model saved in Hugging Face's form."
-        )
-    return read_json(path)
-
-
 OURS = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "_from_model_config")
 """Keys of generation_config.json that a checkpoint of ours sets itself."""
 
@@ -170,8 +129,7 @@ def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
     """Ids of config.json; generation_config.json knows more end tokens in some chat models."""
     path = folder / "generation_config.json" if folder is not None else None
     generation = read_json(path) if path is not None and path.exists() else {}
-    eos = generation.get("eos_token_id") or config.get("eos_token_id")
-    several = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    several = end_ids_of(config, generation)
     bos, pad = config.get("bos_token_id"), config.get("pad_token_id")
     kept = {key: value for key, value in generation.items() if key not in OURS}
     return SpecialTokens(bos=bos, eos=several, pad=pad, generation=kept)

@@ -10,11 +10,13 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.files import read_json
 from plaudit.models.folders import local_folder
+
+if TYPE_CHECKING:
+    from plaudit.models.base import LanguageModel, SpecialTokens
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from plaudit.runs import records
 from plaudit.algorithms.base import Algorithm, Objective
 from plaudit.settings.checks import check
 from plaudit.crew.base import Crew
-from plaudit.crew.opening import Crews, check_cluster
+from plaudit.crew.opening import Crews
 from plaudit.runs.intake import Intake
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
@@ -56,6 +56,7 @@ from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import finished
 from plaudit.runtime.memory import keep_freed_memory
+from plaudit.runtime.token import check_cluster
 from plaudit.runtime.usual import usual_torch
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.loop.stopping import Stopped, stop_signals, stopped_at_once, unless

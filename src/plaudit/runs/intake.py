@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from plaudit.algorithms.base import Objective
 from plaudit.data.load import LOADERS
-from plaudit.models.load import check_scores, end_ids, load_tokenizer, positions
-from plaudit.settings.tree import Settings, SettingsError
-from plaudit.crew.trainer import Longest
+from plaudit.models.described import check_scores, end_ids, positions
+from plaudit.models.tokenizer import load_tokenizer
+from plaudit.data.report import SourceReport
+from plaudit.settings.checks import Longest
+from plaudit.settings.tree import Settings
+from plaudit.support.fields import refuse
 
 
 class Intake:
@@ -25,21 +29,13 @@ class Intake:
         ends = end_ids(settings.model.path) if settings.model.path is not None else ()
         self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends)
         say(self.data.report.table())
-        self._check_date()
+        refuse(dated(self.data.report.sources), plain=True)
         if (limit := settings.evaluate.limit) < len(self.data.validation):
             say(f"  validation measures the first {limit:,} (evaluate.limit)")
         self.steps = self._steps()
-        self.longest = self._longest()
+        self.longest = longest_of(settings, objective, self.data.longest)
         if settings.samples:
-            self._check_judges()
-
-    def _check_date(self) -> None:
-        """Refuse rows that would differ tomorrow: the run could not be repeated or resumed exactly."""
-        if any(source.chat.get("prints_date") for source in self.data.report.sources):
-            raise SettingsError(
-                "the chat template prints today's date, so tomorrow's rows would differ: fix it, for instance by "
-                f"'data.chat_template_kwargs={{strftime_now: \"{datetime.date.today()}\"}}'"
-            )
+            refuse(unlike_judges(settings, self.tokenizer, self.longest), plain=True)
 
     def _steps(self) -> int:
         train = self.settings.train
@@ -50,19 +46,35 @@ class Intake:
             return max(1, -(-round(train.epochs * items) // self.settings.rollout.prompts_per_step))
         return max(1, round(train.epochs * -(-items // train.batch_size)))
 
-    def _longest(self) -> Longest:
-        if self.objective.data == "prompts":
-            room = self.data.longest + self.settings.rollout.max_tokens
-            return Longest(room, "the longest prompt and rollout.max_tokens")
-        return Longest(self.data.longest, "the longest row")
 
-    def _check_judges(self) -> None:
-        """Refuse models that are not judges, and answers for which a judge of this vocabulary has no positions."""
-        for reward in self.settings.rewards:
-            if reward.kind != "judge":
-                continue
-            check_scores(reward.path)
-            own = load_tokenizer(reward.path)
-            if own.get_vocab() == self.tokenizer.get_vocab():
-                end = 0 if own.eos_token_id is None else 1  # that answers cut by length get
-                self.longest.check(f"the judge {reward.path}, beside its end token,", positions(reward.path) - end)
+def dated(sources: Iterable[SourceReport]) -> list[str]:
+    """Complain about rows that would differ tomorrow: the run could not be repeated or resumed exactly."""
+    if not any(source.chat.get("prints_date") for source in sources):
+        return []
+    return [
+        "the chat template prints today's date, so tomorrow's rows would differ: fix it, for instance by "
+        f"'data.chat_template_kwargs={{strftime_now: \"{datetime.date.today()}\"}}'"
+    ]
+
+
+def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
+    """What the model must have room for, from the longest row or prompt."""
+    if objective.data == "prompts":
+        return Longest(row + settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens")
+    return Longest(row, "the longest row")
+
+
+def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[str]:
+    """Complain about answers for which a judge of this vocabulary has no positions. Raises ValueError for models that
+    are no judges."""
+    problems = []
+    for reward in settings.rewards:
+        if reward.kind != "judge":
+            continue
+        check_scores(reward.path)
+        own = load_tokenizer(reward.path)
+        if own.get_vocab() == tokenizer.get_vocab():
+            end = 0 if own.eos_token_id is None else 1  # that answers cut by length get
+            whose = f"the judge {reward.path}, beside its end token,"
+            problems += longest.unfit(whose, positions(reward.path) - end)
+    return problems

@@ -11,7 +11,7 @@ names others. Every stage's settings are checked before the first one starts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from plaudit.evaluate.before_after import BeforeAfter
     from plaudit.monitor.console import Reporter
     from plaudit.runs.records import Run
+    from plaudit.types import Role
 
 
 @dataclass
@@ -113,7 +114,7 @@ def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None
 
     reporter = reporter or Reporter()
     folder = Path(settings.output) / settings.name
-    for _ in _stages(settings, folder, made=lambda run, role: f"<the {role} of {run.folder.name}>"):
+    for _ in _stages(settings, folder, made=to_come):
         pass  # every stage's settings are read and checked before the first one starts
     names = list(settings.stages)
     wanted = settings.only or names
@@ -130,7 +131,20 @@ def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None
 def _stages(
     settings: PipelineSettings, folder: Path, *, made: Any, wanted: Sequence[str] | None = None
 ) -> Iterator[tuple[str, Settings]]:
-    """The wanted stages' settings in turn; `made(run, role)` is the folder of a finished stage's model."""
+    """The wanted stages' checked settings in turn."""
+    for name, recipe in recipes_of(settings, folder, made=made, wanted=wanted):
+        yield name, _loaded(settings, folder, name, recipe)
+
+
+def to_come(run: Run, role: Role) -> str:
+    """Stands for the model of a stage that has not run."""
+    return f"<the {role} of {run.folder.name}>"
+
+
+def recipes_of(
+    settings: PipelineSettings, folder: Path, *, made: Callable[[Run, Role], str], wanted: Sequence[str] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The wanted stages' recipes in turn; `made(run, role)` is the folder of a finished stage's model."""
     from plaudit.algorithms import ALGORITHMS
     from plaudit.runs.records import Run
     from plaudit.types import Role
@@ -140,10 +154,7 @@ def _stages(
         recipe = merged(settings.shared, stage)
         method = str(recipe.setdefault("method", name))
         if wanted is None or name in wanted:
-            yield (
-                name,
-                _loaded(settings, folder, name, _wired(recipe, {r: made(run, r) for r, run in producer.items()})),
-            )
+            yield name, _wired(recipe, {r: made(run, r) for r, run in producer.items()})
         trained = ALGORITHMS[method]().losses() if method in ALGORITHMS else {}
         for role in trained:
             producer[Role(role)] = Run(folder / name)
@@ -151,17 +162,22 @@ def _stages(
 
 def _loaded(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> Settings:
     """The checked settings of one stage. Raises SettingsError with the stage's name."""
+    try:
+        return load_settings(placed(settings, folder, name, recipe))
+    except SettingsError as error:
+        raise SettingsError(f"stage {name}: {error}") from error
+
+
+def placed(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
+    """A stage's recipe with the folder of its run. Raises SettingsError if it names another."""
     where = {"name": name, "output": str(folder), "resume": settings.resume, "overwrite": settings.overwrite}
     default = to_plain(Settings())
     for key, value in where.items():
         if (own := recipe.get(key)) not in (None, default[key], value):
             raise SettingsError(
-                f"stage {name}: {key}={own} has no effect on one stage, it is {value}: give {key} of the whole pipeline"
+                f"{key}={own} has no effect on one stage, it is {value}: give {key} of the whole pipeline"
             )
-    try:
-        return load_settings(recipe | where)
-    except SettingsError as error:
-        raise SettingsError(f"stage {name}: {error}") from error
+    return recipe | where
 
 
 def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from plaudit.loop.checkpoint import Store, make_folder
 from plaudit.loop.recorded import Record
 from plaudit.monitor.sinks import read_jsonl, replace_file
+from plaudit.support.fields import refuse
 from plaudit.support.paths import PARTIAL, at_home
 from plaudit.settings.tree import Settings, SettingsError, resolved
 
@@ -158,14 +159,8 @@ def alone(folder: Path) -> Iterator[None]:
 def open_folder(settings: Settings) -> Iterator[Path]:
     """Open the run's folder, new or (for a resume) existing, and keep other processes out. Refuses to mix two runs. An
     overwritten run is put back at the end, unless `let_go` removed it. The run must have a name."""
-    name = str(settings.name)
-    if not name or Path(name).name != name or name.startswith("."):
-        raise SettingsError(f"name={name!r} must be a plain folder name; its place is set by `output`")
-    folder = Path(settings.output) / name
-    if settings.resume and settings.overwrite:
-        raise SettingsError("resume and overwrite contradict each other: keep one")
-    if _holds_run(folder) and not settings.resume and not settings.overwrite:
-        raise SettingsError(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
+    refuse(folder_taken(settings), plain=True)
+    folder = Path(settings.output) / str(settings.name)
     refuse_another(settings, folder)
     try:
         make_folder(folder)
@@ -179,6 +174,19 @@ def open_folder(settings: Settings) -> Iterator[Path]:
             yield folder
         finally:
             _put_back(folder)
+
+
+def folder_taken(settings: Settings) -> list[str]:
+    """Why the run of this name cannot have its folder."""
+    name, problems = str(settings.name), []
+    if not name or Path(name).name != name or name.startswith("."):
+        return [f"name={name!r} must be a plain folder name; its place is set by `output`"]
+    folder = Path(settings.output) / name
+    if settings.resume and settings.overwrite:
+        problems.append("resume and overwrite contradict each other: keep one")
+    if _holds_run(folder) and not settings.resume and not settings.overwrite:
+        problems.append(f"{folder} holds a run already: set resume=latest, overwrite=true or another name")
+    return problems
 
 
 def let_go(folder: Path) -> None:

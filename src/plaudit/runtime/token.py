@@ -12,6 +12,15 @@ QUIET = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Ray reports a lost worker on several lines; the run reports it and its effect in one."""
 
 
+def check_cluster(settings: RuntimeSettings) -> None:
+    """Raise ValueError if there is no cluster at the run's address."""
+    if settings.kind == "ray" and settings.address is not None:
+        prepare(settings)
+        from plaudit.runtime.ray import check_address
+
+        check_address(settings.address)
+
+
 def prepare(settings: RuntimeSettings) -> None:
     """Protect a cluster that we start by its own token, unless the user decided on it (RAY_AUTH_MODE) or this process
     uses ray already."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit.data.settings import absent, unfed
@@ -20,9 +20,36 @@ FIGURES = {"mean", "std", "failed", "not_applicable", "greedy"}
 """Of the whole reward, as reward/NAME, where those of its parts stand too."""
 
 
+@dataclass(frozen=True)
+class Longest:
+    """The longest sequence that a run will train on or sample."""
+
+    tokens: int
+    what: str
+    """Description of the sequence for messages."""
+
+    def unfit(self, whose: str, room: int) -> list[str]:
+        """Complain about rows that do not fit a model with room for this many tokens."""
+        if self.tokens <= room:
+            return []
+        return [
+            f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: "
+            "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+        ]
+
+    def check(self, whose: str, room: int) -> None:
+        """Raise SettingsError for rows that do not fit."""
+        fields.refuse(self.unfit(whose, room), plain=True)
+
+
 def check(settings: Settings) -> None:
     """Raise SettingsError with every value and contradiction that cannot be, at once."""
-    fields.check(settings, *FINDERS)
+    fields.refuse(wrong(settings))
+
+
+def wrong(settings: Settings) -> list[str]:
+    """Every value and contradiction that cannot be."""
+    return fields.wrong(settings, *FINDERS)
 
 
 def _about_model(s: Settings) -> list[str]:

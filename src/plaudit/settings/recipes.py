@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plaudit.settings.checks import check
+from plaudit.settings.spellings import meant
 from plaudit.settings.tree import Settings, SettingsError
-from plaudit.support.fields import check_types, leaves, nearest, shortened
+from plaudit.support.fields import leaves, mistyped, nearest, refuse, shortened
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import registered_again
 
@@ -37,11 +39,26 @@ def load_settings(
 ) -> Settings:
     """Settings from a recipe file (or mapping) and overrides, checked.
 
-    `method` is the command's; a recipe that names another is refused. Raises SettingsError, naming the key.
+    `method` is the command's; a recipe that names another is refused. Raises SettingsError, naming every key.
     """
-    given = _read(recipe)
-    parsed = [parse_override(text) for text in overrides]
-    given, parsed = _spelled_out(given), [spelled_out(override) for override in parsed]
+    settings, problems = drafted(recipe, overrides, method=method)
+    refuse(problems, plain=True)
+    check(settings)
+    return settings
+
+
+def drafted(
+    recipe: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = (), *, method: str | None = None
+) -> tuple[Settings, list[str]]:
+    """Settings as far as they can be read, unchecked, and what cannot be read of them: unknown keys and wrong types.
+
+    Raises SettingsError for a file, a method or a plugin that cannot be read at all.
+    """
+    problems: list[str] = []
+    given, parsed = _spelled_out(_read(recipe)), []
+    for text in overrides:
+        with _collected(problems):
+            parsed.append(spelled_out(parse_override(text)))
     named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
@@ -51,13 +68,23 @@ def load_settings(
 
     template = dataclasses.replace(Settings(), method=method)
     config = _structured(template, algorithm)
-    check_keys(given, Settings, algorithm=algorithm)
-    _merge(config, given)
+    unknown = list(unknown_keys(given, Settings, algorithm=algorithm))
+    problems += [told for _, told in unknown]
+    for key, value in given.items():
+        problems += _merged(config, str(key), value, skip={path for path, _ in unknown})
     for override in parsed:
-        override.apply(config, algorithm)
+        with _collected(problems):
+            override.apply(config, algorithm)
     settings = completed(dataclasses.replace(_to_object(config), method=method))
-    check(settings)
-    return settings
+    return settings, problems + [told for told in mistyped(settings) if told not in problems]
+
+
+@contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except SettingsError as error:
+        problems.append(str(error))
 
 
 def completed(settings: Settings) -> Settings:
@@ -188,7 +215,7 @@ def load_tree(
             text = shortened(override.text)
             config = OmegaConf.merge(config, nested(override.key, override.value))
         tree = OmegaConf.to_object(config)
-        check_types(tree)
+        refuse(mistyped(tree))
         return typing.cast(Tree, tree)
     except (OmegaConfBaseException, *NO_VALUE) as error:
         where = _where(error, text) if text in given else text  # an override says the whole key itself
@@ -239,17 +266,27 @@ def _structured(template: Settings, algorithm: type) -> Any:
     return config
 
 
-def _merge(config: Any, given: Mapping[str, Any]) -> None:
+def _merged(config: Any, key: str, value: Any, *, skip: Collection[str]) -> list[str]:
+    """Merge a value; return what cannot be. A section that cannot be merged as it stands is, setting by setting."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    for key, value in given.items():
-        if value is None and dataclasses.is_dataclass(OmegaConf.get_type(config, key)):
-            continue  # a section left empty
-        try:
-            OmegaConf.update(config, key, value, merge=True)
-        except (OmegaConfBaseException, *NO_VALUE) as error:
-            raise SettingsError(f"{_where(error, key)}: {_first_line(error)}") from error
+    if key in skip:
+        return []
+    section = dataclasses.is_dataclass(OmegaConf.get_type(OmegaConf.select(config, key)))
+    if value is None and section and "." not in key:
+        return []  # a section left empty
+    try:
+        OmegaConf.update(config, key, value, merge=True)
+    except (OmegaConfBaseException, *NO_VALUE) as error:
+        if section and isinstance(value, Mapping):
+            parts = [_merged(config, f"{key}.{name}", part, skip=skip) for name, part in value.items()]
+            if found := [told for part in parts for told in part]:
+                return found
+        if any(one.startswith(f"{key}.") for one in skip):
+            return []  # because of a key that is not there
+        return [f"{_where(error, key.partition('.')[0])}: {_first_line(error)}"]
+    return []
 
 
 def _to_object(config: Any) -> Settings:
@@ -261,7 +298,6 @@ def _to_object(config: Any) -> Settings:
     except (OmegaConfBaseException, *NO_VALUE) as error:
         raise SettingsError(_first_line(error)) from error
     assert isinstance(settings, Settings)
-    check_types(settings)
     return dataclasses.replace(settings, algorithm=_with_tuples(settings.algorithm))
 
 
@@ -270,14 +306,19 @@ def _with_tuples(method: Any) -> Any:
     if not dataclasses.is_dataclass(method) or isinstance(method, type):
         return method  # it is refused later
     pairs = {one.name: vars(method)[one.name] for one in dataclasses.fields(method) if isinstance(one.default, tuple)}
-    return dataclasses.replace(method, **{name: tuple(pair) for name, pair in pairs.items()})
+    return dataclasses.replace(method, **{name: tuple(pair) for name, pair in pairs.items() if isinstance(pair, list)})
 
 
-def check_keys(
+def check_keys(given: Any, template: type, *, algorithm: type | None = None) -> None:
+    """Raise SettingsError for keys that the tree lacks."""
+    refuse([told for _, told in unknown_keys(given, template, algorithm=algorithm)], plain=True)
+
+
+def unknown_keys(
     given: Any, template: type, *, algorithm: type | None = None, prefix: str = "", root: type | None = None
-) -> None:
-    """Raise SettingsError for a key that the tree lacks, with where it has one of that name, and those beside it whose
-    names hold it, else the nearest one."""
+) -> Iterator[tuple[str, str]]:
+    """Keys that the tree lacks, each with a sentence: where it has one of that name, and those beside it whose names
+    hold it, what another system's word is here, else the nearest one."""
     root = root or template
     if not isinstance(given, Mapping) or not dataclasses.is_dataclass(template):
         return
@@ -291,14 +332,24 @@ def check_keys(
             here = [f"{prefix}{one}" for one in known if key in one.split("_")]
             few = 0 < len(elsewhere) < 4
             near = f"; did you mean {' or '.join(here + elsewhere)}?" if few else nearest(str(key), known)
-            raise SettingsError(f"there is no setting {path}{near}")
+            theirs = {one: told for one in _paths(path, value) if (told := meant(one))} if root is Settings else {}
+            answers = {path: near} if few or not theirs else theirs
+            yield from ((path, f"there is no setting {one}{answer}") for one, answer in answers.items())
+            continue
         inner = algorithm if path == "algorithm" and algorithm is not None else known[key]
         for kind in (inner, *typing.get_args(inner)):  # itself, in a list, or where null is allowed too
             if not dataclasses.is_dataclass(kind):
                 continue
             for number, entry in _entries(value):
                 inside = f"{path}.{number}"
-                check_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
+                yield from unknown_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
+
+
+def _paths(path: str, value: Any) -> list[str]:
+    """The dotted names of a value's leaves."""
+    if not isinstance(value, Mapping) or not value:
+        return [path]
+    return [leaf for key, entry in value.items() for leaf in _paths(f"{path}.{key}", entry)]
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:

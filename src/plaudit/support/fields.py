@@ -166,19 +166,25 @@ def _contradictions(tree: Any, prefix: str) -> Iterator[str]:
             yield from _contradictions(part, f"{path}.")
 
 
-def check_types(tree: Any, prefix: str = "") -> None:
-    """Raise SettingsError for values of another type, which cannot be compared."""
-    refuse([told for one in leaves(tree, prefix) if not _is(one.value, one.kind) and (told := one.complaint())])
+def mistyped(tree: Any, prefix: str = "") -> list[str]:
+    """Complaints about values of another type, which cannot be compared."""
+    return [told for one in leaves(tree, prefix) if not _is(one.value, one.kind) and (told := one.complaint())]
+
+
+def wrong(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "") -> list[str]:
+    """Everything that is wrong with a tree; `finders` know of more. Wrong types only, if there are any."""
+    return mistyped(tree, prefix) or [*complaints(tree, prefix), *(told for find in finders for told in find(tree))]
 
 
 def check(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "") -> None:
-    """Raise SettingsError with everything that is wrong with a tree, at once; `finders` know of more."""
-    check_types(tree, prefix)
-    refuse([*complaints(tree, prefix), *(told for finder in finders for told in finder(tree))])
+    """Raise SettingsError with everything that is wrong with a tree, at once."""
+    refuse(wrong(tree, *finders, prefix=prefix))
 
 
-def refuse(problems: list[str]) -> None:
-    """Raise SettingsError with all of them, if there are any."""
+def refuse(problems: list[str], *, plain: bool = False) -> None:
+    """Raise SettingsError with all of them, if there are any; `plain`: a single one as it stands."""
+    if plain and len(problems) == 1:
+        raise SettingsError(problems[0])
     if problems:
         raise SettingsError("the settings cannot be used:\n" + "\n".join(f"  - {problem}" for problem in problems))
 

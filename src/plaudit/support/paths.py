@@ -45,6 +45,15 @@ def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(target: Path) -> None:
+    """Raise OSError if `target`, or the folders to be made above it, cannot be written."""
+    there = next(path for path in (target, *target.parents, Path.cwd()) if path.exists())
+    if there != target and not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder", str(target))
+    if not os.access(there, os.W_OK):
+        raise PermissionError(errno.EACCES, f"nothing can be written to {there}", str(target))
+
+
 def error_number(error: Exception) -> int | None:
     """The system's number of an error, if it is one of the system; libraries in Rust tell it within their text."""
     told = re.search(r"\(os error (\d+)\)", str(error))

@@ -1,0 +1,66 @@
+"""What a model's folder says of it, read without its weights and without torch.
+
+    folder or hub id -> positions, end tokens, parameters; whether it is a judge
+
+Models that the native decoder does not compute are described by transformers (`fallback.py`), which loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plaudit.models.config import SCALAR_HEAD
+from plaudit.models.families import family_of, read_config
+from plaudit.models.files import read_json, tensor_names, weight_files
+from plaudit.models.folders import local_folder
+from plaudit.models.keys import UnsupportedError
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """The content of a folder's config.json."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no config.json. Give the folder of a model saved in Hugging Face's form."
+        )
+    return read_json(path)
+
+
+def check_scores(path: str) -> None:
+    """Raise ValueError for a model without a scalar head of its own: a fresh one would score at random."""
+    folder = local_folder(path)
+    try:
+        scalar_head = f"{family_of(read_config(folder_config(folder)).family).scalar_head}.weight"
+    except UnsupportedError:
+        scalar_head = SCALAR_HEAD
+    if scalar_head not in tensor_names(weight_files(folder)):
+        raise ValueError(
+            f"{path} is not a judge: the model in {folder} has no scalar head ({scalar_head}), so it gives no scores. "
+            "Give a checkpoint of `plaudit reward`, such as runs/reward."
+        )
+
+
+def positions(path: str) -> int:
+    """The number of tokens that a model's context has room for, from its configuration."""
+    folder = local_folder(path)
+    try:
+        return read_config(folder_config(folder)).max_positions
+    except UnsupportedError:
+        from plaudit.models.fallback import folder_positions
+
+        return folder_positions(folder)
+
+
+def end_ids(path: str) -> tuple[int, ...]:
+    """The end tokens that a model's folder names, from its configuration."""
+    folder = local_folder(path)
+    generation = folder / "generation_config.json"
+    return end_ids_of(folder_config(folder), read_json(generation) if generation.exists() else {})
+
+
+def end_ids_of(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """The end tokens of config.json; generation_config.json knows more in some chat models."""
+    eos = generation.get("eos_token_id") or config.get("eos_token_id")
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)

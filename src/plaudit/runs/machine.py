@@ -1,0 +1,136 @@
+"""What this machine has beside what a run asks for, read from the system: no torch, no Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from plaudit.runtime.resources import ResourcesError, check_room
+from plaudit.settings.tree import Settings
+
+FIXED = ("trained", "reference", "judge")
+"""Parts of memory that no smaller pass makes smaller."""
+GIB = 2**30
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """The GPUs that a process here could use, by the files of their driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")) or ["dxg"] * Path("/dev/dxg").exists()
+    return there if visible is None else there[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
+
+
+def on_gpu(s: Settings) -> bool:
+    return s.device.startswith("cuda") or (s.device == "auto" and bool(gpus()) and not _without_cuda())
+
+
+def _without_cuda() -> bool:
+    """True if the installed torch is a build for CPUs, by its version."""
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
+
+
+def memory_there(*, gpu: bool) -> float:
+    """Bytes of a GPU, or those that this machine (or this process's control group) has left; infinite if unknown."""
+    if gpu:
+        asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        try:
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=1.0, check=True).stdout
+            return min(float(line) for line in told.split()) * 2**20
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return float("inf")
+    lines = _text("/proc/meminfo").splitlines()
+    left = [int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")]
+    most, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    limited = [float(most) - float(used)] if most.isdigit() and used.isdigit() else []
+    return min([*left, *limited], default=float("inf"))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
+    """Complain about models, gradients and moments that this machine cannot hold, however small a pass is."""
+    ranks = 1 if on_gpu(s) or s.runtime.sharded else s.runtime.num_training_workers
+    held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
+    if held <= there:
+        return []
+    told = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
+    return [
+        f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: "
+        "take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more devices"
+    ]
+
+
+def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
+    """Doubt passes that may not fit beside the models."""
+    whole, there = sum(parts.values()), memory_there(gpu=on_gpu(s))
+    if whole <= there or about_memory(parts, s):
+        return []
+    told = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
+    return [
+        f"memory: full passes would take {whole / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: lower "
+        "learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
+    ]
+
+
+def about_disk(needed: float, output: Path) -> list[str]:
+    """Complain about checkpoints that the disk of the run's folder has no room for."""
+    there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if needed <= free:
+        return []
+    return [
+        f"disk: checkpoints take {needed / GIB:.1f} GiB, and {there} has {free / GIB:.1f} GiB free: lower save.keep, "
+        "free some, or set output to another disk"
+    ]
+
+
+def about_devices(s: Settings) -> list[str]:
+    """Complain about devices and reservations that this machine cannot give."""
+    here, problems = gpus(), []
+    if s.device.startswith("cuda") and s.runtime.address is None:
+        number = s.device.partition(":")[2]
+        if _without_cuda():
+            problems.append(f"device={s.device}: the installed torch {version('torch')} is a build for CPUs")
+        elif not here or (number.isdigit() and int(number) >= len(here)):
+            problems.append(f"device={s.device}: this machine shows {len(here)} GPUs. Set device=cpu or auto")
+    if s.runtime.kind == "ray" and s.runtime.address is None:
+        runtime = s.runtime
+        asked = [dict(runtime.resources_per_worker)] * runtime.num_training_workers
+        asked += [dict(runtime.resources_per_rollout_worker)] * _rollouts(s)
+        nodes = [{"CPU": float(cores()), "GPU": float(len(here)), "memory": memory_there(gpu=False)}]
+        try:
+            check_room(nodes, asked, what="runtime.resources_per_worker and resources_per_rollout_worker")
+        except ResourcesError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _rollouts(s: Settings) -> int:
+    """Rollout workers that take devices of their own at the start; 0 where their number cannot be, which is told of."""
+    if not s.samples or s.rollout.share_devices or list(s.rollout.contradictions()):
+        return 0
+    return s.rollout.workers_range[0]
+
+
+def crowded(s: Settings) -> list[str]:
+    """Doubt more threads than cores, where this process computes."""
+    if s.runtime.kind != "local" or s.threads is None or s.threads <= cores():
+        return []
+    return [f"threads={s.threads}, and this process may use {cores()} cores: more threads than cores are slower"]

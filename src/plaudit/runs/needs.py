@@ -1,0 +1,67 @@
+"""What a run will take, computed from a model's configuration and the settings: memory by part, and disk.
+
+Leaves out time, and what is left of both (`outlook.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plaudit.models.config import DecoderConfig
+from plaudit.models.settings import LoraSettings
+from plaudit.settings.tree import Settings
+from plaudit.types import Role
+
+
+def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
+    """Bytes on a training rank's device, by part. A weight takes 2 bytes in bfloat16 and 4 in float32; a trained one 16
+    more in bfloat16 (float32 master, gradient and two moments) and 12 in float32. A pass keeps every layer's input if
+    activations are computed again, else some 20 rows of the hidden and 3 of the inner size a layer; a cached token
+    takes its keys and values. Judges count as models of the policy's size, the reference as one beside it."""
+    width, weights = _width(s), config.parameters
+    losses = s.objective.losses()
+    parts = {"trained": sum(_trained(config, s, _lora(s, Role(role))) for role in losses)}
+    if Role.REFERENCE in s.objective.asks and not s.reference.offload and (s.reference.path or not s.model.lora.rank):
+        parts["reference"] = weights * (4 if s.reference.ema else width)
+    judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
+    parts["judge"] = width * weights * len(judges)
+    layer = width * (20 * config.width + 3 * config.mlp_width)
+    kept = width * config.width * config.layers + layer if s.learn.activation_checkpointing else layer * config.layers
+    parts["activations"] = s.learn.micro_tokens * kept
+    if s.samples:
+        length = s.data.max_prompt_tokens + s.rollout.max_tokens
+        groups = config.kv_heads * config.head_dim
+        parts["cache"] = s.rollout.slots * length * config.layers * 2 * width * groups
+    return {part: float(size) for part, size in parts.items() if size}
+
+
+def disk(config: DecoderConfig, s: Settings) -> float:
+    """Bytes of the checkpoints that a run keeps at once, the one that is being written among them."""
+    one = sum(_checkpoint(config, s, _lora(s, Role(role))) for role in s.objective.losses())
+    return one * ((s.save.keep or 1) + 1 + (s.evaluate.best is not None))
+
+
+def _width(s: Settings) -> int:
+    return 2 if s.learn.precision == "bfloat16" else 4
+
+
+def _lora(s: Settings, role: Role) -> LoraSettings:
+    return replace(s.model.lora, rank=s.critic.lora_rank) if role is Role.CRITIC else s.model.lora
+
+
+def _adapters(config: DecoderConfig, lora: LoraSettings) -> int:
+    """Weights of adapters on every projection: rank * (in + out) each."""
+    width, inner, heads = config.width, config.mlp_width, config.heads * config.head_dim
+    groups, ups = config.kv_heads * config.head_dim, 2 if config.mlp == "gated" else 1
+    return lora.rank * config.layers * (2 * (width + heads) + 2 * (width + groups) + (ups + 1) * (width + inner))
+
+
+def _trained(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
+    whole = 18 if _width(s) == 2 else 16
+    return _width(s) * config.parameters + whole * _adapters(config, lora) if lora.rank else whole * config.parameters
+
+
+def _checkpoint(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
+    """A role's model, and moments (and masters) of what is trained."""
+    trained = _adapters(config, lora) if lora.rank else config.parameters
+    return _width(s) * config.parameters + (12 if _width(s) == 2 else 8) * trained
