@@ -44,7 +44,7 @@ ROOMS = {
     "settings": (1090, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (1020, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
     "runs": (1680, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
-    "commands": (1310, "the command line"),
+    "commands": (1350, "the command line"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

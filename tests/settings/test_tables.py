@@ -24,7 +24,7 @@ def test_the_page_is_current() -> None:
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_what_is_printed_is_the_tree_with_its_prose(method: str) -> None:
-    printed = annotated(defaults(method))
+    printed = annotated(leaves(defaults(method)), {})
     assert {"algorithm": {}} | yaml.safe_load(printed) == yaml.safe_load(resolved(defaults(method)))
     assert "  # Longest answer. At least 1 (tokens).\n  max_tokens: 64" in printed
 

@@ -17,8 +17,8 @@ with postponed("torch"):
 
 
 def check(method: str | None, words: Sequence[str], *, as_json: bool, began: float) -> int:
-    """Check `[RECIPE] key=value ...`, print what was found, and return the number of problems. `began`: when the command
-    started, by `time.time`."""
+    """Check `[RECIPE] key=value ...`, print what was found, and return the number of problems. `began`: the time of the
+    command's start."""
     rest = list(words)
     recipe = None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)
     with postponed("torch"):  # plugins too: those that derive a class from torch's load it

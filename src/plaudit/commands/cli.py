@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import click
 import yaml
 
+from plaudit.commands.options import TakesSettings
 from plaudit.support.paths import at_home, check_writable, error_number, unwritable
 from plaudit.support.visible import visible
 from plaudit.types import Ended
@@ -161,7 +161,9 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
 
 
 def add_method(name: str, text: str) -> None:
-    @main.command(name, help=f"{text}\n\nRECIPE is a YAML file of settings; key=value overrides come after it.")
+    @main.command(
+        name, cls=TakesSettings, help=f"{text}\n\nRECIPE is a YAML file of settings; key=value overrides come after it."
+    )
     @click.argument("recipe")
     @click.argument("overrides", nargs=-1)
     @traceback_option
@@ -173,7 +175,7 @@ for _name, _text in METHODS.items():
     add_method(_name, _text)
 
 
-@main.command("train")
+@main.command("train", cls=TakesSettings)
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 @traceback_option
@@ -182,7 +184,7 @@ def train_command(recipe: str, overrides: tuple[str, ...]) -> None:
     train_by(None, recipe, overrides)
 
 
-@main.command()
+@main.command(cls=TakesSettings)
 @click.argument("recipe", type=HomePath(exists=True, dir_okay=False))
 @click.argument("overrides", nargs=-1)
 @traceback_option
@@ -198,7 +200,7 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
             reporter.show(done.evaluation.table())
 
 
-@main.command()
+@main.command(cls=TakesSettings)
 @click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @traceback_option
@@ -249,7 +251,7 @@ def demo(
         run_demo(Path(output), seeds=tuple(range(count)) if count else seeds, overrides=overrides)
 
 
-@main.command()
+@main.command(cls=TakesSettings)
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1)
 @traceback_option
@@ -365,15 +367,22 @@ def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[s
 
 @main.command("settings")
 @click.argument("method")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Print what it sets, beside the defaults.")
 @plugin_option
 @traceback_option
-def settings_command(method: str, plugins: tuple[str, ...]) -> None:
-    """Print every setting of a method with its default, what it does and what it may be, as a recipe."""
-    with plain_errors(plugins=plugins):
-        from plaudit.settings.recipes import defaults
-        from plaudit.settings.tree import annotated
+def settings_command(method: str, keys: tuple[str, ...], recipe: str | None, plugins: tuple[str, ...]) -> None:
+    """Print every setting of a METHOD or command with its default, what it does and what it may be, as a recipe.
 
-        click.echo(annotated(replace(defaults(method), plugins=list(plugins))))
+    KEY is a setting, a section or the last word of a setting.
+    """
+    with plain_errors(plugins=plugins):
+        from plaudit.commands.explain import explained, options
+
+        told = method in ("generate", "serve-reward")
+        click.echo(
+            options(main.commands[method], keys) if told else explained(method, keys, recipe=recipe, plugins=plugins)
+        )
 
 
 if __name__ == "__main__":

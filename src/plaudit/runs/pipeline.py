@@ -43,9 +43,11 @@ class PipelineSettings:
     name: str = "pipeline"
     """Folder of all its runs, under `output`."""
     output: str = "runs"
+    """Where that folder lies."""
     resume: str | None = None
     """latest: skip finished stages and continue an interrupted one."""
     overwrite: bool = False
+    """Replace finished stages."""
     only: list[str] = field(default_factory=list)
     """Run only these stages, on the results of earlier runs of the others; empty runs all."""
     shared: dict[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from plaudit.monitor.settings import LogSettings
 from plaudit.rewards.settings import RewardSettings, ShapingSettings
 from plaudit.rollout.settings import RolloutSettings
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.support.fields import Section, leaves, setting, shown
+from plaudit.support.fields import Leaf, Section, leaves, setting, shown
 from plaudit.support.fields import SettingsError as SettingsError
 
 if TYPE_CHECKING:
@@ -116,17 +116,20 @@ def unused(s: Settings) -> list[str]:
     return [f"{leaf.key}={shown(leaf.value)}" for leaf in given]
 
 
-def annotated(settings: Settings) -> str:
-    """The tree as YAML that loads back as a recipe; above each setting stands what it does and what it may be."""
+def annotated(found: Iterable[Leaf], default: Mapping[str, Any]) -> str:
+    """Settings as YAML that loads back as a recipe; above each stands what it does and what it may be, beside it what
+    it is by default, where it differs."""
     import yaml
 
     lines, before = [], [""]
-    for leaf in leaves(settings):
+    for leaf in found:
         *sections, name = leaf.key.split(".")
         news = [depth for depth in range(len(sections)) if sections[: depth + 1] != before[: depth + 1]]
-        lines += [f"{'  ' * depth}{sections[depth]}:" for depth in news]
+        lines += [f"{'  ' * depth}{'-' if sections[depth].isdigit() else f'{sections[depth]}:'}" for depth in news]
         before, indent = sections, "  " * len(sections)
         lines += textwrap.wrap(leaf.words, 110, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         value = yaml.safe_dump(to_plain(leaf.value), default_flow_style=True, width=math.inf)
-        lines.append(f"{indent}{name}: {value.removesuffix('...' + chr(10)).strip()}")
+        usual = default.get(leaf.key, leaf.value)
+        differs = "" if to_plain(usual) == to_plain(leaf.value) else f"  # by default {shown(usual)}"
+        lines.append(f"{indent}{name}: {value.removesuffix('...' + chr(10)).strip()}{differs}")
     return "\n".join(lines)

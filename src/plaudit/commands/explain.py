@@ -1,0 +1,75 @@
+"""`plaudit settings`: what can be set, section by section, with what it does, what it may be and what a recipe changes.
+
+    method or command -> tree -> leaves, all or those of a key -> a recipe with comments
+
+The output is YAML that loads as a recipe. Torch is not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from plaudit.support.fields import Leaf, SettingsError, leaves, nearest
+from plaudit.support.later import postponed
+
+
+def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Sequence[str]) -> str:
+    """The settings of a method, of `evaluate` or of `pipeline`, as a recipe has them if one is given. Raises
+    SettingsError for a key or a method that there is not."""
+    with postponed("torch"):
+        given, default = _trees(name, recipe, list(plugins))
+    from plaudit.settings.tree import annotated
+
+    usual = {leaf.key: leaf.value for leaf in leaves(default)}
+    found = [leaf for leaf in leaves(given) if not keys or any(_named(leaf, key) for key in keys)]
+    if lost := next((key for key in keys if not any(_named(leaf, key) for leaf in found)), None):
+        from plaudit.settings.spellings import meant
+
+        known = [*usual, *(word for key in usual for word in (key.rpartition(".")[2], key.partition(".")[0]))]
+        raise SettingsError(f"there is no setting {lost} of {name}{meant(lost) or nearest(lost, known)}")
+    return annotated(found, usual)
+
+
+def _named(leaf: Leaf, key: str) -> bool:
+    """Whether a key names a leaf: whole, by its section, or by its last word."""
+    return leaf.key == key or leaf.key.startswith(f"{key}.") or leaf.key.rpartition(".")[2] == key
+
+
+def _trees(name: str, recipe: str | None, plugins: list[str]) -> tuple[Any, Any]:
+    """A tree of settings as a recipe has it, and as it is by default."""
+    from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings
+    from plaudit.settings.recipes import defaults, drafted, load_tree, read_yaml
+
+    if name == "pipeline":
+        from plaudit.runs.pipeline import PipelineSettings, load_pipeline
+
+        default = PipelineSettings(evaluation=BeforeAfterSettings())
+        return (default if recipe is None else load_pipeline(recipe)), default
+    if name == "evaluate":
+        usual = EvaluationSettings(plugins=plugins)
+        return (usual if recipe is None else load_tree(EvaluationSettings, read_yaml(recipe))), usual
+    default_run = replace(defaults(name), plugins=plugins)
+    return (default_run if recipe is None else drafted(recipe, method=name)[0]), default_run
+
+
+def options(command: click.Command, keys: Sequence[str]) -> str:
+    """The options of a command that takes no recipe. Raises SettingsError for one that there is not."""
+    given = [one for one in command.params if isinstance(one, click.Option) and one.name not in ("help", "traceback")]
+    names = {key.lstrip("-").replace("-", "_") for key in keys}
+    if lost := names - {str(one.name) for one in given} - {one.opts[0].lstrip("-").replace("-", "_") for one in given}:
+        known = [one.opts[0] for one in given]
+        raise SettingsError(f"there is no option {min(lost)} of {command.name}{nearest(min(lost), known)}")
+    lines = []
+    for one in given:
+        if names and not names & {str(one.name), one.opts[0].lstrip("-").replace("-", "_")}:
+            continue
+        choices = f" One of {', '.join(map(str, one.type.choices))}." if isinstance(one.type, click.Choice) else ""
+        told = f"{one.help or ''}{choices}".strip()
+        lines += [f"# {told}"] * bool(told)
+        plain = isinstance(one.default, str | int | float)
+        lines.append(f"{one.opts[0]} {one.default if plain else one.type.name}")
+    return "\n".join(lines)
