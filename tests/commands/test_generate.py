@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tiny import GPT2
 
 from plaudit.commands.generate import generate
+from plaudit.data.template import DEFAULT_TEMPLATE
 from plaudit.models.load import fresh_model, load_tokenizer, save_model
 
 
@@ -51,3 +53,23 @@ def test_what_would_be_lost_is_refused_before_the_model_is_loaded(tmp_path: Path
             generate("./absent", prompts=["x"], out=out)
     assert kept.read_text() == "kept\n"
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_prompt_is_asked_as_the_checkpoint_was_trained_unless_told(model: str, tmp_path: Path) -> None:
+    """As a chat where its template ends answers with its end token; `as_chat`, `system` and arguments overrule it."""
+    shutil.copytree(model, tmp_path / "chat")
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = "{% if loud is defined %}LOUD {% endif %}" + DEFAULT_TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "chat")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "Hm"}) + "\n")
+
+    def asked(**how: Any) -> list[str]:
+        files = [str(tmp_path / "prompts.jsonl")]
+        found = generate(str(tmp_path / "chat"), prompts=["Hm"], files=files, max_tokens=1, **how)
+        return [prompt.text for prompt, _ in found]
+
+    chat = "<|user|>\nHm\n<|assistant|>\n"
+    assert asked() == [chat] * 2
+    assert asked(as_chat=False) == ["Hm"] * 2
+    assert asked(system="Be brief.") == [f"<|system|>\nBe brief.\n{chat}"] * 2
+    assert asked(template_arguments={"loud": True}) == [f"LOUD {chat}"] * 2

@@ -80,6 +80,7 @@ def test_what_is_odd_and_used_all_the_same_is_said(write, tokenizer):
         "objects with a key twice, of which the last value is read": 1,
         "answers that follow their prompt without a blank or a template": 1,
         "chats with turns that are not trained, as their weight says": 1,
+        "plain prompts, asked as text though the tokenizer has a chat template (data.as_chat=true: as chats)": 3,
     }
     table = load_demonstrations(settings, tokenizer, 0).report.table()
     assert f"key twice, of which the last value is read: 1, the first: 'prompt' at {source}:1" in table
@@ -89,6 +90,7 @@ def test_what_is_odd_and_used_all_the_same_is_said(write, tokenizer):
     pairs = [{"prompt": "q ", "chosen": "a", "rejected": "b", "margin": -1}, {"chosen": "So a", "rejected": "So b"}]
     noted = load_preferences(replace(settings, train=write("b.jsonl", pairs)), tokenizer, 0).report.sources[0].noted
     assert noted == {
+        "plain prompts, asked as text though the tokenizer has a chat template (data.as_chat=true: as chats)": 2,
         "rows with a negative margin, by which the rejected answer may win": 1,
         "prompts taken to be the common beginning of chosen and rejected": 1,
     }

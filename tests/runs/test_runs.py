@@ -20,6 +20,7 @@ from plaudit import Settings, SettingsError, load_settings, run
 from plaudit.algorithms import ALGORITHMS, GRPO
 from plaudit.tasks.demo import DemoSize, make_demo
 from plaudit.data.settings import DataSettings
+from plaudit.data.template import AS_CHAT
 from plaudit.loop.progress import Moment
 from plaudit.loop.settings import TrainSettings
 from plaudit.models.config import HeadKind
@@ -467,7 +468,13 @@ def test_a_run_goes_on_with_the_threads_that_it_was_given(make_recipe: Any, tmp_
 
 def test_a_checkpoint_keeps_the_template_that_its_chats_were_rendered_with(make_recipe: Any, tmp_path: Path) -> None:
     recipe = make_recipe("sft", tmp_path, train={"steps": 1}, data={"as_chat": True, "chat_template": "default"})
-    saved = load_tokenizer(str(run(load_settings(recipe)).model))
+    done = run(load_settings(recipe))
+    saved = load_tokenizer(str(done.model))
+    assert saved.init_kwargs[AS_CHAT] is True
+    after = recipe | {"name": "after", "model": {"path": str(done.folder)}}
+    after["data"] = {key: value for key, value in after["data"].items() if key not in ("as_chat", "chat_template")}
+    report = json.loads((run(load_settings(after)).folder / "data.json").read_text())
+    assert report["sources"][0]["example"][0][0].startswith("<|user|>\n"), "the next run asks as this one did"
     turns = [{"role": "user", "content": "q"}]
     assert (
         saved.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == "<|user|>\nq\n<|assistant|>\n"

@@ -281,10 +281,15 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
 @click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions a prompt.")
 @click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", default=1.0, show_default=True)
-@click.option("--top-k", default=0, show_default=True)
-@click.option("--max-tokens", default=64, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens of this share.")
+@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the likeliest; 0: all.")
+@click.option("--max-tokens", default=64, show_default=True, help="Longest answer.")
+@click.option("--seed", default=0, show_default=True, help="Of the answers.")
+@click.option(
+    "--chat/--text", "as_chat", default=None, help="How prompts are asked; the checkpoint decides by default."
+)
+@click.option("--system", help="System message; prompts are then asked as chats.")
+@click.option("--template", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument of its chat template.")
 @click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
 @click.option(
     "--out", type=HomePath(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
@@ -296,13 +301,17 @@ def generate(
     prompts: tuple[str, ...],
     files: tuple[str, ...],
     plugins: tuple[str, ...],
+    arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Answer prompts with a model (a checkpoint's folder)."""
     with plain_errors(options["out"], plugins):
         from plaudit.commands.generate import generate as answer
+        from plaudit.settings.recipes import parse_override
 
-        answer(model, prompts=prompts, files=files, **options)
+        pairs = [parse_override(word) for word in arguments]
+        given = {pair.key: pair.value for pair in pairs}
+        answer(model, prompts=prompts, files=files, template_arguments=given, **options)
 
 
 @main.command("serve-reward")

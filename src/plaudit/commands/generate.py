@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from plaudit.data.formats import question_of
 from plaudit.data.load import load_prompts
-from plaudit.data.reader import encode_prompt
+from plaudit.data.reader import Asked, Reader
+from plaudit.data.records import Sample
 from plaudit.data.settings import DataSettings
 from plaudit.evaluate.policy import Policy
 from plaudit.evaluate.settings import SamplingSettings
@@ -32,8 +35,14 @@ def generate(
     seed: int = 0,
     device: str = "auto",
     out: Path | None = None,
+    as_chat: bool | None = None,
+    system: str | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> list[tuple[Prompt, list[Completion]]]:
-    """Answer `prompts` and those of `files`. Print the answers or write them to `out`, and return them."""
+    """Answer `prompts` and those of `files`. Print the answers or write them to `out`, and return them.
+
+    `as_chat` and `system` are as in `data` of a run: the checkpoint decides whether it is asked with chats, unless they
+    do. `template_arguments` go to its chat template."""
     if not prompts and not files:
         raise ValueError("no prompts: give --prompt TEXT or --file FILE, once or more")
     if samples < 1:
@@ -44,7 +53,8 @@ def generate(
     if out is not None:
         _writable(out)
     policy = Policy.load(model, device=device_of(device))
-    asked = _asked(prompts, files, policy)
+    how = {"as_chat": as_chat, "system": system, "chat_template_kwargs": dict(template_arguments or {})}
+    asked = _asked(prompts, files, policy, DataSettings(shuffle=False, max_prompt_tokens=sys.maxsize, **how))
     reporter = Reporter(quiet=out is None and len(asked) < 8)
     with reporter.track("generate", len(asked)) as tracker:
         groups = policy.answers(asked, sampling, seed=seed, advance=lambda done: tracker.advance(), cut=True)
@@ -53,15 +63,17 @@ def generate(
     return answered
 
 
-def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy) -> list[Prompt]:
+def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy, settings: DataSettings) -> list[Prompt]:
     """All prompts, untruncated: prompts without room in the model are refused."""
+    ends = policy.model.special.eos
+    reader = Reader(policy.tokenizer, settings, ends)
+    asked = [Asked(question_of(Sample(prompt=text, where=f"prompt:{number}"))) for number, text in enumerate(prompts)]
     found = [
-        Prompt(id=f"prompt:{number}", text=text, tokens=tuple(encode_prompt(text, policy.tokenizer)))
-        for number, text in enumerate(prompts)
+        Prompt(id=one.where, text=one.text, tokens=one.tokens, messages=one.messages)
+        for one in reader.encoded([reader.written(each) for each in asked])
     ]
     if files:
-        settings = DataSettings(train=list(files), shuffle=False, max_prompt_tokens=sys.maxsize)
-        found += load_prompts(settings, policy.tokenizer, 0, policy.model.special.eos).items
+        found += load_prompts(replace(settings, train=list(files)), policy.tokenizer, 0, ends).items
     room = policy.model.max_positions - 1
     for prompt in found:
         if len(prompt.tokens) > room:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Objective
 from plaudit.compute.digest import digest
-from plaudit.data.template import chosen_template
+from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
 from plaudit.learn.ranks import Alone, Ranks, join
@@ -63,6 +63,8 @@ class Plan:
     longest: Longest
     passes: tuple[int, int] | None = None
     """Tokens of a pass with and without gradients; None: as in the settings."""
+    as_chat: bool | None = None
+    """Whether the policy is asked with chats, which its checkpoints keep; None if nothing tells."""
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -121,6 +123,8 @@ class Trainer:
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
+        if plan.as_chat is not None:
+            self.tokenizer.init_kwargs[AS_CHAT] = plan.as_chat
         self.store = Store(plan.checkpoints)
         self.models: dict[Role, LanguageModel] = {}
         self.placements: dict[Role, Placement] = {}

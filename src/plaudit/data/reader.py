@@ -21,7 +21,7 @@ from plaudit.data.fields import DataError, Message
 from plaudit.data.records import Record
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
-from plaudit.data.template import adds_bos
+from plaudit.data.template import AS_CHAT, adds_bos
 from plaudit.types import Prompt, Row
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ Tokens = tuple[int, ...]
 AT_ONCE = 512
 """Texts in one call of a tokenizer. Until it returns it holds some 130 bytes a token."""
 RecordT = TypeVar("RecordT", bound=Record)
+PLAIN = {
+    True: "plain prompts, asked as a chat's user turn as the checkpoint was trained (data.as_chat=false: as text)",
+    False: "plain prompts, asked as text though the tokenizer has a chat template (data.as_chat=true: as chats)",
+}
+"""Notes on prompts whose form the checkpoint decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +80,13 @@ class Reader:
     """Writes and tokenises records for one tokenizer. `ends` are the model's end tokens beside the tokenizer's own."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings, ends: Collection[int] = ()):
-        self.tokenizer, self.settings = tokenizer, settings
+        self.tokenizer = tokenizer
         self.ends = frozenset((*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])))
         self.bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
         self.chats = Chats(tokenizer, settings, ends)
+        self.settings = replace(settings, as_chat=_asks_with_chats(settings, self.chats))
+        told = settings.as_chat is not None or settings.prompt_template is not None or settings.system is not None
+        self._plain = PLAIN[bool(self.settings.as_chat)] if self.chats.template and not told else ""
 
     def read(
         self, records: Sequence[RecordT], asks: Callable[[RecordT], Sequence[Asked]], tally: Tally
@@ -92,6 +100,8 @@ class Reader:
             except DataError as error:
                 tally.skip(error)
             else:
+                if self._plain and record.prompt and not record.messages:
+                    tally.note(self._plain)
                 written += texts
                 kept.append((record, len(texts)))
         encoded = iter(self.encoded(written))
@@ -205,6 +215,18 @@ class Reader:
     def _refuse(self, what: str, one: Encoded) -> None:
         if self.settings.overlong == "error":
             raise DataError(f"{what}. Raise the limit, or set data.overlong to truncate or drop.", one.where)
+
+
+def _asks_with_chats(settings: DataSettings, chats: Chats) -> bool:
+    """True if plain prompts are asked as chats: as the settings say, else as the checkpoint was trained."""
+    if settings.as_chat is not None:
+        return settings.as_chat
+    if settings.prompt_template is not None or not chats.template:
+        return False
+    own = chats.tokenizer.init_kwargs.get(AS_CHAT)
+    if own is not None or settings.chat_template is not None:  # a recipe's template is not what it was trained with
+        return bool(own)
+    return chats.form is not None and bool(chats.form.end)
 
 
 def parts_of(item: Row | Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, bool], ...]:

@@ -66,8 +66,9 @@ class DataSettings(Section):
     within each block of items. The run is one epoch and needs train.steps. 0 reads sources once and stores tokens."""
     prompt_template: str | None = None
     """Template of plain-text prompts, with {prompt} in it, such as "Question: {prompt}\\nAnswer:"."""
-    as_chat: bool = False
-    """Render plain-text prompts as one user turn of a chat."""
+    as_chat: bool | None = None
+    """Render plain-text prompts as one user turn of a chat. Null lets the checkpoint decide: true if it was trained on
+    chats (its run says so, or its template ends answers with one of its end tokens) and prompt_template is null."""
     system: str | None = None
     """System message for every chat that has none. It turns `as_chat` on."""
     chat_template: str | None = None

@@ -73,7 +73,7 @@ class Bench:
         data = LOADERS[kind](settings, reader.tokenizer, self.settings.seed, reader.model.special.eos)
         for source in data.report.sources:
             whole = source.read == source.kept and not source.pairs_dropped and not source.turns_dropped
-            if not whole or source.truncated_prompts or source.truncated_completions:
+            if source.noted or not whole or source.truncated_prompts or source.truncated_completions:
                 self.reporter.say(data.report.table(measured=True))
                 break
         self.reports[kind] = data.report.json()

@@ -157,7 +157,8 @@ class Job:
         """What training ranks must know besides the settings."""
         begin = self.restart
         passes = begin.micro_tokens, begin.score_tokens
-        return Plan(self.store.folder.resolve(), begin.resume, self.total_steps, self.intake.longest, passes)
+        folder, intake = self.store.folder.resolve(), self.intake
+        return Plan(folder, begin.resume, self.total_steps, intake.longest, passes, intake.as_chat)
 
     @property
     def refers_again(self) -> bool:

@@ -37,6 +37,12 @@ class Intake:
         if settings.samples:
             refuse(unlike_judges(settings, self.tokenizer, self.longest), plain=True)
 
+    @property
+    def as_chat(self) -> bool | None:
+        """Whether the run asks with chats; None if its rows do not tell."""
+        chats = any(source.chat for source in self.data.report.sources if source.role == "train")
+        return True if chats else self.settings.data.as_chat
+
     def _steps(self) -> int:
         train = self.settings.train
         if train.steps is not None:
