@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from plaudit.monitor.console import Reporter, Tracker, clock, step_line
+from plaudit.monitor.console import Reporter, Tracker, clock, fitted, step_line
 
 
 def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:
@@ -25,8 +25,36 @@ def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:
 def test_what_rounds_to_nothing_has_no_sign() -> None:
     record = {"loss/policy": -1e-9, "reward/mean": -1e-9, "kl/reference": -1e-7, "validation/margin": -1e-9}
     with Reporter(quiet=True).track("reinforce", 4) as tracker:
-        line = step_line(record, tracker)
-    assert "loss 0.0000  reward +0.000  kl 0.00  validation/margin 0.0000" in line
+        line, evaluation = step_line(record, tracker).split("\n")
+    assert "loss 0.0000  reward +0.000  kl 0.00  elapsed" in line
+    assert evaluation == "  evaluation  margin 0.0000"
+
+
+def test_a_step_takes_one_line_of_a_narrow_terminal_and_no_word_is_split() -> None:
+    whole = "step  50/100  loss 0.5123  reward +0.123  gold +0.300  kl 0.12  length 31.5"
+    fit, whole = whole, f"{whole}  tok/s 12,345  elapsed 1:02  left 3:04"
+    assert fitted(whole, 200) == whole
+    assert fitted(whole, 80) == fit
+    assert fitted(whole, 60) == "step  50/100  loss 0.5123  reward +0.123  gold +0.300"
+    path = "/a/path/that/is/wider/than/the/terminal"
+    lines = fitted(f"  warning: see {path} and then the long-winded rest", 24).split("\n")
+    assert lines == ["  warning: see", f"      {path}", "      and then the", "      long-winded rest"]
+
+
+def test_a_terminal_colours_what_is_trained_and_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = r"""  f: a row: 'Two?\n' | trained: " It's four.<eos>"... | 'more' | trained: 'b'"""
+    for terminal in (False, True):
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("TTY_COMPATIBLE", str(int(terminal)))
+        monkeypatch.setenv("COLUMNS", "120")
+        Reporter().say(f"{line}\n  problem: x\x1b[2J")
+        written = capsys.readouterr().out
+        assert "\x1b[2J" not in written
+        coloured = re.findall(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", written)
+        told = [("32", '" It\'s four.<eos>"'), ("32", "'b'"), ("1;31", "  problem:")]
+        assert coloured == (told if terminal else [])
 
 
 def test_a_figure_that_is_not_finite_is_shown() -> None:
@@ -62,8 +90,10 @@ def test_a_terminal_has_a_bar_under_lines_that_stay_as_they_are(
         tracker.advance(3)
         reporter.say(f"{line}\nand more")
     written = capsys.readouterr().out
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
-    assert (f"{line}\nand more\n" in plain.replace("\r", "")) is not quiet
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "")
+    shown = fitted(line, reporter.console.width) if terminal else line
+    assert (f"{shown}\nand more\n" in plain) is not quiet
+    assert shown.split() == line.split()
     assert [("2/8" in plain), ("5/8" in plain)] == 2 * [terminal and not quiet]
     assert written.endswith("\x1b[2K") is (terminal and not quiet)  # the bar is gone
     log = (tmp_path / "log.txt").read_text().splitlines()

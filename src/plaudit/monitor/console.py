@@ -1,11 +1,12 @@
 """The terminal output of a run: lines that stay, and below them a bar with the remaining time. All lines are also
-written to the run's log. The bar appears only on a live terminal."""
+written to the run's log. Bar, colours and lines that fit the width are for a live terminal: a file gets plain lines."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,14 @@ SHOWN = (
 """Columns of a step line: label, metric names of which the first present is shown, format (z: never -0)."""
 STAMP = "%Y-%m-%d %H:%M:%S"
 """Before each line of a log."""
+SPARED = ("elapsed", "left", "tok/s", "gap", "lag", "length", "kl")
+"""Columns of a step line that a narrow terminal does without, in this order. The bar shows the time."""
+COLOURS = (
+    (r"(?m)(?<=trained: )(['\"]).*?\1(?=\.\.\.|$| \| )", "green"),
+    (r"(?m)^ *problem:", "bold red"),
+    (r"(?m)^ *(doubt|warning|health):", "yellow"),
+)
+"""Parts of lines that a terminal colours: trained text of a row, and what asks for attention."""
 NEXT_TO_NOTHING = {"lag": 1e-3, "gap": 1e-8}
 """Columns that are hidden below this value: the age of samples, and the gap between sampler and learner."""
 
@@ -56,7 +65,18 @@ class Reporter:
         """Print one or more lines that stay."""
         text = visible(text)
         self._record(text)
-        self._print(text)
+        self._print(self._shown(text))
+
+    def _shown(self, text: str) -> Any:
+        """The text as it stands, or on a terminal with colours and with lines of its width."""
+        if not self.console.is_terminal:
+            return text
+        from rich.text import Text
+
+        shown = Text("\n".join(fitted(line, self.console.width) for line in text.split("\n")))
+        for pattern, colour in COLOURS:
+            shown.highlight_regex(pattern, colour)
+        return shown
 
     def show(self, table: Any) -> None:
         """Print a rich table; the log gets it as text."""
@@ -173,17 +193,35 @@ class Tracker:
 
 
 def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
-    """One line of a training step."""
+    """One line of a training step, and one of its evaluation if it had one."""
     width = len(str(tracker.total))
     parts = [f"step {tracker.done:>{width}}/{tracker.total}"]
     for label, names, form in SHOWN:
         value = next((record[name] for name in names if name in record), None)
         if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # one that is not finite is shown
             parts.append(f"{label} {rounded(value, form)}")
-    for name, value in record.items():
-        if name.startswith("validation/"):
-            parts.append(f"{name} {rounded(value, 'z.4f')}")
-    return "  ".join([*parts, f"elapsed {clock(tracker.elapsed)}", f"left {clock(tracker.remaining)}"])
+    line = "  ".join([*parts, f"elapsed {clock(tracker.elapsed)}", f"left {clock(tracker.remaining)}"])
+    measured = {name: value for name, value in record.items() if name.startswith("validation/")}
+    found = [f"{name.removeprefix('validation/')} {rounded(value, 'z.4f')}" for name, value in measured.items()]
+    return "\n".join([line, *(["  ".join(["  evaluation", *found])] if found else [])])
+
+
+def fitted(line: str, width: int) -> str:
+    """The line within a terminal's width: a step's with fewer columns, any other over several lines, broken between
+    words. A word that is wider than the terminal stays whole."""
+    if len(line) <= width:
+        return line
+    if line.startswith("step "):
+        columns = line.split("  ")
+        for label in SPARED:
+            if len("  ".join(columns)) > width:
+                columns = [column for column in columns if not column.startswith(f"{label} ")]
+        line = "  ".join(columns)
+    indent = line[: len(line) - len(line.lstrip())]
+    parts = textwrap.wrap(
+        line, width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(parts) or line
 
 
 def clock(seconds: float) -> str:

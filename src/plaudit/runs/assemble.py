@@ -109,8 +109,18 @@ def _run(
         with stop_signals() as stop, Crews(settings, reporter.say) as crews:
             finished(job.train(crews, stop, hooks))
     role = next(iter(job.objective.losses()))
-    reporter.say(f"done: {role} in {store.model(role)}")
+    reporter.say("\n".join(last_block(settings, folder, role, store.model(role))))
     return Run(folder)
+
+
+def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> list[str]:
+    """Where a finished run's model, page and samples are, and what may come next."""
+    what = "best checkpoint, by " + settings.evaluate.best if settings.evaluate.best else "newest checkpoint"
+    shown = {"page": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
+    lines = [f"done: {role} in {model} ({what})"]
+    lines += [f"  {word + ':':9}{folder / name}" for word, name in shown.items() if (folder / name).exists()]
+    asked = f'generate {folder} --prompt "..."' if role is Role.POLICY else f"serve-reward {folder}"
+    return [*lines, f"  {'next:':9}plaudit {asked}"]
 
 
 class Job:
