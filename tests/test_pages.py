@@ -16,6 +16,7 @@ import yaml
 
 from plaudit import load_pipeline, load_settings
 from plaudit.commands import cli
+from plaudit.commands.explain import explained
 from plaudit.data import formats
 from plaudit.evaluate.settings import EvaluationSettings
 from plaudit.rewards.rules import RULES
@@ -141,6 +142,11 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
         check(load_tree(EvaluationSettings, {}, overrides))
     elif name == "demo":
         load_settings("configs/ppo.yaml", overrides)
+    elif name == "check":
+        (recipe, *overrides) = given["words"]
+        load_pipeline(recipe, overrides) if "example" in recipe else load_settings(recipe, overrides)
+    elif name == "settings" and given["method"] not in ("generate", "serve-reward"):
+        assert explained(given["method"], given["keys"], recipe=given["recipe"], plugins=given["plugins"])
 
 
 def test_commands_are_found() -> None:

@@ -24,6 +24,26 @@ assert again is torch, "what is loaded already is not put off"
 """
 
 
+DERIVED = """
+import sys
+from plaudit.support.later import postponed
+with postponed("torch"):
+    from torch import nn, float32
+    assert "torch._C" not in sys.modules
+    class Mine(nn.Module):
+        pass
+    import torch
+    assert torch.__version__ and issubclass(Mine, torch.nn.Module)
+assert isinstance(Mine(), torch.nn.Module) and "torch._C" in sys.modules
+"""
+
+
+def test_a_class_of_the_library_loads_it(environment: dict[str, str]) -> None:
+    """As a plugin may derive one while a recipe is checked."""
+    done = subprocess.run([sys.executable, "-c", DERIVED], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_postponed_library_is_absent_until_it_is_used_and_then_the_real_one(environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

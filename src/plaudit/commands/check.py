@@ -21,8 +21,7 @@ def check(method: str | None, words: Sequence[str], *, as_json: bool, began: flo
     command's start."""
     rest = list(words)
     recipe = None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)
-    with postponed("torch"):  # plugins too: those that derive a class from torch's load it
-        found = outlooks(recipe, rest, method=method)
+    found = outlooks(recipe, rest, method=method)
     seconds = time.time() - began
     problems = sum(finding.problem for one in found for finding in one.findings)
     if as_json:

@@ -53,8 +53,9 @@ def generate(
     if out is not None:
         _writable(out)
     policy = Policy.load(model, device=device_of(device))
-    how = {"as_chat": as_chat, "system": system, "chat_template_kwargs": dict(template_arguments or {})}
-    asked = _asked(prompts, files, policy, DataSettings(shuffle=False, max_prompt_tokens=sys.maxsize, **how))
+    how = DataSettings(shuffle=False, max_prompt_tokens=sys.maxsize, as_chat=as_chat, system=system)
+    how.chat_template_kwargs = dict(template_arguments or {})
+    asked = _asked(prompts, files, policy, how)
     reporter = Reporter(quiet=out is None and len(asked) < 8)
     with reporter.track("generate", len(asked)) as tracker:
         groups = policy.answers(asked, sampling, seed=seed, advance=lambda done: tracker.advance(), cut=True)

@@ -271,7 +271,8 @@ def previewed(
     """Read the first good rows of every source. Bad rows are counted, and a source that cannot be read has a problem.
     Raises ValueError for settings that this kind of data cannot be read with."""
     loader = LOADERS[kind]
-    reader = loader.reader(replace(settings, limit=min(rows, settings.limit or rows)), tokenizer, ends)
+    some = replace(settings, train=settings.fed or settings.apart, limit=min(rows, settings.limit or rows))
+    reader = loader.reader(replace(some, validation=None), tokenizer, ends)
     for role, given in (("train", settings.fed), ("validation", settings.apart)):
         for source in given:
             tally = Tally(source=source, role=role, budget=Budget(rows))

@@ -21,8 +21,10 @@ class Later(ModuleType):
     """Stands for a module or something in it, and asks the real one at each use."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
+        if name == "__version__":
+            return getattr(self._real(), name)
         return Later(f"{self.__name__}.{name}") if _waiting(self.__name__) else getattr(self._real(), name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -31,8 +33,13 @@ class Later(ModuleType):
     def __instancecheck__(self, thing: object) -> bool:
         return isinstance(thing, self._real())
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._real(),)
+
     def _real(self) -> Any:
         top, *path = self.__name__.split(".")
+        if _waiting(top):
+            _no_longer(top)
         found: Any = importlib.import_module(top)
         for name in path:
             found = getattr(found, name)
@@ -45,21 +52,23 @@ def _waiting(name: str) -> bool:
 
 @contextmanager
 def postponed(name: str) -> Iterator[None]:
-    """Within, an import of this library or of a part of it gives a `Later`, unless it has been loaded already. What is
-    imported within may not derive a class from the library's."""
+    """Within, an import of this library or of a part of it gives a `Later`, unless it has been loaded already."""
     if name in sys.modules:
         yield
         return
-    before = dict.fromkeys(sys.modules)
-    finder = _Finder(name)
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, _Finder(name))
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        for module in sys.modules.keys() - before.keys():
-            if isinstance(sys.modules[module], Later):
-                del sys.modules[module]
+        _no_longer(name)
+
+
+def _no_longer(name: str) -> None:
+    """Let the next import of the library be the real one."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not (isinstance(one, _Finder) and one.name == name)]
+    for module in [module for module, there in sys.modules.items() if isinstance(there, Later)]:
+        if module.partition(".")[0] == name:
+            del sys.modules[module]
 
 
 class _Finder:
