@@ -33,11 +33,11 @@ def test_what_rounds_to_nothing_has_no_sign() -> None:
 def test_a_step_takes_one_line_of_a_narrow_terminal_and_no_word_is_split() -> None:
     whole = "step  50/100  loss 0.5123  reward +0.123  gold +0.300  kl 0.12  length 31.5"
     fit, whole = whole, f"{whole}  tok/s 12,345  elapsed 1:02  left 3:04"
-    assert fitted(whole, 200) == whole
-    assert fitted(whole, 80) == fit
-    assert fitted(whole, 60) == "step  50/100  loss 0.5123  reward +0.123  gold +0.300"
+    assert fitted(whole, 200).plain == whole
+    assert fitted(whole, 80).plain == fit
+    assert fitted(whole, 60).plain == "step  50/100  loss 0.5123  reward +0.123  gold +0.300"
     path = "/a/path/that/is/wider/than/the/terminal"
-    lines = fitted(f"  warning: see {path} and then the long-winded rest", 24).split("\n")
+    lines = fitted(f"  warning: see {path} and then the long-winded rest", 24).plain.split("\n")
     assert lines == ["  warning: see", f"      {path}", "      and then the", "      long-winded rest"]
 
 
@@ -55,6 +55,9 @@ def test_a_terminal_colours_what_is_trained_and_what_is_wrong(
         coloured = re.findall(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", written)
         told = [("32", '" It\'s four.<eos>"'), ("32", "'b'"), ("1;31", "  problem:")]
         assert coloured == (told if terminal else [])
+    narrow = fitted(line, 30)
+    green = "".join(narrow.plain[span.start : span.end] for span in narrow.spans if span.style == "green")
+    assert "".join(green.split()) == """"It'sfour.<eos>"'b'""", "where the text goes on in another line, too"
 
 
 def test_a_figure_that_is_not_finite_is_shown() -> None:
@@ -91,7 +94,7 @@ def test_a_terminal_has_a_bar_under_lines_that_stay_as_they_are(
         reporter.say(f"{line}\nand more")
     written = capsys.readouterr().out
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written).replace("\r", "")
-    shown = fitted(line, reporter.console.width) if terminal else line
+    shown = fitted(line, reporter.console.width).plain if terminal else line
     assert (f"{shown}\nand more\n" in plain) is not quiet
     assert shown.split() == line.split()
     assert [("2/8" in plain), ("5/8" in plain)] == 2 * [terminal and not quiet]

@@ -27,11 +27,12 @@ from plaudit.models.config import HeadKind
 from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.settings import ModelSettings
 from plaudit.monitor.settings import LogSettings
+from plaudit.runs.assemble import last_block
 from plaudit.runs.pipeline import merged
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.settings import RolloutSettings
 from plaudit.runtime.worker import WorkerLost
-from plaudit.types import Stats
+from plaudit.types import Role, Stats
 
 pytestmark = pytest.mark.slow
 
@@ -523,3 +524,22 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any,
     assert f"warning: {weights.parent} is damaged: model.safetensors changed since it was saved" in log
     assert "resumed epoch1epochstep3globalstep3: step 3 of 4" in log
     assert done.checkpoint("policy") == weights.parent
+
+
+def test_the_last_block_names_what_there_is_and_what_may_come_next(make_recipe: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").touch()
+    settings = load_settings(make_recipe("sft", tmp_path))
+    first, *rest = last_block(settings, tmp_path, Role.POLICY, Path("m"))
+    assert first == "done: policy in m (newest checkpoint)"
+    assert [line.split(maxsplit=1) for line in rest] == [
+        ["page:", f"{tmp_path}/page.html"],
+        ["next:", f'plaudit generate {tmp_path} --prompt "..."'],
+    ]
+    (tmp_path / "samples.jsonl").touch()
+    data = {"validation_percent": 20}
+    best = make_recipe("grpo", tmp_path, evaluate={"best": "reward/mean", "steps": 1}, data=data)
+    lines = last_block(load_settings(best), tmp_path, Role.POLICY, Path("m"))
+    assert "(best checkpoint, by reward/mean)" in lines[0]
+    assert lines[2].split() == ["samples:", f"{tmp_path}/samples.jsonl"]
+    judge = load_settings(make_recipe("reward", tmp_path))
+    assert last_block(judge, tmp_path, Role.JUDGE, Path("m"))[-1].endswith(f"plaudit serve-reward {tmp_path}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from plaudit.support.visible import rounded, visible
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
+    from rich.text import Text
 
 SHOWN = (
     ("loss", ("loss/policy", "loss/judge"), "z.4f"),
@@ -37,9 +38,9 @@ STAMP = "%Y-%m-%d %H:%M:%S"
 SPARED = ("elapsed", "left", "tok/s", "gap", "lag", "length", "kl")
 """Columns of a step line that a narrow terminal does without, in this order. The bar shows the time."""
 COLOURS = (
-    (r"(?m)(?<=trained: )(['\"]).*?\1(?=\.\.\.|$| \| )", "green"),
-    (r"(?m)^ *problem:", "bold red"),
-    (r"(?m)^ *(doubt|warning|health):", "yellow"),
+    (r"(?<=trained: )(['\"]).*?\1(?=\.\.\.|$| \| )", "green"),
+    (r"^ *problem:", "bold red"),
+    (r"^ *(doubt|warning|health):", "yellow"),
 )
 """Parts of lines that a terminal colours: trained text of a row, and what asks for attention."""
 NEXT_TO_NOTHING = {"lag": 1e-3, "gap": 1e-8}
@@ -73,10 +74,7 @@ class Reporter:
             return text
         from rich.text import Text
 
-        shown = Text("\n".join(fitted(line, self.console.width) for line in text.split("\n")))
-        for pattern, colour in COLOURS:
-            shown.highlight_regex(pattern, colour)
-        return shown
+        return Text("\n").join(fitted(line, self.console.width) for line in text.split("\n"))
 
     def show(self, table: Any) -> None:
         """Print a rich table; the log gets it as text."""
@@ -206,22 +204,30 @@ def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
     return "\n".join([line, *(["  ".join(["  evaluation", *found])] if found else [])])
 
 
-def fitted(line: str, width: int) -> str:
-    """The line within a terminal's width: a step's with fewer columns, any other over several lines, broken between
-    words. A word that is wider than the terminal stays whole."""
-    if len(line) <= width:
-        return line
+def fitted(line: str, width: int) -> Text:
+    """A line with colours, within a terminal's width: a step's with fewer columns, any other over several lines, broken
+    between words. A word that is wider than the terminal stays whole."""
+    from rich.text import Text
+
     if line.startswith("step "):
         columns = line.split("  ")
         for label in SPARED:
             if len("  ".join(columns)) > width:
                 columns = [column for column in columns if not column.startswith(f"{label} ")]
         line = "  ".join(columns)
-    indent = line[: len(line) - len(line.lstrip())]
-    parts = textwrap.wrap(
-        line, width, subsequent_indent=f"{indent}    ", break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(parts) or line
+    text = Text(line)
+    for pattern, colour in COLOURS:
+        text.highlight_regex(pattern, colour)
+    if len(line) <= width:
+        return text
+    indent, breaks, begin = " " * (4 + len(line) - len(line.lstrip())), [], 0
+    for word in re.finditer(r"\S+", line):
+        if word.end() - begin + len(indent) * bool(breaks) > width and line[begin : word.start()].strip():
+            breaks.append(begin := word.start())
+    first, *rest = text.divide(breaks)
+    for part in (first, *rest):
+        part.rstrip()
+    return Text("\n").join([first, *(Text(indent) + part for part in rest)])
 
 
 def clock(seconds: float) -> str:
