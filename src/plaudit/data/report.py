@@ -199,7 +199,9 @@ class DataReport:
         use = "to measure on" if measured else f"to train on, {self.validation_items:,} for validation"
         count = "streamed, counted is the first block," if self.streamed else f"{self.train_items:,}"
         lines = [f"{self.kind}: {count} {use}"]
-        sources = [replace(source, role="", trained_tokens=0) if measured else source for source in self.sources]
+        sources = [
+            replace(source, role="", trained_tokens=0, example=()) if measured else source for source in self.sources
+        ]
         lines += _aligned([head, *map(_cells, sources)])
         for source in sources:
             lines += [f"  {source.source}: {note}" for note in _notes(source)]

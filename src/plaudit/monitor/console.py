@@ -220,7 +220,8 @@ def fitted(line: str, width: int) -> Text:
         text.highlight_regex(pattern, colour)
     if len(line) <= width:
         return text
-    indent, breaks, begin = " " * (4 + len(line) - len(line.lstrip())), [], 0
+    indent, begin = " " * (4 + len(line) - len(line.lstrip())), 0
+    breaks: list[int] = []
     for word in re.finditer(r"\S+", line):
         if word.end() - begin + len(indent) * bool(breaks) > width and line[begin : word.start()].strip():
             breaks.append(begin := word.start())
