@@ -536,8 +536,8 @@ def test_the_last_block_names_what_there_is_and_what_may_come_next(make_recipe: 
         ["next:", f'plaudit generate {tmp_path} --prompt "..."'],
     ]
     (tmp_path / "samples.jsonl").touch()
-    data = {"validation_percent": 20}
-    best = make_recipe("grpo", tmp_path, evaluate={"best": "reward/mean", "steps": 1}, data=data)
+    data = {"validation": "20%"}
+    best = make_recipe("grpo", tmp_path, evaluate={"best": "reward/mean", "every": 1}, data=data)
     lines = last_block(load_settings(best), tmp_path, Role.POLICY, Path("m"))
     assert "(best checkpoint, by reward/mean)" in lines[0]
     assert lines[2].split() == ["samples:", f"{tmp_path}/samples.jsonl"]

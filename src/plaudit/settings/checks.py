@@ -32,10 +32,8 @@ class Longest:
         """Complain about rows that do not fit a model with room for this many tokens."""
         if self.tokens <= room:
             return []
-        return [
-            f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: "
-            "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
-        ]
+        advice = "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
+        return [f"{self.what} take {self.tokens} tokens together, {whose} has room for {room}: {advice}"]
 
     def check(self, whose: str, room: int) -> None:
         """Raise SettingsError for rows that do not fit."""
