@@ -34,7 +34,7 @@ ROOMS = {
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4090, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2015, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
-    "models": (2330, "Hugging Face folders to modules and back, families as tables"),
+    "models": (2690, "Hugging Face folders to modules and back, families as tables; the slice table (310): who holds what"),
     "weights": (545, "new weights to every process with a copy"),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),

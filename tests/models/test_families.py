@@ -13,8 +13,8 @@ from plaudit.models import families
 from plaudit.models.config import RopeScaling
 from plaudit.models.families import FAMILIES, Family, read_config, register_family, write_config
 from plaudit.models.keys import Keys, UnknownKeyError, UnsupportedError
-from plaudit.models.layout import layout
 from plaudit.models.load import fresh_model, load_model, save_model
+from plaudit.models.parts import parts_of
 
 Tiny = Callable[..., dict[str, Any]]
 
@@ -162,7 +162,7 @@ def test_a_config_that_the_family_cannot_write_is_refused(tiny: Tiny) -> None:
 
 
 def test_the_fused_rows_by_hand(tiny: Tiny) -> None:
-    parts = layout(read_config(tiny("llama")), "lm", ["layers.1.attention.qkv.weight", "head.weight"])
+    parts = parts_of(read_config(tiny("llama")), "lm", ["layers.1.attention.qkv.weight", "head.weight"])
     # 4 query heads and 2 key-value heads of 8 channels: rows 0-31, 32-47, 48-63.
     rows = {name: (part.start, part.size) for name, part in parts.items()}
     prefix = "model.layers.1.self_attn."

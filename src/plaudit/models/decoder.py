@@ -27,8 +27,8 @@ from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
 from plaudit.models.families import write_config
 from plaudit.models.files import write_safetensors
 from plaudit.models.fresh import draw_normal, generator
-from plaudit.models.layout import stored_tensors
 from plaudit.models.lowrank import merged_parameters
+from plaudit.models.parts import stored_tensors
 from plaudit.models.settings import LoraSettings
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]

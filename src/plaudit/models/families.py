@@ -2,7 +2,7 @@
 
     config.json  <-> DecoderConfig        (read_config, write_config)
 
-Which stored tensors make up which of our parameters is `layout.py`.
+Which stored tensors make up which of our parameters is `parts.py`.
 
 A key that would change the arithmetic in a way the decoder does not compute is refused by name (`UnsupportedError`),
 and so is a key that nobody here knows: the caller then takes the model through transformers. Files are `load.py`.

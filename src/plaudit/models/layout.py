@@ -1,88 +1,335 @@
-"""Which stored tensors of a Hugging Face checkpoint make up which parameters of the decoder, and back.
+"""The slice table: which box of which stored tensor each rank of a mesh holds. Plain data, without torch.
 
-Fused projections are stored apart (query, key, value; gate, up), and GPT-2 stores its matrices transposed.
+    configuration, Mesh -> Layout -> Slice: a stored tensor's box, and its place in the rank's own parameter
+    Layout, Layout      -> moves: what each rank sends to which, so that the first layout becomes the second
+
+A rank's part of a parameter is found in two steps. The tensor axis takes rows (query, key, value, gate, up, the
+vocabulary) or columns (the projections back into the residual stream), or copies (norms, biases of columns, learned
+positions, a scalar head). Then the data axis takes rows of what is left, in equal chunks from the front, as FSDP2 does:
+the last chunks may be shorter, or empty. The pipeline axis takes whole layers; replicas and context hold copies. The
+stored buffers of these families hold no weights, so no rank holds them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+import itertools
+import math
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import NamedTuple
 
 from plaudit.models.config import DecoderConfig, HeadKind
-from plaudit.models.families import Family, family_of
+from plaudit.models.parts import Part, Shape, blocks, numbered, parts_of, shapes
+
+Box = tuple[tuple[int, int], ...]
+"""First and last (excluded) index in each dimension."""
+
+
+class MeshError(ValueError):
+    """A mesh does not fit a model or the number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One stored tensor and the rows of our parameter that it holds."""
+class Mesh:
+    """Ranks by axis. Neighbours along `tensor` have neighbouring numbers, then come context, data, replicas, pipeline:
+    what communicates most lies closest."""
 
+    replicas: int = 1
+    """Copies of everything that the data axis shards."""
+    data: int = 1
+    """Shards of rows (FSDP2)."""
+    context: int = 1
+    """Parts of the tokens; weights are copied."""
+    tensor: int = 1
+    """Parts of each matrix product."""
+    pipeline: int = 1
+    """Stages of layers."""
+
+    def __post_init__(self) -> None:
+        if low := [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) < 1]:
+            raise MeshError(f"{', '.join(low)}: an axis has at least 1 rank. Leave it out.")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.replicas, self.data, self.context, self.tensor, self.pipeline)
+
+    @property
+    def world(self) -> int:
+        return math.prod(self.sizes)
+
+    def place(self, rank: int) -> Place:
+        """Raises MeshError for a rank that does not exist."""
+        if not 0 <= rank < self.world:
+            raise MeshError(f"rank {rank} does not exist: {self} has ranks 0 to {self.world - 1}.")
+        rank, tensor = divmod(rank, self.tensor)
+        rank, context = divmod(rank, self.context)
+        rank, data = divmod(rank, self.data)
+        stage, replica = divmod(rank, self.replicas)
+        return Place(replica=replica, data=data, context=context, tensor=tensor, stage=stage)
+
+    def __str__(self) -> str:
+        given = [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) > 1]
+        return " ".join(given) or "data=1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's index along each axis."""
+
+    replica: int
+    data: int
+    context: int
+    tensor: int
+    stage: int
+
+
+class Slice(NamedTuple):
+    """A box of a stored tensor that a rank holds."""
+
+    name: str
+    box: Box
     ours: str
-    start: int
-    size: int | None
-    """None for the whole parameter."""
+    """The parameter of ours that it is a part of."""
+    start: tuple[int, ...]
+    """Where it begins in the whole of that parameter, and"""
+    at: tuple[int, ...]
+    """where in the rank's part of it."""
     transposed: bool
+    first: bool
+    """False for a copy: of all ranks with this box, the first one saves it."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its shape in our parameter."""
+        stored = tuple(stop - start for start, stop in self.box)
+        return tuple(reversed(stored)) if self.transposed else stored
 
 
-def layout(config: DecoderConfig, head: HeadKind, parameters: Iterable[str]) -> dict[str, Part]:
-    """Stored name -> part, for parameters named as in `Decoder.named_parameters()`."""
-    family = family_of(config.family)
-    names = {**family.names, "head": (family.lm_head if head == "lm" else family.scalar_head,)}
-    parts: dict[str, Part] = {}
-    for ours in parameters:
+def faults(config: DecoderConfig, mesh: Mesh) -> list[str]:
+    """Reasons why a model cannot be cut by a mesh."""
+    heads = mesh.tensor * mesh.context
+    axes = f"tensor={mesh.tensor}" + (f" times context={mesh.context}" if mesh.context > 1 else "")
+    asked = [
+        (axes, heads, config.heads, "attention heads"),
+        (axes, heads, config.kv_heads, "key-value heads"),
+        (f"tensor={mesh.tensor}", mesh.tensor, config.mlp_width, "channels of the MLP"),
+        # With rows to spare on some ranks only, each product and log-prob of the vocabulary would need a mask.
+        (f"tensor={mesh.tensor}", mesh.tensor, config.vocab_size, "tokens of the vocabulary"),
+        (f"pipeline={mesh.pipeline}", mesh.pipeline, config.layers, "layers"),
+    ]
+    return [f"{axis} does not divide {whole} {what}" for axis, by, whole, what in asked if whole % by]
+
+
+def check_mesh(config: DecoderConfig, mesh: Mesh, world: int | None = None) -> None:
+    """Raise MeshError, with the nearest mesh that fits, if the model or the number of ranks is not divided by it."""
+    world = world or mesh.world
+    wrong = faults(config, mesh)
+    if mesh.world != world:
+        wrong.insert(0, f"it has {mesh.world} ranks, and there are {world}")
+    if wrong:
+        near = nearest_mesh(config, mesh, world)
+        raise MeshError(f"{mesh} does not fit this {config.family}: {'; '.join(wrong)}. Take {near}.")
+
+
+def nearest_mesh(config: DecoderConfig, mesh: Mesh, world: int) -> Mesh:
+    """The mesh of `world` ranks that fits and whose axes differ least from those of `mesh`, as ratios. There is one:
+    the data axis divides everything."""
+    fitting = (found for found in _meshes(world) if not faults(config, found))
+
+    def distance(other: Mesh) -> float:
+        return round(sum(abs(math.log(a / b)) for a, b in zip(mesh.sizes, other.sizes, strict=True)), 9)
+
+    return min(
+        fitting, key=lambda found: (distance(found), found.pipeline, found.tensor, found.context, found.replicas)
+    )
+
+
+def _meshes(world: int) -> Iterator[Mesh]:
+    def factors(rest: int, count: int) -> Iterator[tuple[int, ...]]:
+        if count == 1:
+            yield (rest,)
+            return
+        for size in (size for size in range(1, rest + 1) if rest % size == 0):
+            yield from ((size, *others) for others in factors(rest // size, count - 1))
+
+    for replicas, data, context, tensor, pipeline in factors(world, 5):
+        yield Mesh(replicas=replicas, data=data, context=context, tensor=tensor, pipeline=pipeline)
+
+
+class Layout:
+    """The slices of every rank. Raises MeshError for a mesh that does not fit the model."""
+
+    def __init__(self, config: DecoderConfig, head: HeadKind = "lm", mesh: Mesh | None = None):
+        self.config, self.head, self.mesh = config, head, mesh or Mesh()
+        check_mesh(config, self.mesh)
+        self.parameters = shapes(config, head)
+        """Our parameters and their whole shapes."""
+        self.parts = parts_of(config, head, self.parameters)
+        """Stored tensors, and the parameter that each is a part of."""
+        self._kinds = {ours: (numbered(ours)[1], self._split(ours)) for ours in self.parameters}
+        self._stages = {ours: self._stages_of(ours) for ours in self.parameters}
+        self._cuts: dict[tuple[str, int, int], list[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]] = {}
+
+    @cached_property
+    def stored(self) -> dict[str, Shape]:
+        """Stored tensors and their shapes."""
+        found = {}
+        for name, part in self.parts.items():
+            shape = self.parameters[part.ours]
+            ours = (part.size or shape[0], *shape[1:])
+            found[name] = tuple(reversed(ours)) if part.transposed else ours
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[str, list[tuple[str, Part]]]:
+        found: dict[str, list[tuple[str, Part]]] = {ours: [] for ours in self.parameters}
+        for name, part in self.parts.items():
+            found[part.ours].append((name, part))
+        return found
+
+    def stages(self, ours: str) -> tuple[int, ...]:
+        """The pipeline stages with this parameter. A tied embedding is on the first and, as the head, on the last."""
+        return self._stages[ours]
+
+    def _stages_of(self, ours: str) -> tuple[int, ...]:
+        last, (index, _) = self.mesh.pipeline - 1, numbered(ours)
+        if index:
+            return (int(index) * self.mesh.pipeline // self.config.layers,)
+        if ours.startswith(("norm.", "head.")):
+            return (last,)
+        shared = ours == "embedding.weight" and self.head == "lm" and self.config.tied and last > 0
+        return (0, last) if shared else (0,)
+
+    def shape(self, ours: str, place: Place) -> Shape:
+        """The shape of a rank's part of a parameter."""
+        first, last = self._chunk(ours, place.data)
+        columns = [stop - start for start, stop in self._columns(ours, place.tensor)]
+        return (last - first, *columns)
+
+    def slices(self, rank: int) -> Iterator[Slice]:
+        """What a rank holds."""
+        place = self.mesh.place(rank)
+        for ours in self.parameters:
+            if place.stage in self.stages(ours):
+                yield from self.of(ours, place)
+
+    def of(self, ours: str, place: Place) -> Iterator[Slice]:
+        """The slices of one parameter, at a rank whose stage has it."""
+        pattern, split = self._kinds[ours]
+        copied = place.replica or place.context or place.stage != self.stages(ours)[0]
+        first = not (copied or (place.tensor and split == "copied"))
+        key = (pattern, place.tensor, place.data)
+        if key not in self._cuts:
+            self._cuts[key] = list(self._cut(ours, place.tensor, place.data))
+        for which, box, start, at in self._cuts[key]:
+            name, part = self._parts[ours][which]
+            yield Slice(name, box, ours, start, at, part.transposed, first)
+
+    def _cut(self, ours: str, tensor: int, data: int) -> Iterator[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]:
+        """Which part each slice is of, its box, and where it begins in the whole and in the rank's part: the same for
+        this parameter of every layer."""
+        columns = self._columns(ours, tensor)
+        begin, end = self._chunk(ours, data)
+        done = 0
+        for start, size in self._pieces(ours, tensor):
+            low, high = max(begin, done), min(end, done + size)
+            for which, (_, part) in enumerate(self._parts[ours]) if low < high else ():
+                stop = part.start + (part.size or self.parameters[ours][0])
+                first, last = max(part.start, start + low - done), min(stop, start + high - done)
+                if first < last:
+                    box = ((first - part.start, last - part.start), *columns)
+                    whole = (first, *(column for column, _ in columns))
+                    at = (first - start + done - begin, *(0 for _ in columns))
+                    yield which, tuple(reversed(box)) if part.transposed else box, whole, at
+            done += size
+
+    def _split(self, ours: str) -> str:
+        """What the tensor axis takes of a parameter: rows, columns or copies."""
         module, kind = ours.rsplit(".", 1)
-        index = next((piece for piece in module.split(".") if piece.isdigit()), "")
-        pattern = module.replace(f".{index}.", ".{}.", 1) if index else module
-        if pattern not in names:
-            raise ValueError(f"Family {family.model_type!r} has no stored name for {pattern!r}. Add it to its names.")
-        stored = names[pattern]
-        start = 0
-        for name, size in zip(stored, _sizes(config, pattern, len(stored)), strict=True):
-            transposed = kind == "weight" and pattern in family.transposed
-            parts[f"{name.format(index)}.{kind}"] = Part(ours=ours, start=start, size=size, transposed=transposed)
-            start += size or 0
-    return parts
+        if module.endswith((".qkv", ".mlp.up")) or module == "embedding" or (module == "head" and self.head == "lm"):
+            return "rows"
+        return "columns" if module.endswith((".output", ".down")) and kind == "weight" else "copied"
+
+    def _pieces(self, ours: str, tensor: int) -> list[tuple[int, int]]:
+        """First row in the whole parameter, and number of rows, of what a rank's part of it joins."""
+        rows = self.parameters[ours][0]
+        if self.mesh.tensor == 1 or self._split(ours) != "rows":
+            return [(0, rows)]
+        sizes = blocks(self.config, ours.rsplit(".", 1)[0]) or [rows]
+        starts = itertools.accumulate(sizes, initial=0)
+        shares = [size // self.mesh.tensor for size in sizes]
+        return [(start + tensor * share, share) for start, share in zip(starts, shares, strict=False)]
+
+    def _columns(self, ours: str, tensor: int) -> Box:
+        others = self.parameters[ours][1:]
+        if self._split(ours) != "columns":
+            return tuple((0, size) for size in others)
+        (size,) = others
+        share = size // self.mesh.tensor
+        return ((tensor * share, (tensor + 1) * share),)
+
+    def _chunk(self, ours: str, data: int) -> tuple[int, int]:
+        """The rows that the data axis takes of a tensor rank's part."""
+        rows = sum(size for _, size in self._pieces(ours, 0))
+        size = -(-rows // self.mesh.data)
+        return min(data * size, rows), min((data + 1) * size, rows)
 
 
-def _sizes(config: DecoderConfig, pattern: str, count: int) -> list[int | None]:
-    if count == 1:
-        return [None]
-    if pattern.endswith(".qkv"):
-        return [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
-    return [config.mlp_width] * count
+class Move(NamedTuple):
+    """A box of a stored tensor that one rank gives another; or keeps, if they are the same."""
+
+    name: str
+    box: Box
+    source: int
+    target: int
 
 
-def stored_tensors(
-    config: DecoderConfig, head: HeadKind, parameters: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters under their stored names, for checkpoints and other engines."""
-    for name, part in layout(config, head, parameters).items():
-        tensor = parameters[part.ours].detach()
-        tensor = tensor.narrow(0, part.start, part.size) if part.size is not None else tensor
-        yield name, (tensor.t() if part.transposed else tensor)
+def moves(one: Layout, other: Layout) -> Iterator[Move]:
+    """The sends that turn a layout into another one of the same model. A rank keeps what it has; other boxes come from
+    their holders in turn, so that copies share the work."""
+    if one.stored != other.stored:
+        raise ValueError("The layouts are of different models: their stored tensors differ.")
+    plans: dict[tuple[object, ...], list[tuple[Box, int, int]]] = {}
+    for name, part in one.parts.items():
+        # Layers on the same stages move alike, and a large model has many.
+        key = (numbered(name)[1], one.stages(part.ours), other.stages(part.ours))
+        if key not in plans:
+            plans[key] = _plan(_holders(one, name), _holders(other, name))
+        yield from (Move(name, *move) for move in plans[key])
 
 
-@torch.no_grad()
-def fill(target: Tensor, part: Part, stored: Tensor, *, name: str) -> None:
-    """Copy one stored tensor into the rows of our parameter `target` that it holds."""
-    rows = target.narrow(0, part.start, part.size) if part.size is not None else target
-    source = stored.t() if part.transposed and stored.dim() == 2 else stored
-    if rows.shape != source.shape:
-        expected = tuple(reversed(rows.shape)) if part.transposed else tuple(rows.shape)
-        raise ValueError(
-            f"Tensor {name} has shape {tuple(stored.shape)}, but config.json says {expected}. "
-            "The weights and the config belong to different models."
-        )
-    rows.copy_(source)
+def _plan(held: dict[Box, list[int]], wanted: dict[Box, list[int]]) -> list[tuple[Box, int, int]]:
+    """Box, source and target of each send of one stored tensor."""
+    found = []
+    rows = sorted(held)
+    largest = max(stop - start for (start, stop), *_ in rows)
+    for box, targets in wanted.items():
+        (first, last), *_ = box
+        low, high = (bisect(rows, edge, key=lambda theirs: theirs[0][0]) for edge in (first - largest, last - 1))
+        for theirs in rows[low:high]:
+            if (shared := _shared(theirs, box)) is None:
+                continue
+            holders = held[theirs]
+            for turn, target in enumerate(targets):
+                found.append((shared, target if target in holders else holders[turn % len(holders)], target))
+    return found
 
 
-def stored_name(family: Family, name: str, known: Mapping[str, Part]) -> str | None:
-    """The layout's name for a tensor found in a file; None for buffers that hold no parameter."""
-    if name in known:
-        return name
-    if family.base_prefix + name in known:
-        return family.base_prefix + name
-    return None if re.search(family.ignored, name) else name
+def _holders(layout: Layout, name: str) -> dict[Box, list[int]]:
+    """The ranks that have each box of a stored tensor."""
+    ours, found = layout.parts[name].ours, dict[Box, list[int]]()
+    stages = layout.stages(ours)
+    for rank in range(layout.mesh.world):
+        place = layout.mesh.place(rank)
+        for held in layout.of(ours, place) if place.stage in stages else ():
+            if held.name == name:
+                found.setdefault(held.box, []).append(rank)
+    return found
+
+
+def _shared(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Box | None:
+    """The box that two have in common."""
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return both if all(start < stop for start, stop in both) else None

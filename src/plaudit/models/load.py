@@ -25,7 +25,7 @@ from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, read_tensors, tensor_names, weight_files, write_json
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
-from plaudit.models.layout import fill, layout, stored_name
+from plaudit.models.parts import fill, parts_of, stored_name
 from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
 
 __all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
@@ -147,7 +147,7 @@ def _read_weights(model: Decoder, files: list[Path], *, seed: int) -> None:
             'Load it with head="scalar", or give the policy it was trained from.'
         )
     parameters = dict(model.named_parameters())
-    parts = layout(config, head, parameters)
+    parts = parts_of(config, head, parameters)
     fresh = head == "scalar" and scalar_head not in found
     unused = {lm_head if head == "scalar" else scalar_head}
     missing = set(parts) - ({scalar_head} if fresh else set())

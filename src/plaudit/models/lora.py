@@ -25,8 +25,8 @@ from plaudit.models.files import read_json, read_tensors, weight_files, write_js
 from plaudit.models.folders import local_folder
 from plaudit.models.fresh import generator
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
-from plaudit.models.layout import Part, layout
 from plaudit.models.lowrank import LoraLinear, adapted_layers
+from plaudit.models.parts import Part, parts_of
 from plaudit.models.settings import LoraSettings, ModelSettings
 from plaudit.support.paths import at_home
 
@@ -246,7 +246,7 @@ def _targets(model: Decoder) -> dict[str, Target]:
     """Every projection except the head, by its stored module's name."""
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     layers = {name: module for name, module in linear if name != "head"}
-    parts = layout(model.config, model.head_kind, [f"{name}.weight" for name in layers])
+    parts = parts_of(model.config, model.head_kind, [f"{name}.weight" for name in layers])
     return {name.removesuffix(".weight"): _target(part, layers) for name, part in parts.items()}
 
 

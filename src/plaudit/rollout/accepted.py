@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plaudit.compute.digest import digest
 from plaudit.models.decoder import Decoder
-from plaudit.models.layout import fill, layout
+from plaudit.models.parts import fill, parts_of
 from plaudit.weights.parcel import WeightsError
 
 
@@ -62,7 +62,7 @@ def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     if model.lora is not None:
         raise ValueError("Published weights include adapters, but this model has its own: call merge_lora(model).")
     own = dict(model.named_parameters())
-    parts = layout(model.config, model.head_kind, own)
+    parts = parts_of(model.config, model.head_kind, own)
     check_names(weights, parts)
     for name, part in parts.items():
         fill(own[part.ours], part, weights[name], name=name)
