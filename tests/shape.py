@@ -34,7 +34,10 @@ ROOMS = {
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4090, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2015, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
-    "models": (2690, "Hugging Face folders to modules and back, families as tables; the slice table (310): who holds what"),
+    "models": (
+        2660,
+        "Hugging Face folders to modules and back, families as tables; the slice table (310): who holds what",
+    ),
     "weights": (545, "new weights to every process with a copy"),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),
@@ -44,7 +47,7 @@ ROOMS = {
     "settings": (990, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (1020, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
     "runs": (1680, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
-    "commands": (1350, "the command line"),
+    "commands": (1610, "the command line; what a run would take on a mesh (230)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

@@ -17,11 +17,12 @@ import yaml
 from plaudit import load_pipeline, load_settings
 from plaudit.commands import cli
 from plaudit.commands.explain import explained
+from plaudit.commands.layout import plan, report
 from plaudit.data import formats
 from plaudit.evaluate.settings import EvaluationSettings
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
-from plaudit.settings.recipes import load_tree
+from plaudit.settings.recipes import load_tree, read_settings
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.fields import SettingsError, check
 from plaudit.tasks.demo import DemoFiles
@@ -140,6 +141,8 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
         load_pipeline(recipe, overrides)
     elif name == "evaluate":
         check(load_tree(EvaluationSettings, {}, overrides))
+    elif name == "layout":
+        assert list(report(plan(read_settings(recipe, overrides), given["mesh"], given["ranks"]), given["rank"]))
     elif name == "demo":
         load_settings("configs/ppo.yaml", overrides)
     elif name == "check":

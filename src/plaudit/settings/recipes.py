@@ -41,9 +41,17 @@ def load_settings(
 
     `method` is the command's; a recipe that names another is refused. Raises SettingsError, naming every key.
     """
+    settings = read_settings(recipe, overrides, method=method)
+    check(settings)
+    return settings
+
+
+def read_settings(
+    recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, method: str | None = None
+) -> Settings:
+    """As `load_settings`, without the checks that a run asks for: that files are there, and what contradicts what."""
     settings, problems = drafted(recipe, overrides, method=method)
     refuse(problems, plain=True)
-    check(settings)
     return settings
 
 

@@ -1,0 +1,234 @@
+"""Who would hold what: a recipe's models on a mesh, by arithmetic. Nothing is loaded, reserved or started.
+
+    recipe, overrides -> configurations by role; mesh -> Layout -> bytes a rank by part, and one rank's boxes
+
+Left out: activations, KV caches, libraries; and models that only transformers computes, whose parts it does not name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from plaudit.crew.trainer import lora_settings
+from plaudit.models.config import DecoderConfig, HeadKind
+from plaudit.models.families import read_config
+from plaudit.models.files import read_json
+from plaudit.models.folders import local_folder
+from plaudit.models.layout import Box, Layout, Mesh, MeshError, Place, check_mesh
+from plaudit.models.parts import numbered
+from plaudit.models.settings import LoraSettings
+from plaudit.settings.tree import Settings
+from plaudit.support.fields import nearest
+from plaudit.support.paths import at_home
+from plaudit.types import Role
+
+GIB = 2**30
+PARTS = ("weights", "gradients", "moments", "masters")
+LINEAR = (".qkv.weight", ".output.weight", ".up.weight", ".down.weight")
+"""Parameters that may have adapters."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the run, as each rank holds its part of it."""
+
+    role: str
+    layout: Layout
+    trained: bool
+    lora: LoraSettings
+    bytes: int
+    """Of a weight in the precision that passes compute in."""
+
+    def numbers(self, place: Place) -> tuple[int, int]:
+        """How many frozen and how many trained numbers a rank holds."""
+        layout = self.layout
+        mine = [ours for ours in layout.parameters if place.stage in layout.stages(ours)]
+        held = sum(math.prod(layout.shape(ours, place)) for ours in mine)
+        if not self.trained:
+            return held, 0
+        if not self.lora.rank:
+            return 0, held
+        head = math.prod(layout.shape("head.weight", place)) if layout.head == "scalar" and "head.weight" in mine else 0
+        return held - head, head + sum(self._adapters(ours, place) for ours in mine if ours.endswith(LINEAR))
+
+    def _adapters(self, ours: str, place: Place) -> int:
+        """Numbers of a projection's adapters: A (rank, in) and B (out, rank) of each stored part, in rows."""
+        mesh, rank = self.layout.mesh, self.lora.rank
+        rows, columns = self.layout.parameters[ours]
+        by_columns = ours.endswith((".output.weight", ".down.weight"))
+        columns //= mesh.tensor if by_columns else 1
+
+        def chunk(size: int) -> int:
+            return max(0, min(share := -(-size // mesh.data), size - place.data * share))
+
+        found = 0
+        for name, part in self.layout.parts.items():
+            if part.ours == ours and name.split(".")[-2] in (self.lora.targets or [name.split(".")[-2]]):
+                size = (part.size or rows) // (1 if by_columns else mesh.tensor)
+                found += chunk(rank) * columns + chunk(size) * rank
+        return found
+
+    def held(self, place: Place) -> dict[str, int]:
+        """Bytes by part that a rank keeps between passes: AdamW in float32. Shards of trained weights are float32 and
+        need no masters; a weight that is whole has one if it is of a lower precision."""
+        frozen, trained = self.numbers(place)
+        sharded = self.layout.mesh.data > 1
+        masters = 0 if sharded or self.bytes == 4 else 4
+        return {
+            "weights": frozen * self.bytes + trained * (4 if sharded else self.bytes),
+            "gradients": trained * 4,
+            "moments": trained * 8,
+            "masters": trained * masters,
+        }
+
+    def gathered(self, stage: int) -> int:
+        """Bytes that a rank gathers in a pass over shards: embeddings, last norm and head throughout, and two layers,
+        the one that computes and the next."""
+        if self.layout.mesh.data == 1:
+            return 0
+        whole = Layout(self.layout.config, self.layout.head, replace(self.layout.mesh, data=1))
+        place = replace(whole.mesh.place(0), stage=stage)
+        sizes: Counter[str] = Counter()
+        for ours in whole.parameters:
+            if stage in whole.stages(ours):
+                sizes[numbered(ours)[0]] += math.prod(whole.shape(ours, place))
+        layers = sorted((size for number, size in sizes.items() if number), reverse=True)
+        return self.bytes * (sizes[""] + sum(layers[:2]))
+
+
+def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]:
+    """A run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as `runtime.strategy` says. Raises
+    MeshError, with the nearest mesh that fits."""
+    runtime, objective = settings.runtime, settings.objective
+    world = ranks or runtime.num_training_workers
+    axes = read_mesh(mesh) if mesh else Mesh(**{"data" if runtime.sharded else "replicas": world})
+    policy = config_of(settings, settings.model.path)
+    models = []
+
+    def add(role: Role, config: DecoderConfig, *, trained: bool, lora: LoraSettings, bytes: int) -> None:
+        head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
+        check_mesh(config, axes, ranks)
+        models.append(Model(role, Layout(config, head, axes), trained, lora, bytes))
+
+    low = 2 if settings.learn.precision == "bfloat16" else 4
+    for role in objective.losses():
+        critic = role is Role.CRITIC
+        config = config_of(settings, settings.critic.path) if critic and settings.critic.path else policy
+        add(role, config, trained=True, lora=lora_settings(settings, role), bytes=low)
+    reference = settings.reference
+    if Role.REFERENCE in objective.asks and (reference.path or not settings.model.lora.rank):  # else adapters are off
+        config = config_of(settings, reference.path) if reference.path else policy
+        add(Role.REFERENCE, config, trained=False, lora=LoraSettings(), bytes=4 if reference.ema else low)
+    return models
+
+
+def config_of(settings: Settings, path: str | None) -> DecoderConfig:
+    """The configuration of a folder or hub id, of which only config.json is read, or that of a fresh model."""
+    if path is not None:
+        return read_config(read_json(_config_file(path)))
+    config = dict(settings.model.config)
+    if "vocab_size" not in config and settings.model.tokenizer is not None:
+        from plaudit.models.load import load_tokenizer
+
+        config["vocab_size"] = len(load_tokenizer(settings.model.tokenizer))
+    return read_config(config)
+
+
+def _config_file(path: str) -> Path:
+    if at_home(path).is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1:
+        return local_folder(path) / "config.json"
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, "config.json"))
+    except Exception as error:  # its many errors share no class
+        raise FileNotFoundError(
+            f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). Give "
+            "the folder of its config.json, or model.path=null and its keys as model.config."
+        ) from error
+
+
+def read_mesh(text: str) -> Mesh:
+    """Read `data=8 tensor=2`, with blanks or commas."""
+    axes: dict[str, int] = {}
+    for word in re.split(r"[\s,]+", text.strip()):
+        name, _, size = word.partition("=")
+        if name not in Mesh.__dataclass_fields__:
+            raise MeshError(f"a mesh has no axis {name!r}{nearest(name, Mesh.__dataclass_fields__)}")
+        if not size.isdecimal():
+            raise MeshError(f"{word}: give the axis a whole number, such as {name}=2")
+        axes[name] = int(size)
+    return Mesh(**axes)
+
+
+def amounts(models: Sequence[Model], place: Place) -> dict[str, int]:
+    """Bytes by part of all models on a rank. Passes run one after another, so the largest that one gathers counts."""
+    held = [model.held(place) for model in models]
+    sums = {part: sum(one[part] for one in held) for part in PARTS}
+    return sums | {"gathered": max(model.gathered(place.stage) for model in models)}
+
+
+def extremes(models: Sequence[Model]) -> tuple[Place, Place]:
+    """The ranks with the most and the least. All along the tensor axis are alike, and the data axis fills from the
+    front."""
+    mesh = models[0].layout.mesh
+    front = [replace(mesh.place(0), stage=stage) for stage in range(mesh.pipeline)]
+    back = [replace(place, data=mesh.data - 1) for place in front]
+
+    def total(place: Place) -> int:
+        return sum(amounts(models, place).values())
+
+    return max(front, key=total), min(back, key=total)
+
+
+def report(models: Sequence[Model], rank: int) -> Iterator[str]:
+    """The lines that `plaudit layout` prints."""
+    mesh = models[0].layout.mesh
+    most, least = extremes(models)
+    words = ("gathered", "sum")
+    yield f"{mesh}: {mesh.world:,} ranks. GiB a rank, computed; activations, caches and libraries come on top."
+    yield f"{'':24}" + "".join(f"{word:>11}" for word in (*PARTS, *words))
+    for model in models:
+        what = "trained" if model.trained else "frozen"
+        yield _row(f"{model.role}, {what}", model.held(most) | {"gathered": model.gathered(most.stage)})
+    yield _row("rank with the most", amounts(models, most))
+    yield _row("rank with the least", amounts(models, least))
+    for model in models:
+        config, numbers = model.layout.config, sum(map(math.prod, model.layout.parameters.values()))
+        stored = len(model.layout.stored)
+        yield f"\n{model.role}: {config.family}, {numbers / 1e9:,.3f} billion numbers in {stored:,} stored tensors"
+        yield from boxes(model.layout, rank)
+
+
+def _row(name: str, amounts: Mapping[str, int]) -> str:
+    figures = (*amounts.values(), sum(amounts.values()))
+    return f"{name:24}" + "".join(f"{figure / GIB:11.3f}" for figure in figures)
+
+
+def boxes(layout: Layout, rank: int) -> Iterator[str]:
+    """The boxes that a rank holds; layers with the same ones stand in one line."""
+    place = layout.mesh.place(rank)
+    axes = ", ".join(f"{axis} {getattr(place, axis)}" for axis in place.__dataclass_fields__)
+    layers: dict[tuple[str, Box, bool], list[int]] = {}
+    for one in layout.slices(rank):
+        number, pattern = numbered(one.name)
+        layers.setdefault((pattern, one.box, one.first), []).extend([int(number)] if number else [])
+    yield f"rank {rank} ({axes}) holds {len(layers):,} kinds of boxes:" if layers else f"rank {rank} holds nothing"
+    for (pattern, box, first), numbers in layers.items():
+        shape = layout.stored[pattern.replace("{}", str(numbers[0])) if numbers else pattern]
+        name = pattern.replace("{}", _span(numbers))
+        ranges = ", ".join(
+            ":" if one == (0, size) else f"{one[0]}:{one[1]}" for one, size in zip(box, shape, strict=True)
+        )
+        yield f"  {name:52} {'x'.join(map(str, shape)):>16}  [{ranges}]{'' if first else '  copy'}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if len(numbers) < 2:
+        return "".join(map(str, numbers))
+    return f"{{{numbers[0]}-{numbers[-1]}}}"
