@@ -35,8 +35,8 @@ ROOMS = {
     "data": (4090, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2015, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        2660,
-        "Hugging Face folders to modules and back, families as tables; the slice table (310): who holds what",
+        3100,
+        "Hugging Face folders to modules and back; who holds which box of what, read and written in boxes",
     ),
     "weights": (545, "new weights to every process with a copy"),
     "tasks": (740, "the demo's language and the real sentences"),
@@ -45,7 +45,7 @@ ROOMS = {
     "loop": (1995, "one loop for every method; half of it is recovery; how often, in words"),
     "evaluate": (1360, "figures of models that are no figures of a run"),
     "settings": (990, "the tree, recipes, what sections ask of each other; other systems' words and files"),
-    "crew": (1020, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
+    "crew": (1030, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
     "runs": (1680, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
     "commands": (1610, "the command line; what a run would take on a mesh (230)"),
 }

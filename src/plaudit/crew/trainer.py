@@ -77,14 +77,20 @@ def dtype_of(settings: Settings) -> torch.dtype:
 
 
 def initial_model(
-    settings: Settings, tokenizer: Any, device: str, role: Role = Role.POLICY, *, head: HeadKind = "lm"
+    settings: Settings,
+    tokenizer: Any,
+    device: str,
+    role: Role = Role.POLICY,
+    *,
+    head: HeadKind = "lm",
+    deferred: bool = False,
 ) -> LanguageModel:
-    """Make a role's model as a run starts."""
+    """Make a role's model as a run starts. `deferred`: its values wait for its placement, if it is a native one."""
     path = initial_path(settings, tokenizer, role)
+    common: dict[str, Any] = {"head": head, "seed": settings.seed, "dtype": dtype_of(settings), "device": device}
     if path is not None:
-        return load_model(path, head=head, dtype=dtype_of(settings), device=device, seed=settings.seed)
-    config, seed, dtype = settings.model.config, settings.seed, dtype_of(settings)
-    return fresh_model(config, head=head, seed=seed, dtype=dtype, vocab_size=len(tokenizer), device=device)
+        return load_model(path, deferred=deferred, **common)
+    return fresh_model(settings.model.config, vocab_size=len(tokenizer), deferred=deferred, **common)
 
 
 def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
@@ -229,11 +235,11 @@ class Trainer:
         return reference.requires_grad_(False)
 
     def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
-        return initial_model(self.settings, self.tokenizer, self.device, role, head=head)
+        return initial_model(self.settings, self.tokenizer, self.device, role, head=head, deferred=self._shards)
 
     def _load(self, path: str, *, head: HeadKind = "lm", dtype: torch.dtype | None = None) -> LanguageModel:
-        dtype = dtype or dtype_of(self.settings)
-        return load_model(path, head=head, dtype=dtype, device=self.device, seed=self.settings.seed)
+        dtype, seed = dtype or dtype_of(self.settings), self.settings.seed
+        return load_model(path, head=head, dtype=dtype, device=self.device, seed=seed, deferred=self._shards)
 
     def _place(self, role: Role, model: LanguageModel) -> None:
         """Give a model its placement among the ranks. A model in two roles has one already."""
@@ -254,13 +260,17 @@ class Trainer:
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
         """Choose a placement. `waits`: in host memory until it is used."""
         runtime, device = self.settings.runtime, torch.device(self.device)
-        if not runtime.sharded or isinstance(self.ranks, Alone):
+        if not self._shards:
             return Waiting(model, self.ranks, device=device) if waits else Whole(model, self.ranks)
         if runtime.offloaded and self.device == "cpu":
             raise SettingsError("runtime.strategy=fsdp_offload has no effect on the CPU: take fsdp, or device=cuda")
         place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.offloaded or waits)
-        release_freed_memory()  # of the whole model
+        release_freed_memory()  # of a whole model that came through transformers
         return place
+
+    @property
+    def _shards(self) -> bool:
+        return self.settings.runtime.sharded and not isinstance(self.ranks, Alone)
 
     # --- members
 

@@ -6,7 +6,7 @@
                       computes, and its gradients are summed directly into shards
 
 A placement also gathers whole tensors for checkpoints and samplers, and splits them again. Left out: tensor and
-pipeline parallelism, and loading by shards: a rank loads the whole model first.
+pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from plaudit.learn.ranks import Alone, Ranks, buckets
 from plaudit.models.base import LanguageModel
+from plaudit.models.layout import Mesh
+from plaudit.models.share import Share
 
 
 class Placement(Protocol):
@@ -146,7 +148,8 @@ class Waiting(Whole):
 
 
 class Sharded:
-    """Parameters in shards of rows, one a rank (FSDP2). In place: the model is sharded from here on.
+    """Parameters in shards of rows, one a rank (FSDP2). In place: the model is sharded from here on. A model without
+    values gets them here, each rank only its own.
 
     Trained parameters of a low precision become float32 and are computed with in the precision that they had; their
     gradients are summed in float32. `cpu_offload` keeps shards, gradients and moments in the CPU's memory.
@@ -157,6 +160,7 @@ class Sharded:
     def __init__(self, model: LanguageModel, ranks: Ranks, *, device: torch.device, cpu_offload: bool = False):
         self.model, self.ranks = model, ranks
         self._device = device
+        values, model.pending = model.pending, None
         self.empty = _without_values(model)
         self.dtypes = {name: p.dtype for name, p in model.named_parameters()}
         self.rows = {name: p.shape[0] for name, p in model.named_parameters()}
@@ -167,6 +171,13 @@ class Sharded:
             if parameter.requires_grad and self.rounds:
                 parameter.data = parameter.data.float()
         _shard(model, device, ranks.world, compute=low[0] if low else None, cpu_offload=cpu_offload)
+        if values is not None:
+            model.to_empty(device="cpu" if cpu_offload else device)
+            model.tie()
+            share = self.share()
+            assert share is not None
+            for fill in values:
+                fill(share)
 
     @property
     def device(self) -> torch.device:
@@ -222,6 +233,10 @@ class Sharded:
             for name, p in self.empty.named_parameters()
         }
         return copy.deepcopy(self.empty, filled)
+
+    def share(self) -> Share | None:
+        mine = {name: local(parameter) for name, parameter in self.model.named_parameters()}
+        return self.model.share(Mesh(data=self.ranks.world), self.ranks.rank, mine)
 
     def _share(self, key: str) -> int:
         """Return a rank's rows; the last ranks may have fewer, or none."""

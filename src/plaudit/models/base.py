@@ -7,7 +7,7 @@ other causal LM through transformers (`fallback.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from plaudit.compute.context import Context, Packed
 from plaudit.models.config import HeadKind
+from plaudit.models.layout import Mesh
+from plaudit.models.share import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class LanguageModel(nn.Module, ABC):
     """Hidden states (tokens, width) to logits (tokens, vocab_size), or to one number a token (tokens, 1)."""
     head_kind: HeadKind
     special: SpecialTokens
+    pending: list[Callable[[Share], None]] | None = None
+    """What will give a model without memory its values: each in turn fills what a rank holds."""
 
     @property
     @abstractmethod
@@ -78,6 +82,14 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         """Write the weights, as safetensors, beside config.json."""
+
+    def share(self, mesh: Mesh, rank: int, tensors: Mapping[str, Tensor]) -> Share | None:
+        """A rank's parts of the parameters, with their boxes of what is stored; None for a model that cannot be read or
+        written in boxes."""
+        return None
+
+    def tie(self) -> None:
+        """Make parameters that are one share their memory, after each got memory of its own."""
 
     def packed(self, lengths: Sequence[int]) -> Packed:
         """The context of whole sequences laid end to end, on this model's device and with its window."""

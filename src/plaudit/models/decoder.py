@@ -11,7 +11,8 @@ encoders.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,10 +27,11 @@ from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
 from plaudit.models.families import write_config
 from plaudit.models.files import write_safetensors
-from plaudit.models.fresh import draw_normal, generator
+from plaudit.models.layout import Layout, Mesh
 from plaudit.models.lowrank import merged_parameters
 from plaudit.models.parts import stored_tensors
 from plaudit.models.settings import LoraSettings
+from plaudit.models.share import Share, draw_weights
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
 
@@ -158,11 +160,17 @@ class Decoder(LanguageModel):
         self.tie()
 
     @classmethod
-    def empty(cls, config: DecoderConfig, *, head: HeadKind, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-        """Make a decoder with uninitialised parameters, for weights that will be read."""
+    def empty(
+        cls, config: DecoderConfig, *, head: HeadKind, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Decoder:
+        """Make a decoder with uninitialised parameters, for weights that will be read. Without a device it has no
+        memory before its placement makes room, and `fill` waits for that."""
         with torch.device("meta"):
-            model = cls(config, head=head)
-        model = model.to(dtype).to_empty(device=device)
+            model = cls(config, head=head).to(dtype)
+        if device is None:
+            model.pending = []
+            return model
+        model.to_empty(device=device)
         model.tie()  # to_empty gives the head storage of its own
         return model
 
@@ -223,24 +231,16 @@ class Decoder(LanguageModel):
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         write_safetensors(folder, dict(self.hf_tensors()), max_shard_bytes=max_shard_bytes)
 
-    @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in
-        GPT-2; a scalar head N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
-        source = generator(seed)
-        std = self.config.init_std
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif "norm" in name:
-                parameter.fill_(1.0)
-            elif name.endswith(("attention.output.weight", "mlp.down.weight")):
-                draw_normal(parameter, std / math.sqrt(2 * self.config.layers), source)
-            elif name != "head.weight" or self.head_kind == "lm":
-                draw_normal(parameter, std, source)
-        if self.head_kind == "scalar":
-            self.initialise_head(seed)
+        """Draw fresh weights."""
+        self.fill(partial(draw_weights, dtype=self.dtype, seed=seed))
 
-    def initialise_head(self, seed: int) -> None:
-        """Put a fresh scalar head on a loaded trunk."""
-        draw_normal(self.head.weight, 1.0 / math.sqrt(self.config.width + 1), generator(seed))
+    def share(self, mesh: Mesh, rank: int, tensors: Mapping[str, Tensor]) -> Share:
+        return Share(Layout(self.config, self.head_kind, mesh), rank, tensors)
+
+    def fill(self, values: Callable[[Share], None]) -> None:
+        """Give the model values: now, or once its placement has made room for them."""
+        if self.pending is None:
+            values(self.share(Mesh(), 0, dict(self.named_parameters())))
+        else:
+            self.pending.append(values)

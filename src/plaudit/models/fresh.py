@@ -16,12 +16,6 @@ def draw_normal(parameter: Tensor, std: float, source: torch.Generator) -> None:
     parameter.copy_(_here(parameter).normal_(0.0, std, generator=source))
 
 
-@torch.no_grad()
-def draw_uniform(parameter: Tensor, bound: float, source: torch.Generator) -> None:
-    """Uniform in +-bound, in place."""
-    parameter.copy_(_here(parameter).uniform_(-bound, bound, generator=source))
-
-
 def _here(parameter: Tensor) -> Tensor:
     """Memory on the CPU for a tensor's values: the tensor itself if it is there."""
     return parameter if parameter.device.type == "cpu" else torch.empty_like(parameter, device="cpu")

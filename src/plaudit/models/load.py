@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import end_ids_of, folder_config
 from plaudit.models.families import family_of, read_config
-from plaudit.models.files import read_json, read_tensors, tensor_names, weight_files, write_json
+from plaudit.models.files import read_json, tensor_names, weight_files, write_json
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
-from plaudit.models.parts import fill, parts_of, stored_name
+from plaudit.models.share import read_weights
 from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
 
 __all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
@@ -40,10 +41,12 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    deferred: bool = False,
 ) -> LanguageModel:
     """The model of a folder or hub id, with an LM head or a scalar one.
 
-    `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM.
+    `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM. With
+    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`).
     """
     folder = local_folder(path)
     config = folder_config(folder)
@@ -56,8 +59,9 @@ def load_model(
         model: LanguageModel = fallback.to(device)
         config = {**config, "pad_token_id": fallback.pad}
     else:
-        model = Decoder.empty(decoder_config, head=head, dtype=dtype, device=device)
-        _read_weights(model, weight_files(folder), seed=seed)
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device)
+        decoder.fill(partial(read_weights, files=weight_files(folder), dtype=dtype, seed=seed))
+        model = decoder
     model.special = _special(config, folder)
     return model
 
@@ -70,10 +74,12 @@ def fresh_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     vocab_size: int | None = None,
+    deferred: bool = False,
 ) -> LanguageModel:
     """A model with random weights from Hugging Face config keys; keys that are left out take transformers' defaults.
 
-    `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name.
+    `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name. `deferred`
+    as in `load_model`.
     """
     config = dict(config)
     named = config.setdefault("vocab_size", vocab_size) if vocab_size is not None else None
@@ -93,7 +99,7 @@ def fresh_model(
         model: LanguageModel = fallback.to(device, dtype)
         config = {**config, "pad_token_id": fallback.pad}
     else:
-        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=device)
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device)
         decoder.initialise(seed)
         model = decoder
     model.special = _special(config, None)
@@ -133,52 +139,3 @@ def _special(config: Mapping[str, Any], folder: Path | None) -> SpecialTokens:
     bos, pad = config.get("bos_token_id"), config.get("pad_token_id")
     kept = {key: value for key, value in generation.items() if key not in OURS}
     return SpecialTokens(bos=bos, eos=several, pad=pad, generation=kept)
-
-
-def _read_weights(model: Decoder, files: list[Path], *, seed: int) -> None:
-    """Fill every parameter, exactly once; anything missing, unexpected or misshaped is an error that names it."""
-    config, head = model.config, model.head_kind
-    family = family_of(config.family)
-    lm_head, scalar_head = f"{family.lm_head}.weight", f"{family.scalar_head}.weight"
-    found = tensor_names(files)
-    if head == "lm" and scalar_head in found:
-        raise ValueError(
-            f"{files[0].parent} is a reward or value model ({scalar_head}) and has no LM head. "
-            'Load it with head="scalar", or give the policy it was trained from.'
-        )
-    parameters = dict(model.named_parameters())
-    parts = parts_of(config, head, parameters)
-    fresh = head == "scalar" and scalar_head not in found
-    unused = {lm_head if head == "scalar" else scalar_head}
-    missing = set(parts) - ({scalar_head} if fresh else set())
-    unexpected, head_copy = [], None
-    for stored, tensor in read_tensors(files):
-        name = stored_name(family, stored, parts)
-        if name in missing:
-            part = parts[name]
-            fill(parameters[part.ours], part, tensor, name=stored)
-            missing.discard(name)
-        elif name == lm_head and head == "lm":
-            head_copy = tensor
-        elif name is not None and name not in unused:
-            unexpected.append(stored)
-    if missing or unexpected:
-        raise ValueError(_mismatch(files[0].parent, sorted(missing), sorted(unexpected)))
-    if head_copy is not None and not torch.equal(head_copy.to(model.embedding.weight), model.embedding.weight):
-        raise ValueError(
-            f"{files[0].parent} has tie_word_embeddings=true, but {lm_head} differs from the token embedding. "
-            "Set tie_word_embeddings to false in config.json if the head was trained apart."
-        )
-    if fresh:
-        model.initialise_head(seed)
-
-
-def _mismatch(folder: Path, missing: list[str], unexpected: list[str]) -> str:
-    def some(names: list[str]) -> str:
-        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-    parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has the unknown {some(unexpected)}"] * bool(unexpected)
-    return (
-        f"The weights of {folder} do not fit its config.json: the checkpoint {' and '.join(parts)}. "
-        "Check that both come from the same model."
-    )

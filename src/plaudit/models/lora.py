@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from plaudit.models.base import LanguageModel
+from plaudit.models.boxes import stored_in
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, read_tensors, weight_files, write_json
@@ -28,6 +30,7 @@ from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.lowrank import LoraLinear, adapted_layers
 from plaudit.models.parts import Part, parts_of
 from plaudit.models.settings import LoraSettings, ModelSettings
+from plaudit.models.share import Share, merged, pieces
 from plaudit.support.paths import at_home
 
 __all__ = [
@@ -79,15 +82,22 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
     model.requires_grad_(False)
     if model.head_kind == "scalar":
         model.head.requires_grad_(True)
-    source = generator(seed)
     for layer, parts in rows.items():
         base = model.get_submodule(layer)
         assert isinstance(base, nn.Linear), (layer, type(base))
-        adapted = LoraLinear(base, parts, rank=settings.rank, alpha=settings.alpha)
-        adapted.initialise(source)
-        model.set_submodule(layer, adapted)
+        model.set_submodule(layer, LoraLinear(base, parts, rank=settings.rank, alpha=settings.alpha))
     model.lora = replace(settings, targets=chosen)
+    layers = {layer: module for layer, module in adapted_layers(model) if layer in rows}
+    model.fill(partial(_draw, layers={layer: layers[layer] for layer in rows}, dtype=model.dtype, seed=seed))
     return model
+
+
+def _draw(share: Share, *, layers: Mapping[str, LoraLinear], dtype: torch.dtype, seed: int) -> None:
+    """Fresh adapters."""
+    source = generator(seed)
+    for layer, module in layers.items():
+        for name, whole in module.fresh(dtype, source):
+            share.put(f"{layer}.{name}", whole)
 
 
 def check_lora(settings: ModelSettings) -> None:
@@ -161,12 +171,11 @@ def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) ->
         "inference_mode": True,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in _stored(model).items()}
+    tensors = {name: model.get_parameter(ours).detach().contiguous() for name, ours in _stored(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / CONFIG, config)
 
 
-@torch.no_grad()
 def load_lora(model: LanguageModel, folder: Path) -> Decoder:
     """Read adapters that `save_lora` or peft wrote, bit for bit; a plain model gets them first. In place."""
     if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
@@ -186,25 +195,40 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
         missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
         raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
     for name, tensor in found.items():
-        if tensor.shape != wanted[name].shape:
-            shapes = f"{tuple(tensor.shape)}, the model's {tuple(wanted[name].shape)}"
+        if tensor.shape != (own := decoder.get_parameter(wanted[name]).shape):
+            shapes = f"{tuple(tensor.shape)}, the model's {tuple(own)}"
             raise ValueError(f"{name} of {folder} has shape {shapes}. It belongs to another model.")
-        wanted[name].copy_(tensor)
+    decoder.fill(partial(_put, tensors={wanted[name]: tensor for name, tensor in found.items()}))
     return decoder
+
+
+def _put(share: Share, *, tensors: Mapping[str, Tensor]) -> None:
+    for name, whole in tensors.items():
+        share.put(name, whole)
 
 
 def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
     """Read the adapters of a run's checkpoint. Raises ValueError if they were trained on another base model."""
     decoder = load_lora(model, checkpoint / FOLDER)
-    merged = dict(decoder.hf_tensors())
-    for name, tensor in read_tensors(weight_files(checkpoint)):
-        # Equal bit for bit on one machine; another may round the product B A differently.
-        if not torch.allclose(merged[name], tensor.to(merged[name]), rtol=1e-4, atol=1e-6):
-            raise ValueError(
-                f"{checkpoint} was trained on another model than the given one: {name} differs. "
-                "Give model.path the checkpoint that the run started from."
-            )
+    tensors = dict(read_tensors([checkpoint / FOLDER / WEIGHTS]))
+    adapters = {ours: tensors[name] for name, ours in _stored(decoder).items()}
+    decoder.fill(partial(_check_base, layers=dict(adapted_layers(decoder)), adapters=adapters, checkpoint=checkpoint))
     return decoder
+
+
+def _check_base(
+    share: Share, *, layers: Mapping[str, LoraLinear], adapters: Mapping[str, Tensor], checkpoint: Path
+) -> None:
+    """Compare this rank's boxes of the merged model with the checkpoint's."""
+    there = stored_in(weight_files(checkpoint))
+    for one, mine in merged(share, layers, adapters):
+        # Equal bit for bit on one machine; another may round the product B A differently.
+        for rows, saved in pieces(there[one.name], one, mine):
+            if not torch.allclose(rows, saved.to(rows), rtol=1e-4, atol=1e-6):
+                raise ValueError(
+                    f"{checkpoint} was trained on another model than the given one: {one.name} differs. "
+                    "Give model.path the checkpoint that the run started from."
+                )
 
 
 def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
@@ -255,14 +279,14 @@ def _target(part: Part, layers: Mapping[str, nn.Linear]) -> Target:
     return Target(layer, part.start, layers[layer].out_features if part.size is None else part.size)
 
 
-def _stored(model: Decoder) -> dict[str, Tensor]:
-    """The trained tensors under peft's names; not copies."""
-    stored: dict[str, Tensor] = {}
+def _stored(model: Decoder) -> dict[str, str]:
+    """peft's names of the trained parameters, with ours."""
+    stored: dict[str, str] = {}
     for name, target in _targets(model).items():
         layer = model.get_submodule(target.layer)
         if isinstance(layer, LoraLinear) and _leaf(name) in layer.rows:
-            stored[f"{PREFIX}{name}{HALF}"] = layer.lora_a[_leaf(name)]
-            stored[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_b[_leaf(name)]
+            stored[f"{PREFIX}{name}{HALF}"] = f"{target.layer}.lora_a.{_leaf(name)}"
+            stored[f"{PREFIX}{name}.lora_B.weight"] = f"{target.layer}.lora_b.{_leaf(name)}"
     if model.head_kind == "scalar":
-        stored[f"{PREFIX}{family_of(model.config.family).scalar_head}.weight"] = model.head.weight
+        stored[f"{PREFIX}{family_of(model.config.family).scalar_head}.weight"] = "head.weight"
     return stored

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plaudit.compute.invariant import Linear, linear
-from plaudit.models.fresh import draw_uniform
 
 
 class LoraLinear(nn.Linear):
@@ -38,13 +37,12 @@ class LoraLinear(nn.Linear):
         self.lora_a = nn.ParameterDict({name: nn.Parameter(new(rank, base.in_features)) for name in self.rows})
         self.lora_b = nn.ParameterDict({name: nn.Parameter(new(size, rank)) for name, (_, size) in self.rows.items()})
 
-    @torch.no_grad()
-    def initialise(self, source: torch.Generator) -> None:
-        """Draw A uniformly from +-1/sqrt(in) and set B to zero, as peft does."""
-        bound = 1.0 / math.sqrt(self.in_features)
-        for name in self.rows:
-            draw_uniform(self.lora_a[name], bound, source)
-            self.lora_b[name].zero_()
+    def fresh(self, dtype: torch.dtype, source: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole adapters by name within the layer: A drawn uniformly from +-1/sqrt(in), B zero, as in peft."""
+        bound, rank = 1.0 / math.sqrt(self.in_features), len(next(iter(self.lora_a.values())))
+        for name, (_, size) in self.rows.items():
+            drawn = torch.empty(rank, self.in_features, dtype=dtype).uniform_(-bound, bound, generator=source)
+            yield from ((f"lora_a.{name}", drawn), (f"lora_b.{name}", torch.zeros(size, rank, dtype=dtype)))
 
     def forward(self, input: Tensor) -> Tensor:
         output = linear(input, self.weight, self.bias)

@@ -1,0 +1,191 @@
+"""Boxes of tensors in safetensors files, read and written in place, a bucket at a time.
+
+    files -> stored_in -> Stored -> read_box -> pieces of the box's rows
+    names, dtypes, shapes -> laid_out -> create: files of their final size -> write_box, by any process -> flushed
+
+Files are read and not mapped: mapped pages would count as memory of the process, and a network would carry all of them.
+What several processes write is byte for byte what safetensors itself would write of the whole tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plaudit.models.layout import Box
+from plaudit.models.parts import Shape
+
+BUCKET_BYTES = 1 << 24
+"""The most that reading or writing holds beside the tensors themselves."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a tensor lies in a file."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: Shape
+    start: int
+    """Of its first byte in the file."""
+
+
+def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
+    """The tensors of safetensors files. Raises ValueError for a file that is damaged, or a dtype that is not known."""
+    found: dict[str, Stored] = {}
+    for path in files:
+        header, start = _header(path)
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            if entry["dtype"] not in DTYPES:
+                raise ValueError(f"{path}: {name} is {entry['dtype']}, not one of {', '.join(DTYPES)}. Convert it.")
+            found[name] = Stored(path, DTYPES[entry["dtype"]], tuple(entry["shape"]), start + entry["data_offsets"][0])
+    return found
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """A file's header and where its data begins, checked by safetensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}). Copy or save it again.") from error
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(size)), 8 + size
+
+
+def read_box(stored: Stored, box: Box) -> Iterator[tuple[int, Tensor]]:
+    """Yield a box's rows, some at a time, with the number of the first one in the box."""
+    width = math.prod(stored.shape[1:])
+    row = width * stored.dtype.itemsize
+    (first, last), *columns = box or ((0, 1),)
+    with stored.path.open("rb", buffering=0) as file:
+        for begin, end in _runs(first, last, row):
+            read = bytearray((end - begin) * row)
+            view, at = memoryview(read), 0
+            while at < len(read):
+                count = os.preadv(file.fileno(), [view[at:]], stored.start + begin * row + at)
+                if not count:
+                    raise ValueError(f"{stored.path} ends within a tensor. Copy or save it again.")
+                at += count
+            rows = torch.frombuffer(read, dtype=stored.dtype).view(end - begin, *stored.shape[1:])
+            yield begin - first, rows[(slice(None), *(slice(*one) for one in columns))]
+
+
+def laid_out(
+    folder: Path, tensors: Mapping[str, tuple[torch.dtype, Shape]], *, name: str = "model", most: float = math.inf
+) -> tuple[dict[str, Stored], dict[Path, bytes]]:
+    """Plan files for whole tensors, of at most `most` bytes each (a larger tensor has its own): where each tensor will
+    lie, and each file's header. Pure: every process that plans the same gets the same."""
+    groups: list[list[str]] = [[]]
+    size = 0.0
+    for one, spec in tensors.items():
+        if groups[-1] and size + _bytes(spec) > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(one)
+        size += _bytes(spec)
+    places: dict[str, Stored] = {}
+    headers: dict[Path, bytes] = {}
+    for number, group in enumerate(groups, start=1):
+        part = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+        path = folder / f"{name}{part}.safetensors"
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for one in sorted(group, key=lambda one: (-tensors[one][0].itemsize, one)):  # as safetensors does
+            dtype, shape = tensors[one]
+            end = offset + _bytes(tensors[one])
+            header[one] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+            places[one] = Stored(path, dtype, shape, offset)
+            offset = end
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        headers[path] = len(text).to_bytes(8, "little") + text
+        for one in group:
+            place = places[one]
+            places[one] = Stored(place.path, place.dtype, place.shape, place.start + 8 + len(text))
+    return places, headers
+
+
+def _bytes(spec: tuple[torch.dtype, Shape]) -> int:
+    return math.prod(spec[1]) * spec[0].itemsize
+
+
+def create(places: Mapping[str, Stored], headers: Mapping[Path, bytes]) -> None:
+    """Write the headers and give each file its final size, filled with zeros."""
+    ends = dict.fromkeys(headers, 0)
+    for one in places.values():
+        ends[one.path] = max(ends[one.path], one.start + _bytes((one.dtype, one.shape)))
+    for path, header in headers.items():
+        with path.open("wb") as file:
+            file.write(header)
+            file.truncate(max(ends[path], len(header)))
+
+
+@torch.no_grad()
+def write_box(stored: Stored, box: Box, values: Tensor) -> None:
+    """Write a box of a tensor, rounded to its dtype, into its file. Only these bytes of the file change."""
+    width = math.prod(stored.shape[1:]) * stored.dtype.itemsize
+    (first, last), *columns = box or ((0, 1),)
+    values = values.detach().view(last - first, *values.shape[1:])
+    narrow = any(one != (0, size) for one, size in zip(columns, stored.shape[1:], strict=True))
+    file = os.open(stored.path, os.O_WRONLY)
+    try:
+        for begin, end in _runs(first, last, width):
+            piece = values[begin - first : end - first].to(device="cpu", dtype=stored.dtype).contiguous()
+            # Columns of a matrix lie apart in the file: a write for each row.
+            for number, rows in enumerate(torch.split(piece, 1) if narrow else [piece]):
+                left = columns[0][0] * stored.dtype.itemsize if narrow else 0
+                _write(file, rows, stored.start + (begin + number) * width + left)
+    finally:
+        os.close(file)
+
+
+def _write(file: int, values: Tensor, offset: int) -> None:
+    view = memoryview(values.reshape(-1).view(torch.uint8).numpy().data)
+    while len(view):
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def flush(paths: Iterable[Path]) -> None:
+    """Wait until what this process wrote to the files is on the storage: other machines may read them now."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _runs(first: int, last: int, row: int) -> Iterator[tuple[int, int]]:
+    """Cut rows of so many bytes into buckets."""
+    rows = max(1, BUCKET_BYTES // max(1, row))
+    return ((begin, min(begin + rows, last)) for begin in range(first, last, rows))

@@ -1,0 +1,197 @@
+"""A rank's share of a decoder's parameters: filled from files or by chance, and read as boxes of stored tensors.
+
+    Share (Layout, place, own tensors) <- read_weights, draw_weights;  Share -> stored -> boxes, adapters merged
+
+A model that is whole is a share of a mesh of one. Values do not depend on the mesh: each rank draws all random numbers
+of a fresh model, a bucket at a time, and keeps its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plaudit.models.boxes import BUCKET_BYTES, Stored, read_box, stored_in
+from plaudit.models.families import family_of
+from plaudit.models.fresh import generator
+from plaudit.models.layout import Layout, Slice
+from plaudit.models.lowrank import LoraLinear
+from plaudit.models.parts import Shape, stored_name
+
+BLOCK = 16
+"""Torch draws normal numbers in blocks of this size, so that pieces of whole blocks are those of one long draw."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank holds: its part of each parameter, in the shape of `Layout.shape`."""
+
+    layout: Layout
+    rank: int
+    tensors: Mapping[str, Tensor]
+
+    def slices(self) -> Iterator[tuple[Slice, Tensor]]:
+        """Each slice with its place in this rank's tensors, a view in our orientation."""
+        for one in self.layout.slices(self.rank):
+            yield one, self._view(one)
+
+    def of(self, ours: str) -> list[tuple[Slice, Tensor]]:
+        """The slices of one parameter."""
+        place = self.layout.mesh.place(self.rank)
+        held = self.layout.of(ours, place) if place.stage in self.layout.stages(ours) else ()
+        return [(one, self._view(one)) for one in held]
+
+    def _view(self, one: Slice) -> Tensor:
+        found = self.tensors[one.ours].detach()
+        for dimension, (at, size) in enumerate(zip(one.at, one.sizes, strict=True)):
+            found = found.narrow(dimension, at, size)
+        return found
+
+    def put(self, name: str, whole: Tensor) -> None:
+        """Copy this rank's rows of a tensor that the layout does not name: an adapter, of which the data axis takes
+        chunks of rows."""
+        data = self.layout.mesh.data
+        rows = -(-len(whole) // data)
+        mine = whole[self.layout.mesh.place(self.rank).data * rows :][:rows]
+        self.tensors[name].detach().copy_(mine)
+
+
+def read_weights(share: Share, *, files: Sequence[Path], dtype: torch.dtype, seed: int) -> None:
+    """Read this rank's boxes, rounded to `dtype`. Anything missing, unexpected or misshaped in the files is an error
+    that names it. A scalar head that they lack is drawn from `seed`."""
+    layout = share.layout
+    family, folder = family_of(layout.config.family), files[0].parent
+    lm_head, scalar_head = f"{family.lm_head}.weight", f"{family.scalar_head}.weight"
+    there = stored_in(files)
+    if layout.head == "lm" and scalar_head in there:
+        raise ValueError(
+            f"{folder} is a reward or value model ({scalar_head}) and has no LM head. "
+            'Load it with head="scalar", or give the policy it was trained from.'
+        )
+    found = {name: (key, there[key]) for key in there if (name := stored_name(family, key, layout.parts)) is not None}
+    fresh = layout.head == "scalar" and scalar_head not in found
+    missing = layout.stored.keys() - found.keys() - ({scalar_head} if fresh else set())
+    unexpected = [key for name, (key, _) in found.items() if name not in {*layout.stored, lm_head}]
+    if missing or unexpected:
+        raise ValueError(_mismatch(folder, sorted(missing), sorted(unexpected)))
+    for name, (key, stored) in found.items():
+        if name in layout.stored and stored.shape != layout.stored[name]:
+            raise ValueError(
+                f"Tensor {key} has shape {stored.shape}, but config.json says {layout.stored[name]}. "
+                "The weights and the config belong to different models."
+            )
+    for one, target in share.slices():
+        if one.name in found:
+            for rows, piece in pieces(found[one.name][1], one, target):
+                rows.copy_(piece.to(dtype))
+    if lm_head in found and lm_head not in layout.stored and layout.head == "lm":
+        _check_tied(share, found[lm_head][1], lm_head, dtype)
+    if fresh:
+        draw_head(share, dtype=dtype, seed=seed)
+
+
+def pieces(stored: Stored, one: Slice, held: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """A slice's rows, and the same from a file, both as they are stored."""
+    mine = held.t() if one.transposed else held
+    for first, piece in read_box(stored, one.box):
+        yield mine[first : first + len(piece)], piece
+
+
+def _check_tied(share: Share, copy: Stored, name: str, dtype: torch.dtype) -> None:
+    """Refuse a stored head that differs from the embedding that it is tied to."""
+    for one, held in share.of("embedding.weight"):
+        same = copy.shape == share.layout.stored[one.name] and all(
+            torch.equal(piece.to(dtype).to(rows), rows) for rows, piece in pieces(copy, one, held)
+        )
+        if not same:
+            raise ValueError(
+                f"{copy.path.parent} has tie_word_embeddings=true, but {name} differs from the token embedding. "
+                "Set tie_word_embeddings to false in config.json if the head was trained apart."
+            )
+
+
+def _mismatch(folder: Path, missing: list[str], unexpected: list[str]) -> str:
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+    parts = [f"lacks {some(missing)}"] * bool(missing) + [f"has the unknown {some(unexpected)}"] * bool(unexpected)
+    return (
+        f"The weights of {folder} do not fit its config.json: the checkpoint {' and '.join(parts)}. "
+        "Check that both come from the same model."
+    )
+
+
+def draw_weights(share: Share, *, dtype: torch.dtype, seed: int) -> None:
+    """Fresh weights: N(0, init_std), projections back into the residual stream scaled by 1/sqrt(2 layers) as in GPT-2;
+    norms 1, biases 0; a scalar head as `draw_head` does."""
+    source, config = generator(seed), share.layout.config
+    for name, shape in share.layout.parameters.items():
+        if name.endswith("bias"):
+            _set(share, name, 0.0)
+        elif "norm" in name:
+            _set(share, name, 1.0)
+        elif name != "head.weight" or share.layout.head == "lm":
+            back = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            std = config.init_std / (math.sqrt(2 * config.layers) if back else 1.0)
+            _draw(share, name, shape, std, dtype, source)
+    if share.layout.head == "scalar":
+        draw_head(share, dtype=dtype, seed=seed)
+
+
+def draw_head(share: Share, *, dtype: torch.dtype, seed: int) -> None:
+    """A fresh scalar head: N(0, 1/(width + 1)) (Stiennon et al. 2020, appendix)."""
+    shape = share.layout.parameters["head.weight"]
+    _draw(share, "head.weight", shape, 1.0 / math.sqrt(shape[1] + 1), dtype, generator(seed))
+
+
+def _set(share: Share, name: str, value: float) -> None:
+    for _, target in share.of(name):
+        target.fill_(value)
+
+
+def _draw(share: Share, name: str, shape: Shape, std: float, dtype: torch.dtype, source: torch.Generator) -> None:
+    """Draw a whole parameter on the CPU, some rows at a time, and keep this rank's."""
+    held = share.of(name)
+    rows, columns = shape
+    step = max(BLOCK, BUCKET_BYTES // (columns * dtype.itemsize) // BLOCK * BLOCK)
+    begin = 0
+    while begin < rows:
+        end = begin + step
+        end = rows if (rows - end) * columns < BLOCK else end  # a draw of fewer numbers is another one
+        drawn = torch.empty(end - begin, columns, dtype=dtype).normal_(0.0, std, generator=source)
+        for one, target in held:
+            low, high = max(begin, one.start[0]), min(end, one.start[0] + one.sizes[0])
+            if low < high:
+                mine = drawn[low - begin : high - begin].narrow(1, one.start[1], one.sizes[1])
+                target[low - one.start[0] : high - one.start[0]].copy_(mine)
+        begin = end
+
+
+def merged(
+    share: Share, layers: Mapping[str, LoraLinear], adapters: Mapping[str, Tensor]
+) -> Iterator[tuple[Slice, Tensor]]:
+    """This rank's boxes, in our orientation, of the plain model that computes the same. `layers` are those with
+    adapters, and `adapters` have these whole, by their parameters' names."""
+    for one, held in share.slices():
+        module, _, kind = one.ours.rpartition(".")
+        layer = layers.get(module) if kind == "weight" else None
+        yield one, held if layer is None else _plus(one, held, module, layer, adapters)
+
+
+@torch.no_grad()
+def _plus(one: Slice, held: Tensor, module: str, layer: LoraLinear, adapters: Mapping[str, Tensor]) -> Tensor:
+    """Rows and columns of W + (alpha / rank) B A, a new tensor."""
+    weight = held.clone()
+    first, left = one.start
+    for name, (start, size) in layer.rows.items():
+        low, high = max(first, start), min(first + len(weight), start + size)
+        if low < high:
+            a, b = (adapters[f"{module}.{half}.{name}"].to(weight) for half in ("lora_a", "lora_b"))
+            rows = weight[low - first : high - first]
+            rows.addmm_(b[low - start : high - start], a.narrow(1, left, weight.shape[1]), alpha=layer.scaling)
+    return weight
