@@ -3,8 +3,8 @@
     python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024]
 
 `held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `peak` is how far its
-resident memory rose over two steps above what the process had before there was a model, the passing whole model of
-loading left out. Left out: speed, which two processes of one machine say nothing of.
+resident memory rose over two steps above what the process had before there was a model. Left out: loading and saving
+(`shares.py`), and speed, which two processes of one machine say nothing of.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "num_attention_heads": options.width // 64,
         "vocab_size": 768,
     }
-    model = fresh_model(config, dtype=getattr(torch, precision))
+    model = fresh_model(config, dtype=getattr(torch, precision), deferred=strategy == "fsdp")
     placement = Whole(model, ranks) if strategy == "replicate" else Sharded(model, ranks, device=cpu)
     release_freed_memory()
     if recompute:

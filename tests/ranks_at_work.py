@@ -116,10 +116,9 @@ async def train(job: Job, trainer: Trainer) -> None:
     cast = Cast.together(gang, objective, trainer.settings.reference.ema)
     actors = cast.trained
     if job.get("resume"):
-        tensors, values = store.read(job["resume"])
+        _, values = store.read(job["resume"])
         for role, actor in actors.items():
-            mine = {key.removeprefix(f"{role}/"): x for key, x in tensors.items() if key.startswith(f"{role}/")}
-            await actor.restore(mine, values[role])
+            await actor.restore(store.model("state", job["resume"]) / f"{role}.safetensors", values[role])
     figures = []
     memory: dict[str, float] = {}
     for step in range(*job["steps"]):
@@ -144,17 +143,18 @@ async def train(job: Job, trainer: Trainer) -> None:
 
 async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> None:
     """A checkpoint as a run makes it: every rank takes part, the first writes."""
-    tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
+    ahead = trainer.store.staging("state")
     for role, actor in actors.items():
-        mine, values[role] = await actor.state()
-        tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
+        values[role] = await actor.save(ahead / f"{role}.safetensors")
     for role in trainer.models:
         trainer.save(role, trainer.store.staging(role))
+    if dist.is_initialized():
+        dist.barrier()
     if trainer.ranks.rank == 0:
         copy = partial(shutil.copytree, dirs_exist_ok=True)
         writers: dict[str, Writer] = {role: partial(copy, trainer.store.staging(role)) for role in trainer.models}
-        trainer.store.write(name, writers, tensors, values)
+        trainer.store.write(name, writers, {}, values, ahead=ahead)
 
 
 def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str, str], timeout: float = 240.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,8 +130,8 @@ def test_what_is_not_finite_leaves_everything_alone(poison: float, make_learner:
     """1e38: the loss is finite still, its gradient is not."""
     learner = make_learner()
     learner.step(batch, 0)
-    before, (moments, _) = copied(learner), learner.state()
-    moments = {name: tensor.clone() for name, tensor in moments.items()}
+    before = copied(learner)
+    moments = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}
     loss = learner.loss
     learner.loss = lambda output, part: (
         loss(output, part)[0] * poison * (1e3 if poison == 1e38 else 1),
@@ -139,7 +140,7 @@ def test_what_is_not_finite_leaves_everything_alone(poison: float, make_learner:
     stats = learner.step(batch, 1)
     assert (stats["skipped"], stats["halted"]) == (1.0, 0.0)
     assert set(moved(learner, before).values()) == {0.0}
-    assert all(torch.equal(tensor, moments[name]) for name, tensor in learner.state()[0].items())
+    assert all(torch.equal(tensor, moments[name]) for name, tensor in learner.optimizer.state().items())
     learner.loss = loss
     assert learner.step(batch, 2)["skipped"] == 0.0  # nothing of it is left in the gradients
     assert 0 < max(moved(learner, before).values()) < 0.1
@@ -174,26 +175,33 @@ def test_a_loss_that_tells_tensors_or_nothing_of_itself_is_recorded(make_learner
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC])
-def test_restored_learners_go_on_bit_for_bit(role: Role, dtype: torch.dtype, make_learner: Make, batch: Batch) -> None:
+def test_restored_learners_go_on_bit_for_bit(
+    role: Role, dtype: torch.dtype, make_learner: Make, batch: Batch, tmp_path: Path
+) -> None:
     ours = make_learner(role, dtype=dtype)
     for step in range(3):
         ours.step(batch, step)
     theirs = make_learner(role, dtype=dtype)
     theirs.model.load_state_dict(ours.model.state_dict())
-    theirs.restore(*ours.state())
+    theirs.restore(tmp_path / "state.safetensors", ours.save(tmp_path / "state.safetensors"))
     for step in range(3, 5):
         assert ours.step(batch, step) == theirs.step(batch, step)
     for name, tensor in copied(ours).items():
         assert torch.equal(tensor, copied(theirs)[name])
 
 
-def test_another_models_state_is_refused(make_learner: Make, batch: Batch) -> None:
+def test_another_models_state_is_refused(make_learner: Make, batch: Batch, tmp_path: Path) -> None:
     ours = make_learner()
     ours.step(batch, 0)
     config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     other = make_learner(model=fresh_model(config | {"intermediate_size": 16}, vocab_size=50))
+    values = ours.save(tmp_path / "state.safetensors")
     with pytest.raises(ValueError, match=r"exp_avg/layers\.0"):
-        other.restore(*ours.state())
+        other.restore(tmp_path / "state.safetensors", values)
+    config = ours.model.hf_config() | {"vocab_size": 49}
+    smaller = make_learner(model=fresh_model(config))
+    with pytest.raises(ValueError, match=r"embedding\.weight has shape \(50, .*, the model's parameter \(49, "):
+        smaller.restore(tmp_path / "state.safetensors", values)
 
 
 def test_evaluation_tells_the_loss_and_changes_nothing(make_learner: Make, batch: Batch) -> None:
@@ -216,7 +224,7 @@ def test_steps_too_small_for_bfloat16_add_up_in_its_masters(make_learner: Make, 
     assert all(torch.equal(first[name], before[name]) for name in names)
     for step in range(1, 16):
         learner.step(batch, step)
-    after, masters = copied(learner), learner.state()[0]
+    after, masters = copied(learner), learner.optimizer.state()
     assert max(float((after[name] - 1).abs().max()) for name in names) >= 2**-8
     for name, parameter in after.items():
         assert parameter.dtype == torch.bfloat16

@@ -71,7 +71,7 @@ def test_what_running_out_of_memory_looks_like() -> None:
 @pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC, Role.JUDGE])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_is_done_again_in_smaller_micro_batches_with_the_same_gradient(
-    where: str, role: Role, make_learner: Make, batch: Batch, caplog: pytest.LogCaptureFixture
+    where: str, role: Role, make_learner: Make, batch: Batch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     whole, learner = make_learner(role), make_learner(role)
     expected = whole.prepare(batch, 0, 1.0)
@@ -89,7 +89,7 @@ def test_a_step_is_done_again_in_smaller_micro_batches_with_the_same_gradient(
     caplog.clear()
     learner.prepare(batch, 1, 1.0)  # from here on it begins with what fits
     assert not caplog.text
-    state = learner.state()
+    state = tmp_path / "state.safetensors", learner.save(tmp_path / "state.safetensors")
     other = make_learner(role)
     other.restore(*state)
     assert other.passes.micro.tokens == lowered

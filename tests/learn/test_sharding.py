@@ -20,7 +20,7 @@ from plaudit.batch import Batch
 from plaudit.crew.trainer import Plan, Trainer
 from plaudit.learn.ranks import Alone, join
 from plaudit.learn.readout import policy_output
-from plaudit.learn.sharding import Placement, Sharded, Whole, _shard, recompute_layers
+from plaudit.learn.sharding import Sharded, _shard, recompute_layers
 from plaudit.models.load import fresh_model
 from plaudit.runtime.network import free_address
 from plaudit.settings.checks import Longest
@@ -55,6 +55,9 @@ ON_TWO = [*((case, "replicate") for case in ("dpo", "reward", "ppo", "half")), *
 ON_ONE = [("grpo", "fsdp"), ("ppo", "replicate"), ("lora", "fsdp"), ("half", "fsdp")]
 FROM_ONE = [("sft", "fsdp"), ("ppo", "replicate")]
 ON_THREE = [("grpo", "fsdp"), ("ppo", "fsdp"), ("ppo", "replicate")]
+ON_FOUR = [("grpo", "fsdp")]
+AGAIN = [("ppo", "fsdp"), ("half", "fsdp"), ("ppo", "replicate")]
+"""Cases that are resumed on as many ranks as before."""
 GRADIENTS = [("sft", "replicate"), ("sft", "fsdp"), ("grpo", "fsdp"), ("ppo", "replicate"), ("ppo", "fsdp")]
 SAVED = "epoch1epochstep1globalstep1"
 
@@ -101,8 +104,10 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
     jobs = [job(case, how, how, save=1) for case, how in ON_TWO]
     jobs += [one_step(case, how, how) for case, how in GRADIENTS]
     jobs += [resumed(case, "alone", "two", how) for case, how in FROM_ONE]
+    jobs += [resumed(case, how, "two", how) for case, how in AGAIN]
     at_work(jobs, 2, root / "two", environment)
     at_work([resumed(case, how, "three", how) for case, how in ON_THREE], 3, root / "three", environment)
+    at_work([resumed(case, how, "four", how) for case, how in ON_FOUR], 4, root / "four", environment)
     for case, how in ON_ONE:
         do(resumed(case, how, "one"), 0, 1, "")
     return root
@@ -157,10 +162,18 @@ def test_two_ranks_have_the_gradient_of_one(case: str, how: str, done: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("case", "how", "world"), [*((*pair, "one") for pair in ON_ONE), *((*pair, "three") for pair in ON_THREE)]
+    ("case", "how", "world"),
+    [*((*p, "one") for p in ON_ONE), *((*p, "three") for p in ON_THREE), *((*p, "four") for p in ON_FOUR)],
 )
 def test_a_checkpoint_of_two_ranks_goes_on_on_any_number(case: str, how: str, world: str, done: Path) -> None:
     assert furthest(done / case / how, done / case / f"{how} on {world}") < tolerance(case)
+
+
+@pytest.mark.parametrize(("case", "how"), AGAIN)
+def test_it_goes_on_bit_for_bit_on_the_same_number(case: str, how: str, done: Path) -> None:
+    one, other = done / case / how, done / case / f"{how} on two"
+    assert furthest(one, other) == 0.0
+    assert figures(one)["steps"][1:] == figures(other)["steps"]
 
 
 @pytest.mark.parametrize(("case", "how"), FROM_ONE)
@@ -232,21 +245,16 @@ def test_a_group_of_nccl_is_made_to_raise_its_time_outs(
     assert found.value.args == (waits,)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_tensors_for_a_checkpoint_are_on_the_cpu(sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever writes it may have no GPU. Meta tensors stand for those of one."""
-    place: Placement = Whole(torch.nn.Linear(2, 3))
-    if sharded:
-        place = object.__new__(Sharded)
-        place.ranks, place.rows = Alone(), {"weight": 3}
+@pytest.mark.parametrize("everyone", [False, True])
+def test_gathered_parameters_are_on_the_cpu(everyone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever packs them may have no GPU. Meta tensors stand for those of one."""
+    place = object.__new__(Sharded)
+    place.ranks, place.rows, place.dtypes = Alone(), {"weight": 3}, {"weight": torch.bfloat16}
+    place.model = torch.nn.Linear(2, 3, device="meta")
     here = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.empty_like(x, device="cpu") if x.is_meta else here(x))
-    state = {"step/weight": torch.zeros((), device="meta"), "exp_avg/weight": torch.zeros(3, 2, device="meta")}
-    found = place.full(state)
-    assert {key: (str(x.device), x.shape) for key, x in found.items()} == {
-        "step/weight": ("cpu", ()),
-        "exp_avg/weight": ("cpu", (3, 2)),
-    }
+    (found,) = place.parameters(["weight"], everyone=everyone).values()
+    assert (str(found.device), found.shape, found.dtype) == ("cpu", (3, 2), torch.bfloat16)
 
 
 def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:

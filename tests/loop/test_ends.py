@@ -323,11 +323,11 @@ def test_storage_that_is_full_as_the_run_ends_leaves_the_checkpoint_before(
     around(monkeypatch, Learner, "prepare", Fault(RewardFailureError("the server is gone"), 3))
     original = Store.write
 
-    def write(self: Store, name: str, *given: Any) -> None:
+    def write(self: Store, name: str, *given: Any, **named: Any) -> None:
         if name.endswith("globalstep2"):
             with self.writing(self.folder):
                 raise OSError(errno.ENOSPC, "No space left on device")
-        original(self, name, *given)
+        original(self, name, *given, **named)
 
     monkeypatch.setattr(Store, "write", write)
     with pytest.raises(RewardFailureError) as e:

@@ -216,7 +216,7 @@ def test_a_step_that_is_not_finite_is_skipped(
         assert torch.equal(first[name], second[name])
         assert torch.equal(first[name], third[name])
     assert any(not torch.equal(first[name], fourth[name]) for name in first)
-    states = [load_file(done.folder / "checkpoints/state" / f.name / "tensors.safetensors") for f in folders]
+    states = [load_file(done.folder / "checkpoints/state" / f.name / "policy.safetensors") for f in folders]
     assert all(torch.equal(states[0][name], states[2][name]) for name in states[0])  # moments and their step count
 
 
@@ -236,10 +236,11 @@ def changes(done: Run) -> dict[str, list[bool]]:
         folders = sorted(
             (done.folder / "checkpoints" / role).iterdir(), key=lambda p: int(p.name.rpartition("step")[2])
         )
-        file = "tensors.safetensors" if role == "state" else "model.safetensors"
-        tensors = [load_file(folder / file) for folder in folders]
-        for one in tensors:
-            one.pop("rng", None)
+        files = ("policy.safetensors", "critic.safetensors") if role == "state" else ("model.safetensors",)
+        tensors = [
+            {f"{file} {name}": tensor for file in files for name, tensor in load_file(folder / file).items()}
+            for folder in folders
+        ]
         found[role] = [any(not torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(tensors)]
     return found
 
@@ -282,8 +283,9 @@ def test_the_other_minibatches_of_the_step_are_made_in_both(
     assert all(bool(tensor.isfinite().all()) for tensors in last for tensor in tensors.values())
     states = sorted((done.folder / "checkpoints/state").iterdir(), key=lambda p: int(p.name.rpartition("step")[2]))
     for state, steps in zip(states, (3, 5, 7, 9), strict=True):  # the optimizers have made the same number of steps
-        counts = {float(v) for k, v in load_file(state / "tensors.safetensors").items() if "/step/" in k}
-        assert counts == {steps}
+        for role in ("policy", "critic"):
+            counts = {float(v) for k, v in load_file(state / f"{role}.safetensors").items() if k.startswith("step/")}
+            assert counts == {steps}
 
 
 def beyond_float32(tokens: tuple[int, ...]) -> float:

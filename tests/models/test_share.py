@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.families import read_config
 from plaudit.models.files import weight_files
 from plaudit.models.fresh import generator
-from plaudit.models.layout import Layout, Mesh
+from plaudit.models.layout import Layout, Mesh, Slice
 from plaudit.models.load import fresh_model, load_model, save_model
 from plaudit.models.lora import add_lora, load_lora, merge_lora, restore_lora, save_lora
 from plaudit.models.lowrank import adapted_layers
 from plaudit.models.settings import LoraSettings
-from plaudit.models.share import Share, draw_weights, merged, read_weights
+from plaudit.models.share import Adapters, Share, begin_weights, draw_weights, merged, read_weights, write_weights
 
 Tiny = Callable[..., dict[str, Any]]
 MESHES = [Mesh(data=3), Mesh(data=5), Mesh(data=2, tensor=2), Mesh(tensor=2, pipeline=2), Mesh(replicas=2, context=2)]
@@ -41,16 +42,20 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 def empty(layout: Layout, rank: int, dtype: torch.dtype = torch.float32) -> Share:
     place = layout.mesh.place(rank)
     held = (ours for ours in layout.parameters if place.stage in layout.stages(ours))
-    return Share(layout, rank, {ours: torch.full(layout.shape(ours, place), math.nan, dtype=dtype) for ours in held})
+    tensors = {ours: torch.full(layout.shape(ours, place), math.nan, dtype=dtype) for ours in held}
+    return Share(layout, rank, tensors, dtype)
+
+
+def box_of(one: Slice, whole: Tensor) -> Tensor:
+    for dimension, (start, size) in enumerate(zip(one.start, one.sizes, strict=True)):
+        whole = whole.narrow(dimension, start, size)
+    return whole
 
 
 def assert_part_of(mine: Share, whole: dict[str, Tensor]) -> None:
     """Each slice is that box of the whole parameter, and no number of the rank's is left unset."""
     for one, held in mine.slices():
-        box = whole[one.ours]
-        for dimension, (start, size) in enumerate(zip(one.start, one.sizes, strict=True)):
-            box = box.narrow(dimension, start, size)
-        assert torch.equal(held, box), one
+        assert torch.equal(held, box_of(one, whole[one.ours])), one
     assert not any(tensor.isnan().any() for tensor in mine.tensors.values())
 
 
@@ -187,20 +192,15 @@ def test_adapters_are_merged_in_boxes(model_type: str, mesh: Mesh, tiny: Tiny) -
     for rank in range(mesh.world):
         mine = empty(Layout(model.config, "lm", mesh), rank)
         for one, target in mine.slices():
-            box = own[one.ours]
-            for dimension, (start, size) in enumerate(zip(one.start, one.sizes, strict=True)):
-                box = box.narrow(dimension, start, size)
-            target.copy_(box)
+            target.copy_(box_of(one, own[one.ours]))
         shares.append(mine)
     merge_lora(model)
     whole = parameters(model)
     assert not torch.equal(whole["layers.0.attention.qkv.weight"], own["layers.0.attention.qkv.weight"])
     for mine in shares:
-        for one, held in merged(mine, layers, adapters):
-            box = whole[one.ours]
-            for dimension, (start, size) in enumerate(zip(one.start, one.sizes, strict=True)):
-                box = box.narrow(dimension, start, size)
-            torch.testing.assert_close(held, box, rtol=1e-6, atol=1e-6)
+        for one, held in mine.slices():
+            box = box_of(one, whole[one.ours])
+            torch.testing.assert_close(merged(one, held, Adapters(layers, adapters)), box, rtol=1e-6, atol=1e-6)
 
 
 def test_adapters_wait_for_room_as_weights_do(tiny: Tiny, tmp_path: Path) -> None:
@@ -222,6 +222,7 @@ def test_adapters_wait_for_room_as_weights_do(tiny: Tiny, tmp_path: Path) -> Non
         Layout(deferred.config, "lm", Mesh(data=2)),
         1,
         {name: torch.full((rows - -(-rows // 2), *others), math.nan) for name, (rows, *others) in shapes.items()},
+        torch.float32,
     )
     for fill in deferred.pending:
         fill(mine)
@@ -236,3 +237,45 @@ def test_adapters_wait_for_room_as_weights_do(tiny: Tiny, tmp_path: Path) -> Non
         fill(mine)
     with pytest.raises(ValueError, match="trained on another model"):
         check(mine)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(("most", "dtype"), [(5e9, torch.bfloat16), (20_000, torch.float32)])
+def test_ranks_write_the_files_that_safetensors_writes_of_the_whole(
+    model_type: str, most: float, dtype: torch.dtype, mesh: Mesh, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Byte for byte, whatever the mesh; float32 shards of a bfloat16 model are rounded."""
+    model = fresh_model(tiny(model_type, vocab_size=96), seed=3, dtype=dtype)
+    assert isinstance(model, Decoder)
+    layout, own = Layout(model.config, "lm", mesh), parameters(model)
+    for rank in range(mesh.world):
+        mine = replace(empty(layout, rank), dtype=dtype)
+        for one, target in mine.slices():
+            target.copy_(box_of(one, own[one.ours]))
+        if rank == 0:
+            begin_weights(mine, tmp_path, most=most)
+        write_weights(mine, tmp_path, most=most)
+    files = weight_files(tmp_path)
+    assert (len(files) > 1) == (most < 1e9)
+    stored = {name: tensor.contiguous() for name, tensor in model.hf_tensors()}
+    for path in files:
+        names = load_file(path).keys()
+        save_file({name: stored[name].clone() for name in names}, tmp_path / "whole", metadata={"format": "pt"})
+        assert path.read_bytes() == (tmp_path / "whole").read_bytes(), path
+    save_model(model, tmp_path / "one", max_shard_bytes=most)
+    assert [path.read_bytes() for path in weight_files(tmp_path / "one")] == [path.read_bytes() for path in files]
+
+
+def test_no_more_than_a_bucket_is_copied_at_once(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh_model(tiny("llama", vocab_size=96), seed=3)
+    pwrite, sizes = boxes.os.pwrite, list[int]()
+
+    def counted(file: int, view: Any, offset: int) -> int:
+        sizes.append(len(view))
+        return int(pwrite(file, view, offset))
+
+    monkeypatch.setattr(boxes.os, "pwrite", counted)
+    save_model(model, tmp_path)
+    assert max(sizes) <= 600
+    assert sum(sizes) == 4 * sum(parameter.numel() for parameter in model.parameters())

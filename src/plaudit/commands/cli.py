@@ -380,15 +380,19 @@ def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[s
 @click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: all ranks as runtime.strategy says.')
 @click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: runtime.num_training_workers.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose boxes to print.")
+@click.option("--to", help="Another mesh: print what it takes to move the models there.")
 @traceback_option
-def layout(recipe: str, overrides: tuple[str, ...], mesh: str | None, ranks: int | None, rank: int) -> None:
+def layout(
+    recipe: str, overrides: tuple[str, ...], mesh: str | None, ranks: int | None, rank: int, to: str | None
+) -> None:
     """Print which rank would hold which part of a recipe's models, and the bytes; nothing is loaded or started."""
     with plain_errors():
-        from plaudit.commands.layout import plan, report
+        from plaudit.commands.layout import plan, read_mesh, report, sends
         from plaudit.settings.recipes import read_settings
 
         words = (None, (recipe, *overrides)) if "=" in recipe and not Path(recipe).exists() else (recipe, overrides)
-        for line in report(plan(read_settings(*words), mesh, ranks), rank):
+        models = plan(read_settings(*words), mesh, ranks)
+        for line in (*report(models, rank), *(sends(models, read_mesh(to)) if to else ())):
             click.echo(visible(line))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.families import read_config
 from plaudit.models.files import read_json
 from plaudit.models.folders import local_folder
-from plaudit.models.layout import Box, Layout, Mesh, MeshError, Place, check_mesh
+from plaudit.models.layout import Box, Layout, Mesh, MeshError, Place, check_mesh, plans
 from plaudit.models.parts import numbered
 from plaudit.models.settings import LoraSettings
 from plaudit.settings.tree import Settings
@@ -208,6 +209,29 @@ def report(models: Sequence[Model], rank: int) -> Iterator[str]:
 def _row(name: str, amounts: Mapping[str, int]) -> str:
     figures = (*amounts.values(), sum(amounts.values()))
     return f"{name:24}" + "".join(f"{figure / GIB:11.3f}" for figure in figures)
+
+
+def sends(models: Sequence[Model], mesh: Mesh) -> Iterator[str]:
+    """What it takes to lay the models out in another mesh on the same ranks, in the precision that passes compute in:
+    boxes that a rank has already stay there."""
+    for model in models:
+        began = time.perf_counter()
+        other = Layout(model.layout.config, model.layout.head, mesh)
+        out: Counter[int] = Counter()
+        into: Counter[int] = Counter()
+        count = 0
+        for names, plan in plans(model.layout, other):
+            for box, source, target in plan:
+                if source != target:
+                    size = len(names) * model.bytes * math.prod(stop - start for start, stop in box)
+                    out[source] += size
+                    into[target] += size
+                    count += len(names)
+        most, largest = (max(sizes.values(), default=0) / GIB for sizes in (out, into))
+        yield (
+            f"\n{model.role} to {mesh}: {count:,} boxes are sent, {sum(out.values()) / GIB:,.3f} GiB in all, at most "
+            f"{most:,.3f} GiB from a rank and {largest:,.3f} to one; planned in {time.perf_counter() - began:.1f} s"
+        )
 
 
 def boxes(layout: Layout, rank: int) -> Iterator[str]:

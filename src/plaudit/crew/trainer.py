@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from plaudit.models.base import LanguageModel
 from plaudit.models.config import HeadKind
 from plaudit.models.device import device_of
 from plaudit.models.folders import local_folder
-from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
-from plaudit.models.lora import FOLDER, adapter_names, add_lora, lora_of, restore_lora, save_lora
+from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
+from plaudit.models.lora import FOLDER, adapter_names, add_lora, lora_of, peft_names, restore_lora, save_lora
+from plaudit.models.lowrank import adapted_layers
 from plaudit.models.settings import LoraSettings
+from plaudit.models.share import Adapters, Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
     RankOutOfMemory,
@@ -162,16 +165,34 @@ class Trainer:
             raise RankOutOfMemory(f"{told}. Lower learn.micro_tokens={micro}.", micro, score) from None
 
     def save(self, role: str, folder: Path) -> None:
-        """Write a role's whole model, adapters merged, and the adapters separately. All ranks must call it; the first
-        writes."""
-        model = self.placements[Role(role)].whole()
-        if model is None:
+        """Write a role's model, adapters merged, and the adapters separately. All ranks must call it; each writes its
+        own boxes of the weights, and rank 0 all else. The files are the same whatever the ranks hold."""
+        model, place = self.models[Role(role)], self.placements[Role(role)]
+        if (share := place.share()) is None:  # it runs through transformers, which writes it
+            if (whole := place.whole()) is not None:
+                save_model(whole, folder, tokenizer=self.tokenizer)
             return
-        save_model(model, folder, tokenizer=self.tokenizer)
-        if lora_of(model) is not None:
+        trained = place.parameters(peft_names(model).values(), everyone=True)
+        adapters = Adapters(dict(adapted_layers(model)), trained)
+        if not place.begin(partial(self._begin, role, folder, share, adapters)):
+            return
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"training rank {self.ranks.rank} cannot see {folder}, where rank 0 began to write: put `output` on "
+                "storage that all nodes share"
+            )
+        write_weights(share, folder, most=FILE_BYTES, adapters=adapters)
+
+    def _begin(self, role: str, folder: Path, share: Share, adapters: Adapters) -> None:
+        """Write everything of a model's folder but the weights themselves, for which there is room then."""
+        model = self.models[Role(role)]
+        folder.mkdir(parents=True, exist_ok=True)
+        begin_weights(share, folder, most=FILE_BYTES)
+        describe(model, folder, dtype=share.dtype, tokenizer=self.tokenizer)
+        if adapters.layers:
             path = initial_path(self.settings, self.tokenizer, Role(role))
             base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
-            save_lora(model, folder / FOLDER, base=base)
+            save_lora(model, folder / FOLDER, base=base, tensors=adapters.tensors)
 
     def rise(self) -> None:
         """Be ready to train."""

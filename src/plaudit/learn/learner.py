@@ -2,14 +2,14 @@
 
     Batch (weighed) -> micro-batches -> forward, loss, backward -> summed gradients -> clip -> AdamW -> figures
 
-The learner gets the loss and does not know the method. It never divides by the number of micro-batches, since the
-batch's weights are shares of the whole step.
+It gets the loss, not the method. It never divides by micro-batches: a batch's weights are shares of the whole step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from plaudit.learn.readout import READOUTS, counts_once
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, finite, local
+from plaudit.learn.state import opened, write_state
 from plaudit.models.base import LanguageModel
 from plaudit.types import Role, Stats
 
@@ -145,13 +146,12 @@ class Learner(Scorer):
         self.placement.settle()
         return merge_stats(found)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the optimizer's whole tensors by parameter name, on the first rank; all ranks must call it. The
-        model's own checkpoint has the weights."""
-        passes = self.passes.state()
-        return self.placement.full(self.optimizer.state()), {"passes": passes} if passes else {}
+    def save(self, path: Path) -> dict[str, Any]:
+        """Write the optimizer's state, each rank its own part. Return what else `restore` needs besides the weights."""
+        write_state(self.placement, self.optimizer.state(), path)
+        return {"passes": passes} if (passes := self.passes.state()) else {}
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore `state`. Raises ValueError if the tensors are not this model's."""
-        self.optimizer.restore(tensors)
+    def restore(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Restore what `save` wrote, on any number of ranks. Raises ValueError if the tensors are not this model's."""
+        self.optimizer.restore(*opened(self.placement, path))
         self.passes.restore(values.get("passes", {}))

@@ -6,7 +6,7 @@ summed gradients -> collect -> gradient_norm -> step: AdamW on the masters -> pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -137,22 +137,23 @@ class Optimizer:
         return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name in names}
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore `state` from whole tensors. Raises ValueError if they belong to another model or precision."""
+    def restore(self, keys: Collection[str], read: Callable[[str, Tensor], None]) -> None:
+        """Restore `state`: `read` fills this rank's tensor of each key. Raises ValueError if the keys are those of
+        another model or precision."""
         own = self.state()
-        unknown = sorted(key for key in tensors if key.split("/", 1)[1] not in self.masters)
+        unknown = sorted(key for key in keys if key.split("/", 1)[1] not in self.masters)
         if unknown:
             raise ValueError(
                 f"the optimizer state has {unknown[:3]}, parameters that this model lacks. Resume with the model that "
                 "the run began with"
             )
-        if differing := sorted(own.keys() ^ tensors.keys()):
+        if differing := sorted(own.keys() ^ set(keys)):
             raise ValueError(
                 f"the optimizer state was saved under another learn.precision: {differing[:3]} is on one side only. "
                 "Resume with the precision that the run began with"
             )
-        for key, value in tensors.items():
-            own[key].copy_(self.placement.part(key, value))
+        for key, tensor in own.items():
+            read(key, tensor)
         self._round()
 
     def _rounded(self) -> list[tuple[str, Tensor]]:

@@ -49,8 +49,8 @@ class Ranks(Protocol):
         """Return the sum over ranks, equal on each."""
         ...
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them."""
+    def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
+        """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them, unless `everyone`."""
         ...
 
 
@@ -71,7 +71,7 @@ class Alone:
     def total(self, value: float) -> float:
         return value
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         return [tensor]
 
 
@@ -113,10 +113,13 @@ class Together:
         dist.all_reduce(found)
         return float(found)
 
-    def gather(self, tensor: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         mine = tensor.to(self.device)
-        parts = [torch.empty_like(mine) for _ in range(self.world)] if self.rank == 0 else []
-        dist.gather(mine, parts or None)
+        parts = [torch.empty_like(mine) for _ in range(self.world)] if everyone or self.rank == 0 else []
+        if everyone:
+            dist.all_gather(parts, mine)
+        else:
+            dist.gather(mine, parts or None)
         return parts
 
 

@@ -5,8 +5,8 @@
          -> Sharded   FSDP2: a rank keeps its rows of weights, gradients and moments; a layer is gathered while it
                       computes, and its gradients are summed directly into shards
 
-A placement also gathers whole tensors for checkpoints and samplers, and splits them again. Left out: tensor and
-pipeline parallelism.
+A placement also knows where a rank's tensors lie in whole ones, for checkpoints, and gathers whole ones for samplers.
+Left out: tensor and pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -16,15 +16,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from plaudit.learn.ranks import Alone, Ranks, buckets
 from plaudit.models.base import LanguageModel
-from plaudit.models.layout import Mesh
+from plaudit.models.layout import Box, Mesh
+from plaudit.models.parts import Shape
 from plaudit.models.share import Share
+
+
+class Within(NamedTuple):
+    """A rank's tensor as a part of a whole one."""
+
+    shape: Shape
+    """Of the whole tensor."""
+    box: Box
+    mine: bool
+    """True if this rank saves it: it is not empty, and no copy of another rank's."""
 
 
 class Placement(Protocol):
@@ -61,17 +72,21 @@ class Placement(Protocol):
         """Return the norm of the whole gradient, from the norm of this rank's part."""
         ...
 
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather whole tensors, by kind/parameter, on the CPU (the process that saves them may have no GPU). Only rank
-        0 gets them."""
+    def within(self, key: str, tensor: Tensor) -> Within:
+        """Where this rank's tensor of a kind/parameter lies in the whole one."""
         ...
 
-    def part(self, key: str, tensor: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor of that kind/parameter."""
+    def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
+        """Gather these parameters, whole and in the model's precision. Only rank 0 gets them, unless `everyone`."""
         ...
 
-    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Gather these parameters, whole and in the model's precision. Only rank 0 gets them."""
+    def share(self) -> Share | None:
+        """Return what this rank holds of a model that is read and written in boxes; None for another model."""
+        ...
+
+    def begin(self, work: Callable[[], None]) -> bool:
+        """Let rank 0 do what must be done before any rank writes its part. False for a rank that has nothing to write,
+        and for all others if it failed at rank 0, which raises the error."""
         ...
 
     def whole(self) -> LanguageModel | None:
@@ -107,14 +122,24 @@ class Whole:
     def norm(self, mine: float) -> float:
         return mine
 
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {} if self.ranks.rank else {key: tensor.cpu() for key, tensor in tensors.items()}
+    def within(self, key: str, tensor: Tensor) -> Within:
+        shape = tuple(tensor.shape)
+        return Within(shape, tuple((0, size) for size in shape), self.ranks.rank == 0)
 
-    def part(self, key: str, tensor: Tensor) -> Tensor:
-        return tensor
+    def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
+        return {name: self.model.get_parameter(name) for name in names} if everyone or not self.ranks.rank else {}
 
-    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
-        return {} if self.ranks.rank else {name: self.model.get_parameter(name) for name in names}
+    def share(self) -> Share | None:
+        found: Share | None = self.model.share(
+            Mesh(replicas=self.ranks.world), self.ranks.rank, dict(self.model.named_parameters())
+        )
+        return found
+
+    def begin(self, work: Callable[[], None]) -> bool:
+        if self.ranks.rank:
+            return False
+        work()
+        return True
 
     def whole(self) -> LanguageModel | None:
         return None if self.ranks.rank else self.model
@@ -201,28 +226,32 @@ class Sharded:
     def norm(self, mine: float) -> float:
         return math.sqrt(self.ranks.total(mine * mine))
 
-    def full(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {key: tensor.cpu() for key, tensor in tensors.items() if tensor.dim() == 0 and self.ranks.rank == 0}
-        split = [key for key, tensor in tensors.items() if tensor.dim() > 0]
-        keys = iter(split)
-        for bucket in buckets(self._padded(key, tensors[key]) for key in split):
-            shards = self.ranks.gather(torch.cat([tensor.reshape(-1) for tensor in bucket]))
+    def _full(self, tensors: Mapping[str, Tensor], *, everyone: bool) -> dict[str, Tensor]:
+        """Gather whole tensors on the CPU."""
+        found: dict[str, Tensor] = {}
+        keys = iter(tensors)
+        for bucket in buckets(self._padded(key, tensor) for key, tensor in tensors.items()):
+            shards = self.ranks.gather(torch.cat([tensor.reshape(-1) for tensor in bucket]), everyone=everyone)
             pieces = [torch.split(shard, [tensor.numel() for tensor in bucket]) for shard in shards]
             for number, tensor in enumerate(bucket):
                 key = next(keys)
                 if pieces:
                     whole = torch.cat([piece[number].view(tensor.shape) for piece in pieces])
-                    found[key] = whole[: self.rows[_parameter(key)]].cpu()
-        return {key: found[key] for key in tensors if key in found}
+                    found[key] = whole[: self.rows[key]].cpu()
+        return found
 
-    def part(self, key: str, tensor: Tensor) -> Tensor:
+    def within(self, key: str, tensor: Tensor) -> Within:
+        """Rows of a parameter's tensors; numbers of which every rank has the same are saved by the first."""
         if tensor.dim() == 0:
-            return tensor
-        size = self._share(key)
-        return tensor[self.ranks.rank * size : (self.ranks.rank + 1) * size]
+            return Within((), (), self.ranks.rank == 0)
+        name, others = key.rpartition("/")[2], tuple(tensor.shape[1:])
+        first = self.ranks.rank * self._share(name)
+        box = ((first, first + len(tensor)), *((0, size) for size in others))
+        return Within((self.rows[name], *others), box, len(tensor) > 0)
 
-    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
-        return self.full({name: local(self.model.get_parameter(name)).to(self.dtypes[name]) for name in names})
+    def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
+        mine = {name: local(self.model.get_parameter(name)).to(self.dtypes[name]) for name in names}
+        return self._full(mine, everyone=everyone)
 
     def whole(self) -> LanguageModel | None:
         tensors = self.parameters(self.dtypes)
@@ -236,15 +265,27 @@ class Sharded:
 
     def share(self) -> Share | None:
         mine = {name: local(parameter) for name, parameter in self.model.named_parameters()}
-        return self.model.share(Mesh(data=self.ranks.world), self.ranks.rank, mine)
+        return self.empty.share(Mesh(data=self.ranks.world), self.ranks.rank, mine)
 
-    def _share(self, key: str) -> int:
-        """Return a rank's rows; the last ranks may have fewer, or none."""
-        return -(-self.rows[_parameter(key)] // self.ranks.world)
+    def begin(self, work: Callable[[], None]) -> bool:
+        failed: Exception | None = None
+        if self.ranks.rank == 0:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  # the others wait
+                failed = error
+        broken = self.ranks.most(failed is not None)
+        if failed is not None:
+            raise failed
+        return not broken
 
-    def _padded(self, key: str, shard: Tensor) -> Tensor:
+    def _share(self, name: str) -> int:
+        """Return a rank's rows of a parameter; the last ranks may have fewer, or none."""
+        return -(-self.rows[name] // self.ranks.world)
+
+    def _padded(self, name: str, shard: Tensor) -> Tensor:
         """As many rows as on every other rank."""
-        lacking = self._share(key) - shard.shape[0]
+        lacking = self._share(name) - shard.shape[0]
         return shard if not lacking else torch.cat((shard, shard.new_zeros(lacking, *shard.shape[1:])))
 
 
@@ -352,8 +393,3 @@ def _without_values(model: LanguageModel) -> LanguageModel:
         for p in model.parameters()
     }
     return copy.deepcopy(model, empty)
-
-
-def _parameter(key: str) -> str:
-    """Return the parameter's name, from kind/parameter or from the name itself."""
-    return key.rpartition("/")[2]

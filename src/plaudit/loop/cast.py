@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
-
-from torch import Tensor
 
 from plaudit.algorithms.base import Objective
 from plaudit.algorithms.figures import merge_stats
@@ -62,11 +61,12 @@ class Learners(Scorers):
         """Return figures of the loss on a weighed batch."""
         return merge_stats(await self.gang.split(Learner.evaluate, batch))
 
-    async def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return (await self.gang.each(Learner.state))[0]
+    async def save(self, path: Path) -> dict[str, Any]:
+        """Let every rank write its part of the optimizer's state to a file. Return the rest of it."""
+        return (await self.gang.each(Learner.save, path))[0]
 
-    async def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        await self.gang.each(Learner.restore, tensors, values)
+    async def restore(self, path: Path, values: Mapping[str, Any]) -> None:
+        await self.gang.each(Learner.restore, path, values)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     checkpoints/policy/epoch1epochstep5globalstep5/   Hugging Face files + manifest.json
     checkpoints/critic/...                            the same, for every role that is trained
-    checkpoints/state/epoch1epochstep5globalstep5/    optimizer, cursor, counters, RNG + manifest.json
+    checkpoints/state/epoch1epochstep5globalstep5/    optimizer of every role, cursor, counters, RNG + manifest.json
 
 Each folder is written under a temporary name, flushed to disk, sealed by a manifest of SHA-256 digests and renamed. The
 state folder comes last; it names the digests of the role folders' manifests and commits the checkpoint. Tensors are
@@ -52,14 +52,23 @@ class Store:
         self.folder = folder
 
     def write(
-        self, name: str, roles: Mapping[str, Writer], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+        self,
+        name: str,
+        roles: Mapping[str, Writer],
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        *,
+        ahead: Path | None = None,
     ) -> None:
-        """Save and commit one checkpoint. It replaces an uncommitted one of the same name."""
+        """Save and commit one checkpoint. It replaces an uncommitted one of the same name. `ahead` has files of the
+        state that are written already."""
         from safetensors.torch import save_file
 
         seals = {role: self._publish(role, name, write) for role, write in roles.items()}
 
         def write_state(folder: Path) -> None:
+            if ahead is not None:
+                moved(ahead, folder)
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "tensors.safetensors")
             (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
 

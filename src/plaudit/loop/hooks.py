@@ -7,6 +7,7 @@ a checkpoint is taken that includes the records.
 from __future__ import annotations
 
 import math
+import secrets
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Store, UnwritableError, Writer
+from plaudit.loop.checkpoint import STATE, Store, UnwritableError, Writer
 from plaudit.loop.progress import BatchSource, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
@@ -260,17 +261,18 @@ class SaveCheckpoint:
                 "learning rate.",
                 suspect=progress.step,
             )
-        tensors: dict[str, Tensor] = {"rng": remembered.rng}
         actors: dict[str, Any] = {}
-        for role, actor in self.cast.trained.items():
-            mine, values = await actor.state()
-            tensors |= {f"{role}/{key}": tensor for key, tensor in mine.items()}
-            actors[role] = values
+        ahead = self.store.staging(STATE)
+        ahead = ahead.with_name(f"{ahead.name}-{secrets.token_hex(4)}")  # a rank that was given up may still be writing
+        with self.store.writing(ahead):
+            for role, actor in self.cast.trained.items():
+                actors[role] = await actor.save(ahead / f"{role}.safetensors")
         writers: dict[str, Writer] = {}
         for name, prepare in self.writers.items():
             with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead
                 writers[name] = await prepare(self.store.staging(name))
-        self.store.write(progress.name, writers, tensors, {**remembered.values, "actors": actors})
+        values = {**remembered.values, "actors": actors}
+        self.store.write(progress.name, writers, {"rng": remembered.rng}, values, ahead=ahead)
         self._unsaved = None
         if not progress.skipped:
             self.store.prune(self.keep, spare=self.best.checkpoint)
@@ -282,9 +284,7 @@ async def restore(
     """Restore everything but model weights, which the builder of the models loads from the same checkpoint."""
     tensors, values = store.read(name)
     for role, actor in cast.trained.items():
-        prefix = f"{role}/"
-        mine = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-        await actor.restore(mine, values["actors"][role])
+        await actor.restore(store.model(STATE, name) / f"{role}.safetensors", values["actors"][role])
     source.restore(values["source"])
     memory.clear()
     memory.update(values["memory"])

@@ -26,12 +26,11 @@ from plaudit.compute.invariant import Linear, filled
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
 from plaudit.models.families import write_config
-from plaudit.models.files import write_safetensors
 from plaudit.models.layout import Layout, Mesh
-from plaudit.models.lowrank import merged_parameters
+from plaudit.models.lowrank import adapted_layers, merged_parameters
 from plaudit.models.parts import stored_tensors
 from plaudit.models.settings import LoraSettings
-from plaudit.models.share import Share, draw_weights
+from plaudit.models.share import Adapters, Share, begin_weights, draw_weights, write_weights
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
 
@@ -229,18 +228,23 @@ class Decoder(LanguageModel):
         return stored_tensors(self.config, self.head_kind, merged_parameters(self))
 
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
-        write_safetensors(folder, dict(self.hf_tensors()), max_shard_bytes=max_shard_bytes)
+        share, own = self._whole(), dict(self.named_parameters())
+        begin_weights(share, folder, most=max_shard_bytes)
+        write_weights(share, folder, most=max_shard_bytes, adapters=Adapters(dict(adapted_layers(self)), own))
+
+    def _whole(self) -> Share:
+        return self.share(Mesh(), 0, dict(self.named_parameters()))
 
     def initialise(self, seed: int) -> None:
         """Draw fresh weights."""
         self.fill(partial(draw_weights, dtype=self.dtype, seed=seed))
 
     def share(self, mesh: Mesh, rank: int, tensors: Mapping[str, Tensor]) -> Share:
-        return Share(Layout(self.config, self.head_kind, mesh), rank, tensors)
+        return Share(Layout(self.config, self.head_kind, mesh), rank, tensors, self.dtype)
 
     def fill(self, values: Callable[[Share], None]) -> None:
         """Give the model values: now, or once its placement has made room for them."""
         if self.pending is None:
-            values(self.share(Mesh(), 0, dict(self.named_parameters())))
+            values(self._whole())
         else:
             self.pending.append(values)

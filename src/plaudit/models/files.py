@@ -17,25 +17,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], *, max_shard_bytes: float) -> None:
-    """Write `tensors` to `folder`, in shards of at most `max_shard_bytes` (a larger tensor gets its own)."""
-    from safetensors.torch import save_file
-
-    for stale in folder.glob("model*.safetensors*"):
-        stale.unlink()
-    shards = _shards(tensors, max_shard_bytes)
-    if len(shards) == 1:
-        save_file(_contiguous(shards[0]), folder / WEIGHTS, metadata={"format": "pt"})
-        return
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(_contiguous(shard), folder / name, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, name))
-    index = {"metadata": {"total_size": sum(map(_bytes, tensors.values()))}, "weight_map": weight_map}
-    write_json(folder / INDEX, index)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file. Raises ValueError that names the file if it holds none."""
     try:
@@ -99,28 +80,3 @@ def _opened(path: Path, *, framework: str = "pt") -> Any:
         return safe_open(path, framework=framework)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}). Copy or save it again.") from error
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _shards(tensors: Mapping[str, Tensor], max_bytes: float) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + _bytes(tensor) > max_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += _bytes(tensor)
-    return shards
-
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Rows of a fused projection share its storage, which safetensors refuses: clone what does not own all of it.
-    owned = {}
-    for name, tensor in tensors.items():
-        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == _bytes(tensor)
-        owned[name] = tensor if whole else tensor.contiguous().clone()
-    return owned

@@ -289,15 +289,21 @@ class Move(NamedTuple):
 def moves(one: Layout, other: Layout) -> Iterator[Move]:
     """The sends that turn a layout into another one of the same model. A rank keeps what it has; other boxes come from
     their holders in turn, so that copies share the work."""
+    for names, plan in plans(one, other):
+        yield from (Move(name, *move) for name in names for move in plan)
+
+
+def plans(one: Layout, other: Layout) -> Iterator[tuple[list[str], list[tuple[Box, int, int]]]]:
+    """As `moves`: stored tensors that move alike, as those of layers on the same stages do, and the box, source and
+    target of each send."""
     if one.stored != other.stored:
         raise ValueError("The layouts are of different models: their stored tensors differ.")
-    plans: dict[tuple[object, ...], list[tuple[Box, int, int]]] = {}
+    groups: dict[tuple[object, ...], list[str]] = {}
     for name, part in one.parts.items():
-        # Layers on the same stages move alike, and a large model has many.
         key = (numbered(name)[1], one.stages(part.ours), other.stages(part.ours))
-        if key not in plans:
-            plans[key] = _plan(_holders(one, name), _holders(other, name))
-        yield from (Move(name, *move) for move in plans[key])
+        groups.setdefault(key, []).append(name)
+    for names in groups.values():
+        yield names, _plan(_holders(one, names[0]), _holders(other, names[0]))
 
 
 def _plan(held: dict[Box, list[int]], wanted: dict[Box, list[int]]) -> list[tuple[Box, int, int]]:

@@ -33,6 +33,9 @@ __all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
 
 log = logging.getLogger(__name__)
 
+FILE_BYTES = 5e9
+"""Of one file of weights, unless a tensor is larger."""
+
 
 def load_model(
     path: str,
@@ -107,18 +110,23 @@ def fresh_model(
 
 
 def save_model(
-    model: LanguageModel, folder: Path, *, tokenizer: Any | None = None, max_shard_bytes: float = 5e9
+    model: LanguageModel, folder: Path, *, tokenizer: Any | None = None, max_shard_bytes: float = FILE_BYTES
 ) -> None:
     """Write `folder` so that AutoModelForCausalLM (or ...ForSequenceClassification, one label) loads it whole."""
     folder.mkdir(parents=True, exist_ok=True)
+    model.save_weights(folder, max_shard_bytes=max_shard_bytes)
+    describe(model, folder, dtype=model.dtype, tokenizer=tokenizer)
+
+
+def describe(model: LanguageModel, folder: Path, *, dtype: torch.dtype, tokenizer: Any | None) -> None:
+    """Write what stands beside the weights: their configuration, and the tokenizer if one is given."""
     special = model.special if tokenizer is None else tokenizer_special(tokenizer, model)
     eos: int | list[int] | None = list(special.eos) if len(special.eos) > 1 else next(iter(special.eos), None)
     ids = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}
-    written = {"dtype": str(model.dtype).removeprefix("torch."), "transformers_version": version("transformers")}
+    written = {"dtype": str(dtype).removeprefix("torch."), "transformers_version": version("transformers")}
     config = {**model.hf_config(), **ids, **written}
     if model.head_kind == "scalar":
         config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    model.save_weights(folder, max_shard_bytes=max_shard_bytes)
     write_json(folder / "config.json", config)
     if model.head_kind == "lm":
         own = {**ids, "transformers_version": version("transformers")}

@@ -30,12 +30,12 @@ from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.lowrank import LoraLinear, adapted_layers
 from plaudit.models.parts import Part, parts_of
 from plaudit.models.settings import LoraSettings, ModelSettings
-from plaudit.models.share import Share, merged, pieces
+from plaudit.models.share import Adapters, Share, merged, pieces
 from plaudit.support.paths import at_home
 
 __all__ = [
     *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
-    *("merge_lora", "merged_copy", "restore_lora", "save_lora"),
+    *("merge_lora", "merged_copy", "peft_names", "restore_lora", "save_lora"),
 ]
 
 FOLDER = "adapter"
@@ -149,8 +149,11 @@ def adapter_names(model: LanguageModel) -> list[str]:
     return list(adapters)
 
 
-def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) -> None:
-    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the base model."""
+def save_lora(
+    model: LanguageModel, folder: Path, *, base: str | None = None, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write the adapters (and a scalar head) as peft does. `base` is the folder or hub id of the base model; `tensors`
+    are the parameters of `peft_names`, if the model does not hold them whole."""
     from safetensors.torch import save_file
 
     settings = lora_of(model)
@@ -171,8 +174,9 @@ def save_lora(model: LanguageModel, folder: Path, *, base: str | None = None) ->
         "inference_mode": True,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: model.get_parameter(ours).detach().contiguous() for name, ours in _stored(model).items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    own = dict(model.named_parameters()) if tensors is None else tensors
+    found = {name: own[ours].detach().contiguous() for name, ours in peft_names(model).items()}
+    save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / CONFIG, config)
 
 
@@ -190,7 +194,7 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
     assert isinstance(decoder, Decoder) and decoder.lora is not None
     if present is not None and settings != present:
         raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora as it was trained.")
-    wanted = _stored(decoder)
+    wanted = peft_names(decoder)
     if found.keys() != wanted.keys():
         missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
         raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
@@ -211,19 +215,17 @@ def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
     """Read the adapters of a run's checkpoint. Raises ValueError if they were trained on another base model."""
     decoder = load_lora(model, checkpoint / FOLDER)
     tensors = dict(read_tensors([checkpoint / FOLDER / WEIGHTS]))
-    adapters = {ours: tensors[name] for name, ours in _stored(decoder).items()}
-    decoder.fill(partial(_check_base, layers=dict(adapted_layers(decoder)), adapters=adapters, checkpoint=checkpoint))
+    adapters = {ours: tensors[name] for name, ours in peft_names(decoder).items()}
+    decoder.fill(partial(_check_base, Adapters(dict(adapted_layers(decoder)), adapters), checkpoint))
     return decoder
 
 
-def _check_base(
-    share: Share, *, layers: Mapping[str, LoraLinear], adapters: Mapping[str, Tensor], checkpoint: Path
-) -> None:
+def _check_base(adapters: Adapters, checkpoint: Path, share: Share) -> None:
     """Compare this rank's boxes of the merged model with the checkpoint's."""
     there = stored_in(weight_files(checkpoint))
-    for one, mine in merged(share, layers, adapters):
+    for one, held in share.slices():
         # Equal bit for bit on one machine; another may round the product B A differently.
-        for rows, saved in pieces(there[one.name], one, mine):
+        for rows, saved in pieces(there[one.name], one, merged(one, held, adapters)):
             if not torch.allclose(rows, saved.to(rows), rtol=1e-4, atol=1e-6):
                 raise ValueError(
                     f"{checkpoint} was trained on another model than the given one: {one.name} differs. "
@@ -279,9 +281,11 @@ def _target(part: Part, layers: Mapping[str, nn.Linear]) -> Target:
     return Target(layer, part.start, layers[layer].out_features if part.size is None else part.size)
 
 
-def _stored(model: Decoder) -> dict[str, str]:
-    """peft's names of the trained parameters, with ours."""
+def peft_names(model: LanguageModel) -> dict[str, str]:
+    """peft's names of what is trained beside a frozen model, with ours; {} without adapters."""
     stored: dict[str, str] = {}
+    if not isinstance(model, Decoder) or model.lora is None:
+        return stored
     for name, target in _targets(model).items():
         layer = model.get_submodule(target.layer)
         if isinstance(layer, LoraLinear) and _leaf(name) in layer.rows:

@@ -2,6 +2,8 @@
 
     Share (Layout, place, own tensors) <- read_weights, draw_weights;  Share -> stored -> boxes, adapters merged
 
+    Share -> begin_weights, at rank 0; then write_weights, at every rank -> a folder that transformers loads
+
 A model that is whole is a share of a mesh of one. Values do not depend on the mesh: each rank draws all random numbers
 of a fresh model, a bucket at a time, and keeps its own.
 """
@@ -10,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from plaudit.models.boxes import BUCKET_BYTES, Stored, read_box, stored_in
+from plaudit.models.boxes import BUCKET_BYTES, Stored, create, flush, laid_out, read_box, stored_in, write_box
 from plaudit.models.families import family_of
+from plaudit.models.files import INDEX, write_json
 from plaudit.models.fresh import generator
 from plaudit.models.layout import Layout, Slice
 from plaudit.models.lowrank import LoraLinear
@@ -34,6 +37,8 @@ class Share:
     layout: Layout
     rank: int
     tensors: Mapping[str, Tensor]
+    dtype: torch.dtype
+    """In which the model computes and is stored; trained shards may be kept in float32."""
 
     def slices(self) -> Iterator[tuple[Slice, Tensor]]:
         """Each slice with its place in this rank's tensors, a view in our orientation."""
@@ -172,26 +177,58 @@ def _draw(share: Share, name: str, shape: Shape, std: float, dtype: torch.dtype,
         begin = end
 
 
-def merged(
-    share: Share, layers: Mapping[str, LoraLinear], adapters: Mapping[str, Tensor]
-) -> Iterator[tuple[Slice, Tensor]]:
-    """This rank's boxes, in our orientation, of the plain model that computes the same. `layers` are those with
-    adapters, and `adapters` have these whole, by their parameters' names."""
+@dataclass(frozen=True)
+class Adapters:
+    """What is added to a share's weights."""
+
+    layers: Mapping[str, LoraLinear] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    """Whole adapters by their parameters' names."""
+
+
+def begin_weights(share: Share, folder: Path, *, most: float) -> None:
+    """Create the files of the whole model, of at most `most` bytes each (a larger tensor has its own), with their
+    index, in place of those that are there. For one process, before others write."""
+    for stale in folder.glob("model*.safetensors*"):
+        stale.unlink()
+    places, headers = _files(share, folder, most)
+    create(places, headers)
+    if len(headers) > 1:
+        sizes = (math.prod(shape) * share.dtype.itemsize for shape in share.layout.stored.values())
+        names = {name: place.path.name for name, place in places.items()}
+        write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": names})
+
+
+def write_weights(share: Share, folder: Path, *, most: float, adapters: Adapters | None = None) -> None:
+    """Write this rank's boxes, unless they are copies of another rank's, with adapters merged."""
+    places, _ = _files(share, folder, most)
+    written = set()
     for one, held in share.slices():
-        module, _, kind = one.ours.rpartition(".")
-        layer = layers.get(module) if kind == "weight" else None
-        yield one, held if layer is None else _plus(one, held, module, layer, adapters)
+        if one.first:
+            values = merged(one, held, adapters or Adapters())
+            write_box(places[one.name], one.box, values.t() if one.transposed else values)
+            written.add(places[one.name].path)
+    flush(written)
+
+
+def _files(share: Share, folder: Path, most: float) -> tuple[dict[str, Stored], dict[Path, bytes]]:
+    return laid_out(folder, {name: (share.dtype, shape) for name, shape in share.layout.stored.items()}, most=most)
 
 
 @torch.no_grad()
-def _plus(one: Slice, held: Tensor, module: str, layer: LoraLinear, adapters: Mapping[str, Tensor]) -> Tensor:
-    """Rows and columns of W + (alpha / rank) B A, a new tensor."""
+def merged(one: Slice, held: Tensor, adapters: Adapters) -> Tensor:
+    """A slice, in our orientation, of the plain model that computes the same: W + (alpha / rank) B A, if there is an
+    adapter, as a new tensor."""
+    module, _, kind = one.ours.rpartition(".")
+    layer = adapters.layers.get(module) if kind == "weight" else None
+    if layer is None:
+        return held
     weight = held.clone()
     first, left = one.start
     for name, (start, size) in layer.rows.items():
         low, high = max(first, start), min(first + len(weight), start + size)
         if low < high:
-            a, b = (adapters[f"{module}.{half}.{name}"].to(weight) for half in ("lora_a", "lora_b"))
+            a, b = (adapters.tensors[f"{module}.{half}.{name}"].to(weight) for half in ("lora_a", "lora_b"))
             rows = weight[low - first : high - first]
             rows.addmm_(b[low - start : high - start], a.narrow(1, left, weight.shape[1]), alpha=layer.scaling)
     return weight

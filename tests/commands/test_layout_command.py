@@ -123,6 +123,10 @@ def test_the_command_prints_boxes_and_refuses_with_the_nearest_mesh(make_recipe:
     assert ["model.layers.{0-1}.self_attn.k_proj.weight", "4x4", "[3:4, :]"] in lines
     assert not any("q_proj" in line[0] for line in lines if line)
     assert ["model.norm.weight", "4", "[2:4]  copy"] in lines
+    moved = CliRunner().invoke(main, [*words, "--mesh", "data=2", "--to", "data=1"])
+    # Rank 1 has half of each tensor, as every number of rows is even, and rank 0 keeps its own.
+    assert f"{WHOLE * 2 / 2**30:,.3f} GiB in all" in moved.output
+    assert "to data=1: 17 boxes are sent" in moved.output
     refused = CliRunner().invoke(main, [*words, "--mesh", "tensor=4"])
     assert refused.exit_code == 2
     assert "tensor=4 does not divide 2 attention heads" in refused.output

@@ -1,0 +1,53 @@
+"""Optimizer state on disk: whole tensors by kind/parameter in one file, of which each rank writes and reads its boxes.
+
+this rank's tensors -> write_state -> ROLE.safetensors -> opened -> this rank's tensors, on any number of ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plaudit.learn.sharding import Placement
+from plaudit.models.boxes import Stored, create, flush, laid_out, read_box, stored_in, write_box
+
+
+def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write this rank's tensors into the file, which rank 0 creates first; all ranks must call it."""
+    within = {key: placement.within(key, tensor) for key, tensor in tensors.items()}
+    specs = {key: (tensor.dtype, within[key].shape) for key, tensor in tensors.items()}
+    places, headers = laid_out(path.parent, specs, name=path.stem)
+
+    def begin() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create(places, headers)
+
+    if placement.begin(begin):
+        for key in (key for key, one in within.items() if one.mine):
+            write_box(places[key], within[key].box, tensors[key])
+        flush([path])
+
+
+def opened(placement: Placement, path: Path) -> tuple[Collection[str], Callable[[str, Tensor], None]]:
+    """Return the kinds/parameters in a file, and a function that fills this rank's tensor of one."""
+    stored = stored_in([path])
+    return stored, partial(_read, placement, stored)
+
+
+@torch.no_grad()
+def _read(placement: Placement, stored: Mapping[str, Stored], key: str, tensor: Tensor) -> None:
+    """Read this rank's box of a tensor. Raises ValueError if the stored one is of another shape."""
+    shape, box, _ = placement.within(key, tensor)
+    if stored[key].shape != shape:
+        raise ValueError(
+            f"the optimizer state's {key} has shape {stored[key].shape}, the model's parameter {shape}. Resume with "
+            "the model that the run began with"
+        )
+    rows = tensor if tensor.dim() else tensor.view(1)
+    if rows.numel():
+        for first, piece in read_box(stored[key], box):
+            rows[first : first + len(piece)] = piece.to(rows)
