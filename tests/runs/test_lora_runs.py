@@ -80,7 +80,7 @@ def test_only_adapters_are_trained_and_a_resumed_run_is_the_same(
     assert timeless(resumed.folder / "metrics.jsonl") == timeless(done.folder / "metrics.jsonl")
     name = done.model.name
     files = [f"{role}/{name}/model.safetensors", f"{role}/{name}/adapter/adapter_model.safetensors"]
-    for file in [*files, *(f"state/{name}/{part}.safetensors" for part in ("tensors", "policy"))]:
+    for file in [*files, *(f"state/{name}/{part}.safetensors" for part in ("tensors", role))]:
         ours, theirs = (load_file(folder / "checkpoints" / file) for folder in (resumed.folder, done.folder))
         assert ours.keys() == theirs.keys()
         assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == [], file
