@@ -41,13 +41,13 @@ ROOMS = {
     "weights": (545, "new weights to every process with a copy"),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),
-    "learn": (1330, "passes, sharding, the optimizer"),
-    "loop": (1995, "one loop for every method; half of it is recovery; how often, in words"),
+    "learn": (1430, "passes, sharding, the optimizer"),
+    "loop": (2010, "one loop for every method; half of it is recovery; how often, in words"),
     "evaluate": (1360, "figures of models that are no figures of a run"),
     "settings": (990, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (1030, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
     "runs": (1680, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
-    "commands": (1610, "the command line; what a run would take on a mesh (230)"),
+    "commands": (1630, "the command line; what a run would take on a mesh (230)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

@@ -22,8 +22,8 @@ from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import end_ids_of, folder_config
-from plaudit.models.families import family_of, read_config
-from plaudit.models.files import read_json, tensor_names, weight_files, write_json
+from plaudit.models.families import read_config
+from plaudit.models.files import read_json, weight_files, write_json
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.share import read_weights
