@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import yaml
@@ -24,6 +24,7 @@ from plaudit.types import Ended
 METHODS: dict[str, str] = yaml.safe_load(
     (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
 )
+Tree = TypeVar("Tree")
 USAGE_ERROR = 2
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 """Errors of the system for a place that cannot be read or written."""
@@ -160,6 +161,15 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
         run(settings, reporter=reporter)
 
 
+def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[str]) -> Tree:
+    """Settings of an evaluation from an optional recipe and overrides."""
+    from plaudit.settings.recipes import load_tree, read_yaml
+
+    words = [word for word in (recipe, *overrides) if word is not None]
+    given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
+    return load_tree(template, given, words)
+
+
 def add_method(name: str, text: str) -> None:
     @main.command(
         name, cls=TakesSettings, help=f"{text}\n\nRECIPE is a YAML file of settings; key=value overrides come after it."
@@ -265,14 +275,31 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
         from plaudit.evaluate.evaluation import evaluate as evaluate_settings
         from plaudit.evaluate.settings import EvaluationSettings
         from plaudit.monitor.console import Reporter
-        from plaudit.settings.recipes import load_tree, read_yaml
 
-        words = [word for word in (recipe, *overrides) if word is not None]
-        given = {} if not words or "=" in words[0] else read_yaml(words.pop(0))
-        reporter = Reporter()
-        settings = load_tree(EvaluationSettings, given, words)
+        settings, reporter = measured_by(EvaluationSettings, recipe, overrides), Reporter()
         with plain_errors(settings.out):
             reporter.show(evaluate_settings(settings, reporter=reporter).table())
+
+
+@main.command()
+@click.argument("recipe", required=False)
+@click.argument("overrides", nargs=-1)
+@traceback_option
+def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
+    """Order preferences, or sampled answers, by a stronger measure, and write pairs to train on.
+
+    \b
+    plaudit relabel preferences=pairs.jsonl judge=runs/gold out=gold.jsonl
+    plaudit relabel answers=answers.jsonl gold=rules.py:score out=gold.jsonl
+    """
+    with plain_errors():
+        from plaudit.evaluate.relabel import relabel as relabel_by
+        from plaudit.evaluate.settings import RelabelSettings
+        from plaudit.monitor.console import Reporter
+
+        settings, reporter = measured_by(RelabelSettings, recipe, overrides), Reporter()
+        with plain_errors(settings.out):
+            reporter.show(relabel_by(settings, reporter=reporter).table())
 
 
 @main.command()

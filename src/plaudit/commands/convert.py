@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.data.dialects import ASSISTANT_MARK
-from plaudit.data.fields import DataError, Message
+from plaudit.data.fields import DataError
 from plaudit.data.files import ignore
 from plaudit.data.formats import check_columns, check_found, demonstration_of, found, named, sample
 from plaudit.data.oasst import unfolded
 from plaudit.data.read import scan_rows
 from plaudit.data.records import DEMONSTRATION, PREFERENCE, QUESTION, Pair, Sample
+from plaudit.data.write import answered, ask, pair_row, turns_of
 from plaudit.support.paths import at_home, written_whole
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -150,57 +151,34 @@ def _kept(one: Sample, kind: str) -> Sample:
 
 def _asked_key(one: Sample) -> str:
     """A prompt in one form: a text equals one user turn."""
-    return json.dumps(_turns(one))
-
-
-def _turns(one: Sample) -> list[Message]:
-    if one.messages:
-        return [dict(turn) for turn in one.messages]
-    return [{"role": "user", "content": one.prompt}] if one.prompt else []
-
-
-def _ask(one: Sample) -> str | list[Message]:
-    return _turns(one) if one.messages else one.prompt
+    return json.dumps(turns_of(one))
 
 
 def _merged(samples: Sequence[Sample]) -> list[Sample]:
     """Merge samples of equal prompt and equal further columns, at the place of the first."""
     merged: dict[str, Sample] = {}
     for one in samples:
-        key = json.dumps([_ask(one), one.extra], sort_keys=True, default=repr)
+        key = json.dumps([ask(one), one.extra], sort_keys=True, default=repr)
         merged[key] = replace(merged[key], pairs=merged[key].pairs + one.pairs) if key in merged else one
     return list(merged.values())
 
 
-def _answered(asked: str, answered: str) -> Callable[[Sample], Rows]:
-    return lambda one: [{asked: _ask(one), answered: _answer(one.answer or "", one.turn)}]
+def _answered(asked: str, name: str) -> Callable[[Sample], Rows]:
+    return lambda one: [{asked: ask(one), name: answered(one.answer or "", one.turn)}]
 
 
 def _paired(asked: str) -> Callable[[Sample], Rows]:
-    return lambda one: [
-        {
-            asked: _ask(one),
-            "chosen": _answer(pair.chosen, pair.chosen_turn),
-            "rejected": _answer(pair.rejected, pair.rejected_turn),
-            **_margin(pair),
-        }
-        for pair in one.pairs
-    ]
-
-
-def _answer(text: str, turn: Message) -> str | list[Message]:
-    """The answer as text, unless its turn of a chat holds more."""
-    return [{"role": "assistant", "content": text, **turn}] if turn else text
+    return lambda one: [pair_row(one, pair, asked=asked) | _margin(pair) for pair in one.pairs]
 
 
 def _chats(one: Sample) -> Rows:
     answer = [] if one.answer is None else [{"role": "assistant", "content": one.answer, **one.turn}]
-    return [{"messages": _turns(one) + answer}]
+    return [{"messages": turns_of(one) + answer}]
 
 
 def _answer_lists(one: Sample) -> Rows:
     row: dict[str, Any] = {
-        "prompt": _ask(one),
+        "prompt": ask(one),
         "pos_answers": [pair.chosen for pair in one.pairs],
         "neg_answers": [pair.rejected for pair in one.pairs],
     }
@@ -209,7 +187,7 @@ def _answer_lists(one: Sample) -> Rows:
 
 def _transcripts(one: Sample) -> Rows:
     if one.messages:
-        turns = _turns(one)
+        turns = turns_of(one)
         said = [((p.chosen, p.chosen_turn), (p.rejected, p.rejected_turn)) for p in one.pairs]
         chats = [[[*turns, {"role": "assistant", "content": text, **turn}] for text, turn in pair] for pair in said]
         return [{"chosen": c, "rejected": r, **_margin(p)} for (c, r), p in zip(chats, one.pairs, strict=True)]
@@ -245,7 +223,7 @@ _WRITERS: dict[str, Callable[[Sample], Rows]] = {
     "prompt/pos_answers/neg_answers": _answer_lists,
     "chosen/rejected": _transcripts,
     "text": _texts,
-    "prompt": lambda one: [{"prompt": _ask(one)}],
+    "prompt": lambda one: [{"prompt": ask(one)}],
 }
 TARGETS = tuple(_WRITERS)
 """Dialects that rows can be written in."""

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from plaudit.data.fields import TEMPLATE_COLUMNS
 from plaudit.data.formats import question_of
 from plaudit.data.load import load_prompts
 from plaudit.data.reader import Asked, Reader
@@ -106,8 +107,13 @@ def _show(answered: Sequence[tuple[Prompt, list[Completion]]], out: Path | None)
     with out.open("w", encoding="utf-8") as file:
         for prompt, completions in answered:
             for completion in completions:
-                record = {"prompt_id": prompt.id, "prompt": prompt.text} | {
-                    key: asdict(completion)[key] for key in ("text", "finish", "tokens", "logprobs")
-                }
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(_row(prompt, completion)) + "\n")
     print(out)
+
+
+def _row(prompt: Prompt, completion: Completion) -> dict[str, Any]:
+    """An answer in the dialect prompt/completion, with what rules and chat templates ask for."""
+    asked = {"prompt_id": prompt.id, "prompt": list(prompt.messages) or prompt.text, "completion": completion.text}
+    reference = {} if prompt.answer is None else {"answer": prompt.answer}
+    template = {name: prompt.extra[name] for name in TEMPLATE_COLUMNS if name in prompt.extra}
+    return asked | reference | template | {key: asdict(completion)[key] for key in ("finish", "tokens", "logprobs")}

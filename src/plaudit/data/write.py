@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plaudit.data.fields import Message
+from plaudit.data.records import Pair, Sample
 from plaudit.support.visible import visible
 
 Rows = Iterable[Mapping[str, Any]]
@@ -42,3 +44,26 @@ def write_rows(path: Path, rows: Rows) -> Path:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(visible(json.dumps(row, ensure_ascii=False)) + "\n" for row in rows)
     return path
+
+
+def turns_of(one: Sample) -> list[Message]:
+    """What is asked as the turns of a chat: a text is one user turn."""
+    if one.messages:
+        return [dict(turn) for turn in one.messages]
+    return [{"role": "user", "content": one.prompt}] if one.prompt else []
+
+
+def ask(one: Sample) -> str | list[Message]:
+    """What is asked as a column holds it: a text, or the turns of a chat."""
+    return turns_of(one) if one.messages else one.prompt
+
+
+def answered(text: str, turn: Message) -> str | list[Message]:
+    """The answer as text, unless its turn of a chat holds more."""
+    return [{"role": "assistant", "content": text, **turn}] if turn else text
+
+
+def pair_row(one: Sample, pair: Pair, *, asked: str = "prompt") -> dict[str, Any]:
+    """A pair in the dialect prompt/chosen/rejected, without its margin and further columns."""
+    chosen, rejected = answered(pair.chosen, pair.chosen_turn), answered(pair.rejected, pair.rejected_turn)
+    return {asked: ask(one), "chosen": chosen, "rejected": rejected}

@@ -10,49 +10,32 @@ from typing import Any
 from plaudit.data.load import LOADERS
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.kl import kl_figures
+from plaudit.evaluate.measures import Measures
 from plaudit.evaluate.perplexity import perplexity
 from plaudit.evaluate.policy import Answers, Policy, scored
 from plaudit.evaluate.preference import implied_margins, judge_margins, margin_figures
 from plaudit.evaluate.settings import MeasureSettings
 from plaudit.evaluate.statistics import Interval
-from plaudit.models.device import device_of
 from plaudit.monitor.console import Reporter, clock
 from plaudit.rewards.base import Reward
-from plaudit.rewards.rules import function_reward
-from plaudit.rewards.settings import RewardSettings
 from plaudit.types import Prompt, Row
 
 
-class Bench:
+class Bench(Measures):
     """Models and data of one evaluation."""
 
     def __init__(self, settings: MeasureSettings, reporter: Reporter):
+        super().__init__(settings, reporter.say)
         self.settings, self.reporter = settings, reporter
-        self.device = device_of(settings.device)
-        self.gold = None if settings.gold is None else _gold(settings)
         self.reports: dict[str, dict[str, Any]] = {}
         """Data report of each data set that was read."""
         self._policies: dict[str, Policy] = {}
-        self._judges: dict[str, Judge] = {}
 
     def policy(self, path: str) -> Policy:
         """The policy of a checkpoint."""
         if path not in self._policies:
             self._policies[path] = Policy.load(path, device=self.device)
         return self._policies[path]
-
-    def judge(self, path: str) -> Judge:
-        """The judge of a checkpoint."""
-        if path not in self._judges:
-            self._judges[path] = Judge.load(path, device=self.device, token_budget=self.settings.score_tokens)
-        return self._judges[path]
-
-    def rewards(self, judge: str | None, tokenizer: Any) -> dict[str, Reward]:
-        """All rewards for answers made with this tokenizer, by name."""
-        found: dict[str, Reward] = {} if self.gold is None else {"gold": self.gold}
-        if judge is not None:
-            found["judge"] = self.judge(judge).reward(tokenizer)
-        return found
 
     # data
 
@@ -114,13 +97,3 @@ class Bench:
         rows = self._rows("preferences", policy)
         margins = implied_margins(policy, reference, rows, token_budget=self.settings.score_tokens)
         return margin_figures(margins, [row.group for row in rows[::2]])
-
-
-def _gold(settings: MeasureSettings) -> Reward:
-    assert settings.gold is not None
-    try:
-        return function_reward(
-            RewardSettings(kind="function", name="gold", function=settings.gold, options=dict(settings.gold_options))
-        )
-    except (AttributeError, TypeError) as error:  # no such function, or one of other arguments
-        raise ValueError(f"gold: {error}") from error

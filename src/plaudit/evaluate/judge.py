@@ -56,8 +56,10 @@ class Judge:
         """The scorer, kept since it knows how many tokens memory holds."""
         return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.placement)
 
-    def reward(self, tokenizer: Any, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0) -> JudgeReward:
-        """Return a reward for answers that `tokenizer` made."""
+    def reward(
+        self, tokenizer: Any | None, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0
+    ) -> JudgeReward:
+        """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known."""
         longest, ends = self.model.max_positions, self.model.special.eos
         return judge_reward(
             self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, busy=busy, pause=pause
@@ -87,17 +89,18 @@ class Judge:
 def judge_reward(
     score_batch: ScoreBatch,
     own: Any,
-    tokenizer: Any,
+    tokenizer: Any | None,
     *,
     ends: Collection[int],
     longest: int,
     busy: Callable[[], bool] = lambda: False,
     pause: float = 0.0,
 ) -> JudgeReward:
-    """A reward of answers that `tokenizer` made, wherever the judge is; `own` is the tokenizer it was trained with,
-    `ends` its end tokens, `longest` how many tokens it has positions for."""
+    """A reward of answers that `tokenizer` made, if any, wherever the judge is; `own` is the tokenizer it was trained
+    with, `ends` its end tokens, `longest` how many tokens it has positions for."""
     reading = Reading(own, ends)
-    encode = partial(reading.sequence, sampled=own.get_vocab() == tokenizer.get_vocab())
+    sampled = tokenizer is not None and own.get_vocab() == tokenizer.get_vocab()
+    encode = partial(reading.sequence, sampled=sampled)
     return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, longest=longest)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, sources
+from plaudit.rewards.settings import RewardSettings
 from plaudit.support.fields import Section, check, setting
 from plaudit.support.paths import at_home
 from plaudit.types import Sampling
@@ -66,26 +67,15 @@ class SamplingSettings(Section):
 
 
 @dataclass
-class MeasureSettings(Section):
-    """What policies are measured on and with, for one policy or two."""
+class ScoringSettings(Section):
+    """What scores answers, beside a judge's checkpoint. Each is a measure with a name of its own."""
 
     gold: str | None = None
     """A reward function as an independent measure: "file.py:function" or "package.module:function"."""
     gold_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments passed to it at every call."""
-    prompts: Any = None
-    """Prompts to answer: one source or a list, as `data.train` of a run."""
-    demonstrations: Any = None
-    """Answers whose perplexity is taken, likewise."""
-    preferences: Any = None
-    """Pairs of answers that a judge should order as labelled, likewise."""
-    limit: int | None = setting(256, least=1)
-    """Most rows of each source, from its beginning. Null takes all."""
-    data: DataSettings = field(default_factory=DataSettings)
-    """How rows are read and rendered, as in training (templates, lengths, split); its `train` is not used."""
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    seed: int = 0
-    """Seed of the answers. Each prompt has its own random stream, the same for every policy."""
+    rewards: list[RewardSettings] = field(default_factory=list)
+    """Further measures, written as rewards of a run: rules, functions, judges, HTTP servers."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     score_tokens: int = setting(16384, least=1, unit="tokens")
@@ -100,6 +90,32 @@ class MeasureSettings(Section):
             yield "gold_options are for a gold function, and there is none: set gold"
         if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
             yield f"device={self.device} must be one of auto, cpu, cuda"
+        for number, reward in enumerate(self.rewards):
+            idle = {"weight": reward.weight != 1, "workers": reward.workers, "resources": reward.resources}
+            for name in (name for name, given in {**idle, "offload": reward.offload}.items() if given):
+                yield f"rewards.{number}.{name} is read by runs only: here every reward is a measure by itself"
+
+
+@dataclass
+class MeasureSettings(ScoringSettings):
+    """What policies are measured on and with, for one policy or two."""
+
+    prompts: Any = None
+    """Prompts to answer: one source or a list, as `data.train` of a run."""
+    demonstrations: Any = None
+    """Answers whose perplexity is taken, likewise."""
+    preferences: Any = None
+    """Pairs of answers that a judge should order as labelled, likewise."""
+    limit: int | None = setting(256, least=1)
+    """Most rows of each source, from its beginning. Null takes all."""
+    data: DataSettings = field(default_factory=DataSettings)
+    """How rows are read and rendered, as in training (templates, lengths, split); its `train` is not used."""
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    seed: int = 0
+    """Seed of the answers. Each prompt has its own random stream, the same for every policy."""
+
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if self.data.train or self.data.validation:
             yield "data.train and data.validation are for training: set prompts, demonstrations, preferences"
         yield from (f"{kind}: there is no {name}" for kind in DATA for name in absent(vars(self)[kind]))
@@ -172,3 +188,58 @@ class EvaluationSettings(MeasureSettings):
         models = {"model": self.model, "reference": self.reference, "other": self.other, "judge": self.judge}
         local = {name: path for name, path in models.items() if path and path.startswith((".", "/", "~"))}
         yield from (f"{name}: there is no folder {path}" for name, path in local.items() if not at_home(path).is_dir())
+
+
+@dataclass
+class RelabelSettings(ScoringSettings):
+    """Pairs of answers, ordered by one measure: a judge, a gold function, or one entry of `rewards`."""
+
+    preferences: Any = None
+    """Pairs to label anew, in any dialect: one source or a list, as `data.train` of a run."""
+    answers: Any = None
+    """Or answers to make pairs of, several to a prompt, as `plaudit generate --samples` writes them."""
+    out: str | None = None
+    """File of the pairs, in the dialect prompt/chosen/rejected. It ends in .jsonl."""
+    judge: str | None = None
+    """A reward model that orders the answers."""
+    ties: str = setting("drop", choices=("drop", "keep"))
+    """Pairs whose scores are equal: drop them, or keep the order that they had."""
+    tie: float = setting(0.0, least=0)
+    """Largest difference of two scores that counts as equal."""
+    pairs: str = setting("extremes", choices=("extremes", "all"))
+    """answers: the best against the worst of each prompt, or every two of them."""
+    as_chat: bool = False
+    """Ask the judge as a chat of one user turn, where prompts are plain texts."""
+    dialect: str = "auto"
+    """Dialect of the source, or "auto" to find it by each row's columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our column name -> the file's, if the file uses other names."""
+    split: str = "train"
+    """Split of sources that have splits."""
+    limit: int | None = setting(None, least=1)
+    """Most rows of each source, from its beginning. Null takes all."""
+    bad_rows: int = setting(0, least=0)
+    """Number of unreadable rows that may be skipped, and reported, in all. 0 refuses the first one."""
+    overwrite: bool = False
+    """Replace a file of that name."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files that register your own dialects, rewards or model families."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return sources(self.preferences) or sources(self.answers)
+
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
+        given = [name for name in ("preferences", "answers") if sources(vars(self)[name])]
+        if len(given) != 1:
+            yield "preferences and answers: name the one that is to be read"
+        yield from (f"{name}: there is no {path}" for name in given for path in absent(vars(self)[name]))
+        if (self.judge is not None) + (self.gold is not None) + len(self.rewards) != 1:
+            yield "judge, gold and rewards: name one measure, which orders the answers"
+        if self.out is None or not self.out.endswith(".jsonl"):
+            yield f"out={self.out} must be a file that ends in .jsonl"
+        elif at_home(self.out).exists() and not self.overwrite:
+            yield f"out={self.out} exists already: name another file, or set overwrite=true"
+        if given == ["answers"] and self.ties == "keep":
+            yield "ties=keep is for preferences: answers have no order to keep"

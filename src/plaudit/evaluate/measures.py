@@ -1,0 +1,77 @@
+"""What scores answers in an evaluation: gold, a judge, and any reward of a run, each under its name.
+
+settings -> {name: Reward}, every model loaded once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plaudit.evaluate.judge import Judge
+from plaudit.evaluate.settings import ScoringSettings
+from plaudit.models.device import device_of
+from plaudit.rewards.base import Reward
+from plaudit.rewards.protocol import vocabulary_digest
+from plaudit.rewards.remote import HttpReward, check_servers
+from plaudit.rewards.rules import function_reward
+from plaudit.rewards.settings import RewardSettings
+from plaudit.runtime.coroutines import finished
+
+
+class Measures:
+    """Rewards by name. Functions are loaded and servers are asked for their health before any model is loaded."""
+
+    def __init__(self, settings: ScoringSettings, say: Callable[[str], None]):
+        self.scoring = settings
+        self.device = device_of(settings.device)
+        self.functions = {} if settings.gold is None else {"gold": _gold(settings)}
+        self.learned: list[tuple[str, RewardSettings]] = []
+        """Judges and servers, which must know whose tokens they are asked about."""
+        for entry in settings.rewards:
+            if entry.kind in ("judge", "http"):
+                self.learned.append((entry.name or (entry.path if entry.kind == "judge" else "http"), entry))
+            else:
+                function = function_reward(entry)
+                self._add(function.name, function)
+            if entry.kind == "http":
+                for problem in finished(check_servers(entry)):
+                    say(f"warning: {problem}; the other reward servers are used")
+        names = ["judge", *self.functions, *(name for name, _ in self.learned)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two measures are called {twice[0]!r}: give each entry of rewards a `name` of its own")
+        self._judges: dict[str, Judge] = {}
+
+    def _add(self, name: str, reward: Reward) -> None:
+        if name in self.functions:
+            raise ValueError(f"two measures are called {name!r}: give each entry of rewards a `name` of its own")
+        self.functions[name] = reward
+
+    def judge(self, path: str) -> Judge:
+        """The judge of a checkpoint."""
+        if path not in self._judges:
+            self._judges[path] = Judge.load(path, device=self.device, token_budget=self.scoring.score_tokens)
+        return self._judges[path]
+
+    def rewards(self, judge: str | None, tokenizer: Any | None) -> dict[str, Reward]:
+        """All measures of answers that this tokenizer made; None for answers that are only texts."""
+        found: dict[str, Reward] = dict(self.functions)
+        if judge is not None:
+            found["judge"] = self.judge(judge).reward(tokenizer)
+        for name, entry in self.learned:
+            if entry.kind == "judge":
+                found[name] = self.judge(entry.path).reward(tokenizer)
+            else:
+                digest = "" if tokenizer is None else vocabulary_digest(tokenizer.get_vocab())
+                found[name] = HttpReward(entry, vocabulary=digest)
+        return found
+
+
+def _gold(settings: ScoringSettings) -> Reward:
+    assert settings.gold is not None
+    try:
+        return function_reward(
+            RewardSettings(kind="function", name="gold", function=settings.gold, options=dict(settings.gold_options))
+        )
+    except (AttributeError, TypeError) as error:  # no such function, or one of other arguments
+        raise ValueError(f"gold: {error}") from error
