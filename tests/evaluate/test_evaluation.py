@@ -5,6 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -22,6 +28,7 @@ from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings, S
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, Tracker
 from plaudit.monitor.sinks import read_jsonl
+from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.tasks.demo import gold
 
 if TYPE_CHECKING:
@@ -63,7 +70,8 @@ def test_every_kind_gives_its_figures(whole: tuple[Evaluation, Path]) -> None:
     figures = whole[0].figures
     expected = {"nll", "perplexity", "length", "unfinished", "distinct_1", "distinct_2", "reward/gold", "reward/judge"}
     expected |= {"kl", "kl/token", "kl_k3", "kl_k3/token", "preference/judge/accuracy", "preference/judge/margin"}
-    expected |= {f"{kind}/{name}" for kind in ("win_rate", "difference") for name in ("gold", "judge")}
+    expected |= {f"{kind}/{name}" for kind in ("win_rate", "difference", "ties") for name in ("gold", "judge")}
+    expected |= {f"win_rate/{name}/length_controlled" for name in ("gold", "judge")}
     expected |= {f"reward/{name}/{whose}" for name in ("gold", "judge") for whose in ("first", "second")}
     assert set(figures) == expected
     assert all(f.low <= f.value <= f.high for f in figures.values() if isinstance(f, Interval))
@@ -372,3 +380,91 @@ def test_turns_of_chats_that_are_left_out_are_told_of(task: Task, tmp_path: Path
     settings.data = DataSettings(every_turn=True, overlong="drop", chat_template="default", max_prompt_tokens=80)
     assert evaluate(settings, reporter=Reporter()).figures["perplexity"].count == 1
     assert "turns left out, prompt too long: 1" in capsys.readouterr().out
+
+
+class Longer(BaseHTTPRequestHandler):
+    """A language model that prefers the longer answer."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = body["messages"][1]["content"]
+        first, second = (len(text.split(f"<answer_{n}>")[1].split(f"</answer_{n}>")[0]) for n in "AB")
+        verdict = "A" if first > second else "B" if second > first else "C"
+        reply = json.dumps({"choices": [{"message": {"content": f"[[{verdict}]]"}}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Longer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_language_model_compares_two_policies(task: Task, endpoint: str, tmp_path: Path) -> None:
+    asked = LlmSettings(url=endpoint, model="longer", cache=str(tmp_path / "cache"))
+    given = everything(task, judge=None, gold=None, kinds=["comparison"], llm=asked, out=str(tmp_path / "out"))
+    result = evaluate(given)
+    assert set(result.figures) == {
+        *("win_rate/llm", "ties/llm", "win_rate/llm/length_controlled", "consistent/llm", "unparsed/llm", "failed/llm")
+    }
+    gaps = [len(one.first.completion.text) - len(one.second.completion.text) for one in result.pairings]
+    wins = [1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps]
+    assert [decision.value for decision in result.decisions] == wins
+    rate = result.figures["win_rate/llm"]
+    assert isinstance(rate, Interval)
+    assert rate.value == pytest.approx(fmean(wins))
+    assert rate.count == 8, "prompts are counted, not pairs"
+    assert result.figures["consistent/llm"].value == 1.0  # type: ignore[union-attr]
+    assert (result.figures["unparsed/llm"], result.figures["failed/llm"]) == (0.0, 0.0)
+    lines = read_jsonl(tmp_path / "out" / "comparison.jsonl")
+    assert [line["llm"]["value"] for line in lines] == wins
+    again = evaluate(dataclasses.replace(given, llm=dataclasses.replace(asked, url=endpoint, timeout=9.0)))
+    assert again.figures == result.figures
+
+
+EARLY = "^ *[a-f]"
+
+
+def test_pass_at_k_and_further_rewards_are_figures(task: Task) -> None:
+    rule = RewardSettings(kind="matches", name="early", options={"pattern": EARLY})
+    judge = RewardSettings(kind="judge", name="second judge", path=task.judge)
+    sampling = SamplingSettings(max_tokens=20, samples=4)
+    result = evaluate(
+        everything(task, kinds=["reward"], gold=None, rewards=[rule, judge], pass_at=[1, 3], sampling=sampling)
+    )
+    expected = {"reward/early", "reward/judge", "reward/second judge", "pass@1/early", "pass@3/early"}
+    assert set(result.figures) == expected
+    assert result.figures["reward/judge"] == result.figures["reward/second judge"]
+    passing = [
+        [re.search(EARLY, result.answers[4 * i + k].completion.text) is not None for k in range(4)] for i in range(8)
+    ]
+    hand = fmean(fmean(any(three) for three in combinations(own, 3)) for own in passing)
+    assert result.figures["pass@1/early"] == result.figures["reward/early"]
+    assert result.figures["pass@3/early"].value == pytest.approx(hand)  # type: ignore[union-attr]
+    assert 0 < hand < 1, "or the test shows nothing"
+
+
+def test_results_are_kept_in_the_models_run(task: Task, tmp_path: Path) -> None:
+    """Each in a folder of its own; a model of no run leaves nothing."""
+    run = tmp_path / "runs" / "mine"
+    model = run / "checkpoints" / "policy" / "epoch1epochstep1globalstep1"
+    shutil.copytree(task.first, model)
+    given = everything(
+        task, model=str(model), kinds=["generation"], judge=None, sampling=SamplingSettings(max_tokens=2)
+    )
+    for count in (1, 2):
+        evaluate(given)
+        folders = sorted((run / "evaluations").iterdir())
+        assert len(folders) == count
+    assert {path.name for path in folders[0].iterdir()} == {"evaluation.json", "generations.jsonl"}
+    evaluate(dataclasses.replace(given, model=task.first))
+    assert sorted(path.name for path in Path(task.first).parent.iterdir()) == ["data", "first", "judge", "second"]

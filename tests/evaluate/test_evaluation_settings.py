@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
+from plaudit.rewards.settings import LlmSettings, RewardSettings
 
 
 def test_kinds_follow_from_what_is_given() -> None:
@@ -54,6 +55,21 @@ def test_nothing_to_do_and_unknown_kinds_are_refused() -> None:
         EvaluationSettings(model="m/m").check()
     with pytest.raises(ValueError, match=r"kinds=\['kld'\]"):
         EvaluationSettings(model="m/m", kinds=["kld"]).check()
+
+
+def test_what_measures_ask_of_each_other_is_named() -> None:
+    rewards = [RewardSettings(kind="gsm8k", weight=0.5), RewardSettings(path="j/j", workers=2)]
+    with pytest.raises(ValueError, match="cannot be used") as error:
+        EvaluationSettings(model="m/m", prompts="rows", rewards=rewards, pass_at=[1, 8]).check()
+    for expected in ("set sampling.samples=8", "rewards.0.weight is read by runs only", "rewards.1.workers is read by"):
+        assert expected in str(error.value)
+    with pytest.raises(ValueError, match="is by a rule: set gold or rewards"):
+        EvaluationSettings(model="m/m", prompts="rows", judge="j/j", pass_at=[1]).check()
+    asked = LlmSettings(url="http://x/v1", model="m")
+    given = EvaluationSettings(model="m/m", prompts="rows", other="o/o", llm=asked)
+    assert given.chosen() == ["generation", "comparison"]
+    rewards = [RewardSettings(kind="gsm8k")]
+    assert EvaluationSettings(model="m/m", prompts="rows", rewards=rewards).chosen() == ["generation", "reward"]
 
 
 def test_before_and_after_need_prompts_and_whole_samples() -> None:

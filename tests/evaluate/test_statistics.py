@@ -1,10 +1,12 @@
 import math
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit.evaluate.statistics import bootstrap, mean_interval, ratio_interval, t_quantile, wilson
+from plaudit.evaluate.length import length_controlled
+from plaudit.evaluate.statistics import bootstrap, mean_interval, pass_at_k, ratio_interval, t_quantile, wilson
 
 numbers = st.floats(-100, 100)
 
@@ -95,3 +97,64 @@ def test_nothing_to_estimate_is_refused() -> None:
 def test_a_shift_moves_the_interval(values: list[float], shift: float) -> None:
     plain, moved = mean_interval(values), mean_interval([value + shift for value in values])
     assert (moved.low, moved.high) == pytest.approx((plain.low + shift, plain.high + shift), abs=1e-6)
+
+
+def test_pass_at_k_by_hand() -> None:
+    """5 answers, 2 pass: of the 10 pairs 3 hold no passing one, of the 10 triples 1."""
+    assert pass_at_k(5, 2, 1) == pytest.approx(2 / 5)
+    assert pass_at_k(5, 2, 2) == pytest.approx(1 - 3 / 10)
+    assert pass_at_k(5, 2, 3) == pytest.approx(1 - 1 / 10)
+    assert pass_at_k(5, 2, 4) == pass_at_k(5, 5, 1) == 1.0
+    assert pass_at_k(5, 0, 5) == 0.0
+    for n, c, k in ((4, 5, 1), (4, 2, 5), (4, 2, 0)):
+        with pytest.raises(ValueError, match="is not defined"):
+            pass_at_k(n, c, k)
+
+
+def test_pass_at_k_is_the_share_of_subsets_and_unbiased() -> None:
+    for n, c, k in ((6, 1, 2), (7, 3, 4), (9, 4, 3)):
+        subsets = list(combinations([True] * c + [False] * (n - c), k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    n, p, k = 8, 0.3, 3
+    mean = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
+    assert mean == pytest.approx(1 - (1 - p) ** k)
+    assert pass_at_k(20_000, 3, 100) == pytest.approx(1 - (1 - 100 / 20_000) ** 3, abs=1e-5)
+
+
+def test_length_is_controlled_for_by_hand() -> None:
+    """8 pairs in which ours is longer, of which 6 win; 2 in which it is shorter, of which 1 wins. Two coefficients fit
+    two rates: theta + phi z = logit(3/4), theta - phi z' = 0, with z, z' the squashed gaps."""
+    wins = [[1.0]] * 6 + [[0.0]] * 2 + [[1.0], [0.0]]
+    gaps = [[10.0]] * 8 + [[-10.0]] * 2
+    found = length_controlled(wins, gaps, seed=0)
+    assert found is not None
+    assert found.value == pytest.approx(1 / (1 + math.exp(-math.log(3) / 2)), abs=2e-3)
+    assert found.low < found.value < found.high
+    assert found.count == 10
+    assert length_controlled(wins, gaps, seed=0) == found
+    other = length_controlled(
+        [[1 - w for w in group] for group in wins], [[-g for g in group] for group in gaps], seed=0
+    )
+    assert other is not None
+    assert other.value == pytest.approx(1 - found.value, abs=1e-6)
+
+
+def test_a_policy_that_only_writes_more_has_no_advantage_left() -> None:
+    """The longer answer wins 8 times in 9, and ours is longer twice in three: it wins 17 of 27."""
+    gaps = [[10.0]] * 18 + [[-10.0]] * 9
+    wins = [[1.0]] * 16 + [[0.0]] * 2 + [[1.0]] + [[0.0]] * 8
+    found = length_controlled(wins, gaps, seed=1)
+    assert found is not None
+    assert found.value == pytest.approx(0.5, abs=2e-3)
+    assert length_controlled(wins, [[3.0]] * len(wins), seed=1) is None
+    always = length_controlled([[1.0]] * 4, [[1.0], [-1.0], [2.0], [-2.0]], seed=0)
+    assert always is not None
+    assert always.value > 0.99
+
+
+def test_pairs_of_one_prompt_weigh_as_one() -> None:
+    doubled = length_controlled([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]], [[3.0, 3.0], [-1.0, -1.0], [-2.0, -2.0]], seed=0)
+    single = length_controlled([[1.0], [0.0], [1.0]], [[3.0], [-1.0], [-2.0]], seed=0)
+    assert doubled is not None
+    assert single is not None
+    assert doubled.value == pytest.approx(single.value)

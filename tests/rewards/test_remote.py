@@ -335,7 +335,7 @@ def test_an_item_that_is_refused_takes_no_other_with_it(servers: int) -> None:
 
 def test_what_is_asked_while_the_last_connections_close_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        closing, client = asyncio.Event(), remote._client
+        closing, client = asyncio.Event(), remote.client_of
 
         @contextlib.asynccontextmanager
         async def lingering(*arguments: Any) -> AsyncIterator[Any]:
@@ -344,7 +344,7 @@ def test_what_is_asked_while_the_last_connections_close_is_sent(monkeypatch: pyt
             closing.set()
             await asyncio.sleep(0.05)
 
-        monkeypatch.setattr(remote, "_client", lingering)
+        monkeypatch.setattr(remote, "client_of", lingering)
         async with FakeServer().running() as server:
             reward = HttpReward(settings(server.url, concurrency=1))
             assert [score.value for score in await reward.score(PROMPT, [completion("a")])] == [1.5]

@@ -16,7 +16,7 @@ from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
 from plaudit.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
 from plaudit.evaluate.evaluation import COMPARISON, figure_cells, figure_json, made_folder, number, save_result
-from plaudit.evaluate.generation import Figures, generation_figures, reward_figures
+from plaudit.evaluate.generation import Figures, generation_figures
 from plaudit.evaluate.policy import Answers, Policy
 from plaudit.evaluate.settings import BeforeAfterSettings
 from plaudit.evaluate.statistics import Interval
@@ -149,7 +149,7 @@ def _measured(bench: Bench, policy: Policy, judge: str | None, name: str) -> tup
     """Figures of one policy."""
     rewards = bench.rewards(judge, policy.tokenizer)
     answers = bench.answers(policy, bench.prompts(policy), rewards, name=name)
-    figures: Figures = generation_figures(answers) | reward_figures(answers)
+    figures: Figures = generation_figures(answers) | bench.reward_figures(answers)
     if bench.settings.given("demonstrations"):
         figures |= bench.perplexity(policy, name=name)
     return figures, answers

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from plaudit.data.load import LOADERS
+from plaudit.evaluate.generation import Figures, pass_figures, reward_figures
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.kl import kl_figures
 from plaudit.evaluate.measures import Measures
@@ -72,6 +73,13 @@ class Bench(Measures):
             answers = policy.answers(prompts, sampling, seed=self.settings.seed, advance=tracker.advance)
             self.reporter.say(f"{name}: {total} answers in {clock(tracker.elapsed)}")
         return scored(answers, rewards) if rewards else answers
+
+    def reward_figures(self, answers: Answers) -> Figures:
+        """Means of all rewards, and pass@k of those that are no judges."""
+        settings = self.settings
+        names = [*self.functions, *(name for name, entry in self.learned if entry.kind != "judge")]
+        passing = pass_figures(answers, names, settings.pass_at, least=settings.pass_score)
+        return reward_figures(answers) | passing
 
     def perplexity(self, policy: Policy, *, name: str) -> dict[str, Interval]:
         rows = self._rows("demonstrations", policy)

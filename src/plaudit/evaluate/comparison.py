@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from plaudit.evaluate.generation import prompt_means
-from plaudit.evaluate.policy import Answer, Answers
-from plaudit.evaluate.statistics import Interval, bootstrap, mean_interval
+from plaudit.evaluate.length import length_controlled
+from plaudit.evaluate.policy import Advance, Answer, Answers, unheard
+from plaudit.evaluate.statistics import Interval, bootstrap, mean_interval, wilson
+from plaudit.rewards.llm import UNPARSED, Decision, LlmJudge
+from plaudit.runtime.coroutines import finished, together
 from plaudit.types import Prompt
 
 
@@ -29,27 +32,88 @@ def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[st
     """
     figures: dict[str, Interval] = {}
     for name in first[0][0].scores:
-        wins: list[float] = []
-        differences: list[float] = []
-        for ours, theirs in zip(first, second, strict=True):
-            gaps = list(_gaps(ours, theirs, name))
-            if gaps:
-                wins.append(fmean(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps))
-                differences.append(fmean(gaps))
-        if not wins:
+        found = [_gaps(ours, theirs, name) for ours, theirs in zip(first, second, strict=True)]
+        if not any(found):
             raise ValueError(f"the reward {name!r} scored no prompt's answers of both policies")
-        figures[f"win_rate/{name}"] = bootstrap(wins, seed=seed)
-        figures[f"difference/{name}"] = bootstrap(differences, seed=seed)
+        wins = [[1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap, _ in group] for group in found]
+        figures |= win_figures(name, wins, [[length for _, length in group] for group in found], seed=seed)
+        figures[f"difference/{name}"] = bootstrap(
+            [fmean(gap for gap, _ in group) for group in found if group], seed=seed
+        )
         figures[f"reward/{name}/first"] = mean_interval(list(prompt_means(first, name).values()))
         figures[f"reward/{name}/second"] = mean_interval(list(prompt_means(second, name).values()))
     return figures
 
 
-def _gaps(ours: list[Answer], theirs: list[Answer], name: str) -> Iterator[float]:
-    for one, other in zip(ours, theirs, strict=True):
-        a, b = one.scores[name].value, other.scores[name].value
-        if a is not None and b is not None:
-            yield a - b
+def win_figures(
+    name: str, wins: Sequence[Sequence[float]], lengths: Sequence[Sequence[float]], *, seed: int
+) -> dict[str, Interval]:
+    """Win rate, share of ties and length-controlled win rate, from the outcomes of each prompt's pairs and the
+    differences of their lengths in characters. Prompts without outcomes are left out."""
+    kept = [(won, gaps) for won, gaps in zip(wins, lengths, strict=True) if won]
+    ties = [fmean(win == 0.5 for win in won) for won, _ in kept]
+    figures = {
+        f"win_rate/{name}": bootstrap([fmean(won) for won, _ in kept], seed=seed),
+        f"ties/{name}": wilson(sum(ties), len(ties)),
+    }
+    controlled = length_controlled([won for won, _ in kept], [gaps for _, gaps in kept], seed=seed)
+    return figures if controlled is None else figures | {f"win_rate/{name}/length_controlled": controlled}
+
+
+def _gaps(ours: list[Answer], theirs: list[Answer], name: str) -> list[tuple[float, float]]:
+    """Differences of scores and of lengths, of pairs that both have a score."""
+    return [
+        (a - b, length_gap(one, other))
+        for one, other in zip(ours, theirs, strict=True)
+        if (a := one.scores[name].value) is not None and (b := other.scores[name].value) is not None
+    ]
+
+
+def length_gap(one: Answer, other: Answer) -> float:
+    """In characters, which policies of different tokenizers share."""
+    return float(len(one.completion.text) - len(other.completion.text))
+
+
+def decided(pairings: Sequence[Pairing], judge: LlmJudge, advance: Advance = unheard) -> list[Decision]:
+    """Ask a language model about every pair."""
+
+    async def of(pairing: Pairing) -> Decision:
+        prompt = pairing.prompt
+        said = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt.messages)
+        decision = await judge.decide(
+            said or prompt.text, pairing.first.completion.text, pairing.second.completion.text
+        )
+        advance(1)
+        return decision
+
+    async def of_all() -> list[Decision]:
+        async with judge.open():
+            return await together(of(pairing) for pairing in pairings)
+
+    return finished(of_all())
+
+
+def decision_figures(
+    pairings: Sequence[Pairing], decisions: Sequence[Decision], *, seed: int
+) -> dict[str, Interval | float]:
+    """Figures of a language model's decisions: win rate, ties, how often both orders agree, and what is missing."""
+    wins: dict[str, list[float]] = {}
+    gaps: dict[str, list[float]] = {}
+    agreed: dict[str, list[float]] = {}
+    for pairing, decision in zip(pairings, decisions, strict=True):
+        if decision.value is not None:
+            wins.setdefault(pairing.prompt.id, []).append(decision.value)
+            gaps.setdefault(pairing.prompt.id, []).append(length_gap(pairing.first, pairing.second))
+            agreed.setdefault(pairing.prompt.id, []).append(float(decision.consistent))
+    if not wins:
+        raise ValueError(f"the language model decided no pair; the first reason: {decisions[0].reason}")
+    unparsed = sum(decision.reason == UNPARSED for decision in decisions)
+    return {
+        **win_figures("llm", list(wins.values()), list(gaps.values()), seed=seed),
+        "consistent/llm": wilson(sum(map(fmean, agreed.values())), len(agreed)),
+        "unparsed/llm": float(unparsed),
+        "failed/llm": float(sum(decision.value is None for decision in decisions) - unparsed),
+    }
 
 
 def side_by_side(first: Answers, second: Answers) -> list[Pairing]:
@@ -61,8 +125,9 @@ def side_by_side(first: Answers, second: Answers) -> list[Pairing]:
     ]
 
 
-def pairing_json(pairing: Pairing, names: tuple[str, str]) -> Mapping[str, Any]:
+def pairing_json(pairing: Pairing, names: tuple[str, str], decision: Decision | None = None) -> Mapping[str, Any]:
     """One line of the file of pairs; each answer under its policy's name."""
     answers = zip(names, (pairing.first, pairing.second), strict=True)
     texts = {name: {key: value for key, value in answer.json().items() if key != "prompt"} for name, answer in answers}
-    return {"prompt": pairing.prompt.text, **texts}
+    said = {} if decision is None else {"llm": {"value": decision.value, "replies": decision.replies}}
+    return {"prompt": pairing.prompt.text, **texts, **said}

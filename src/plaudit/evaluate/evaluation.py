@@ -7,19 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
-from plaudit.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
-from plaudit.evaluate.generation import Figures, generation_figures, reward_figures
+from plaudit.evaluate.comparison import (
+    Pairing,
+    comparison_figures,
+    decided,
+    decision_figures,
+    pairing_json,
+    side_by_side,
+)
+from plaudit.evaluate.generation import Figures, generation_figures
 from plaudit.evaluate.policy import Answer, Answers, Policy
 from plaudit.evaluate.settings import EvaluationSettings
 from plaudit.evaluate.statistics import Interval
+from plaudit.models.folders import run_of
 from plaudit.monitor.console import Reporter
+from plaudit.rewards.llm import Decision, LlmJudge
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import rounded, visible
@@ -28,6 +39,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RESULT, GENERATIONS, COMPARISON = "evaluation.json", "generations.jsonl", "comparison.jsonl"
+EVALUATIONS = "evaluations"
+"""Folder in a run's, with a folder for each of its evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +53,8 @@ class Evaluation:
     answers: Sequence[Answer]
     pairings: Sequence[Pairing]
     """Answers of model and other, paired, if they were compared."""
+    decisions: Sequence[Decision]
+    """A language model's, one for each pair; empty without one."""
     data: Mapping[str, Any]
     """The data report of every source."""
 
@@ -71,14 +86,15 @@ class Evaluation:
         if self.answers:
             write_rows(folder / GENERATIONS, (answer.json() for answer in self.answers))
         if self.pairings:
-            write_rows(folder / COMPARISON, (pairing_json(pairing, ("model", "other")) for pairing in self.pairings))
+            both = zip_longest(self.pairings, self.decisions)
+            write_rows(folder / COMPARISON, (pairing_json(one, ("model", "other"), said) for one, said in both))
 
 
 def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) -> Evaluation:
     """Measure what the settings name. Raises ValueError for contradictions before anything is loaded."""
     load_plugins(settings.plugins)
     settings.check()
-    folder = None if settings.out is None else at_home(settings.out)
+    folder = folder_of(settings.out, settings.model or settings.judge)
     if folder is not None:
         made_folder(folder)
     reporter = reporter or Reporter(quiet=True)
@@ -88,11 +104,17 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
     figures: Figures = {}
     answers: Answers = []
     pairings: list[Pairing] = []
+    decisions: list[Decision] = []
+    llm = LlmJudge(settings.llm) if settings.llm.url and "comparison" in kinds else None
     if policy is not None and "perplexity" in kinds:
         figures |= bench.perplexity(policy, name="model")
     if policy is not None and {"generation", "reward", "kl", "comparison"} & set(kinds):
         answers, pairings, found = _by_answers(bench, settings, policy, kinds)
         figures |= found
+    if llm is not None:
+        with reporter.track("decisions", len(pairings)) as tracker:
+            decisions = decided(pairings, llm, tracker.advance)
+        figures |= decision_figures(pairings, decisions, seed=settings.seed)
     if "preference" in kinds:
         figures |= _preference(bench, settings, policy)
     result = Evaluation(
@@ -100,6 +122,7 @@ def evaluate(settings: EvaluationSettings, *, reporter: Reporter | None = None) 
         figures=figures,
         answers=[answer for group in answers for answer in group],
         pairings=pairings,
+        decisions=decisions,
         data=bench.reports,
     )
     if folder is not None:
@@ -119,7 +142,7 @@ def _by_answers(
     if "generation" in kinds:
         figures |= generation_figures(answers)
     if "reward" in kinds or (rewards and "generation" in kinds):
-        figures |= reward_figures(answers)
+        figures |= bench.reward_figures(answers)
     if "kl" in kinds:
         assert settings.reference is not None
         figures |= bench.kl(policy, bench.policy(settings.reference), answers)
@@ -130,7 +153,8 @@ def _by_answers(
         if [prompt.id for prompt in prompts] != [group[0].prompt.id for group in answers]:
             raise ValueError("model and other do not keep the same prompts: set data.overlong=truncate or error")
         others = bench.answers(other, prompts, bench.rewards(settings.judge, other.tokenizer), name="other")
-        figures |= comparison_figures(answers, others, seed=settings.seed)
+        if answers[0][0].scores:
+            figures |= comparison_figures(answers, others, seed=settings.seed)
         pairings = side_by_side(answers, others)
     return answers, pairings, figures
 
@@ -143,6 +167,19 @@ def _preference(bench: Bench, settings: EvaluationSettings, policy: Policy | Non
         assert policy is not None and settings.reference is not None
         found, whose = bench.implied_accuracy(policy, bench.policy(settings.reference)), "policy"
     return {f"preference/{whose}/{name}": figure for name, figure in found.items()}
+
+
+def folder_of(out: str | None, model: str | None) -> Path | None:
+    """Where results go: `out`, else a new folder in the run that the model is of, else None."""
+    if out is not None:
+        return at_home(out)
+    run = None if model is None else run_of(model)
+    if run is None:
+        return None
+    name, number = time.strftime("%Y%m%d-%H%M%S"), 1
+    while (folder := run / EVALUATIONS / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return folder
 
 
 def made_folder(out: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from plaudit.evaluate.policy import Answer, Answers
-from plaudit.evaluate.statistics import Interval, mean_interval, wilson
+from plaudit.evaluate.statistics import Interval, mean_interval, pass_at_k, wilson
 from plaudit.support.visible import visible
 
 Figures = dict[str, Interval | float]
@@ -35,6 +35,22 @@ def reward_figures(answers: Answers) -> Figures:
             figures[f"reward/{name}/failed"] = float(failed)
         if others := sum(not score.applicable for score in scores):
             figures[f"reward/{name}/not_applicable"] = float(others)
+    return figures
+
+
+def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *, least: float) -> Figures:
+    """pass@k of each named reward, averaged over prompts: an answer passes with a score of at least `least`. Answers
+    without a score are left out, and so are prompts with fewer than k others. Raises ValueError if none is left."""
+    figures: Figures = {}
+    for name in names:
+        scores = [
+            [score.value for answer in group if (score := answer.scores[name]).value is not None] for group in answers
+        ]
+        for k in ks:
+            found = [pass_at_k(len(own), sum(v >= least for v in own), k) for own in scores if len(own) >= k]
+            if not found:
+                raise ValueError(f"pass@{k}: {name!r} scored {k} answers of no prompt")
+            figures[f"pass@{k}/{name}"] = mean_interval(found)
     return figures
 
 

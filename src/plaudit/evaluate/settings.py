@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, sources
-from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.support.fields import Section, check, setting
 from plaudit.support.paths import at_home
 from plaudit.types import Sampling
@@ -111,6 +111,10 @@ class MeasureSettings(ScoringSettings):
     data: DataSettings = field(default_factory=DataSettings)
     """How rows are read and rendered, as in training (templates, lengths, split); its `train` is not used."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    pass_at: list[int] = setting(list, least=1)
+    """pass@k for these k, such as [1, 8], by gold and every entry of `rewards` that is no judge."""
+    pass_score: float = 1.0
+    """Least score of an answer that passes."""
     seed: int = 0
     """Seed of the answers. Each prompt has its own random stream, the same for every policy."""
 
@@ -118,12 +122,16 @@ class MeasureSettings(ScoringSettings):
         yield from super().contradictions()
         if self.data.train or self.data.validation:
             yield "data.train and data.validation are for training: set prompts, demonstrations, preferences"
+        if self.pass_at and max(self.pass_at) > self.sampling.samples:
+            yield f"pass_at={self.pass_at} takes as many answers to a prompt: set sampling.samples={max(self.pass_at)}"
+        if self.pass_at and self.gold is None and all(reward.kind == "judge" for reward in self.rewards):
+            yield f"pass_at={self.pass_at} is by a rule: set gold or rewards"
         yield from (f"{kind}: there is no {name}" for kind in DATA for name in absent(vars(self)[kind]))
 
     def given(self, name: str) -> bool:
         """True if a field names something."""
         value = vars(self)[name]
-        return bool(sources(value)) if name in DATA else value is not None
+        return bool(sources(value)) if name in DATA else value not in (None, [], LlmSettings())
 
 
 @dataclass
@@ -151,12 +159,15 @@ class EvaluationSettings(MeasureSettings):
     """The policy that it was trained from, for kl and for the preferences that log-ratios imply."""
     other: str | None = None
     """A second policy that answers the same prompts, for comparison."""
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    """A language model that compares both policies' answers."""
     judge: str | None = None
     """A reward model that scores answers and is tested on preferences."""
     kinds: list[str] = setting(list, choices=KINDS)
     """Kinds of figures. Empty measures all that models and data allow."""
     out: str | None = None
-    """Folder for evaluation.json, generations.jsonl and comparison.jsonl."""
+    """Folder for evaluation.json, generations.jsonl and comparison.jsonl. Null makes one in the model's run (its folder
+    evaluations), and writes nothing for a model of no run."""
     plugins: list[str] = field(default_factory=list)
     """Python files that register your own dialects or model families."""
 
@@ -169,9 +180,9 @@ class EvaluationSettings(MeasureSettings):
         needs = {
             "perplexity": ("model", "demonstrations"),
             "generation": ("model", "prompts"),
-            "reward": ("model", "prompts", "judge or gold"),
+            "reward": ("model", "prompts", "judge or gold or rewards"),
             "kl": ("model", "prompts", "reference"),
-            "comparison": ("model", "other", "prompts", "judge or gold"),
+            "comparison": ("model", "other", "prompts", "judge or gold or rewards or llm"),
             "preference": ("preferences", "judge" if self.model is None else "judge or reference"),
         }
         return [need for need in needs[kind] if not any(self.given(name) for name in need.split(" or "))]

@@ -107,3 +107,17 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 10_000) ->
     )
     low, high = np.quantile(means, (0.025, 0.975))
     return Interval(value=float(data.mean()), low=float(low), high=float(high), count=n)
+
+
+def pass_at_k(answers: int, passing: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that at least one of k answers passes, unbiased from n >= k of which c do.
+
+    The share of k-sets drawn without replacement that hold a passing one; 1 - (1 - c/n)^k would be too low. As a
+    product, 1 - prod over i = n - c + 1 ... n of (1 - k / i), it does not overflow. Chen et al. 2021, arXiv
+    2107.03374, eq. 1.
+    """
+    if not 0 <= passing <= answers or not 1 <= k <= answers:
+        raise ValueError(f"pass@{k} of {passing} passing answers out of {answers} is not defined")
+    if answers - passing < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(answers - passing + 1, answers + 1))

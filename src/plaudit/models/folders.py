@@ -31,6 +31,15 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
+def run_of(path: str) -> Path | None:
+    """The run that a model is of, given as the run's folder or as one of its checkpoints; None for other models."""
+    folder = at_home(path).absolute()
+    if not folder.is_dir():
+        return None
+    of_checkpoint = len(folder.parents) > 2 and folder.parents[1].name == "checkpoints"
+    return folder.parents[2] if of_checkpoint else folder if _is_run(folder) else None
+
+
 def _is_run(folder: Path) -> bool:
     """True for a run's folder. A run that ended before its first checkpoint has only a log."""
     logs = (folder / "log.txt").is_file() and not any(folder.glob("*config.json"))

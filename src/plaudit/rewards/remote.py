@@ -39,7 +39,7 @@ class RewardServerError(RuntimeError):
     """A reward has no server that can be asked."""
 
 
-class _Failed(Exception):
+class Failed(Exception):
     """A request failed. `final`: this server would fail it again. `of_content`: other items might pass."""
 
     def __init__(self, reason: str, *, final: bool = False, of_content: bool = False):
@@ -83,7 +83,7 @@ class HttpReward:
         self.name = settings.name or "http"
         self.servers = [_Server(url.rstrip("/")) for url in settings.urls]
         self._headers = headers(settings)
-        self._verify = _verify(settings)
+        self._verify = verify(settings.urls)
         self._queue: Queue[_Item, Score] = Queue(self._send, tasks=settings.concurrency)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -93,7 +93,7 @@ class HttpReward:
         """Takes: waiting items. Waits for: a server's answer. Gives: a Score each. Ends when no item waits."""
         if not self._queue.open:
             return
-        async with _client(self._headers, self._verify) as client:
+        async with client_of(self._headers, self._verify) as client:
             while items := self._queue.take(self.settings.batch):
                 for item, score in zip(items, await self._scores(client, items), strict=True):
                     self._queue.answer(item, score)
@@ -108,7 +108,7 @@ class HttpReward:
             attempts += 1
             try:
                 return await self._ask(client, server, body, len(items))
-            except _Failed as failed:
+            except Failed as failed:
                 reason, divisible = f"{server.url}: {failed}", failed.of_content and len(items) > 1
                 if failed.final:
                     refused.add(server)
@@ -137,9 +137,9 @@ class HttpReward:
         server.outstanding += 1
         server.asked += 1
         try:
-            status, content = await _exchanged(client, server.url, body, self.settings.timeout)
+            status, content = await exchanged(client, f"{server.url}/score", body, self.settings.timeout)
             scores = _read(status, content, count)
-        except _Failed as failed:
+        except Failed as failed:
             if not failed.of_content:
                 server.failed(began, clock())
             raise
@@ -157,31 +157,31 @@ def _asked(prompt: Prompt, completion: Completion) -> _Item | Score:
         return Score(value=None, reason=f"not sent: {error}")
 
 
-async def _exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:
+async def exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:
     """Status and body of an answer. `timeout` covers the whole exchange, since a slow server may trickle."""
     import httpx2
 
     try:
         async with (
             asyncio.timeout(timeout),
-            client.stream("POST", f"{url}/score", content=body) as response,
+            client.stream("POST", url, content=body) as response,
         ):
             return response.status_code, await _limited(response)
     except TimeoutError:
-        raise _Failed(f"no answer within {timeout:g} s") from None
+        raise Failed(f"no answer within {timeout:g} s") from None
     except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:
-        raise _Failed(f"{type(error).__name__}: {error!s:.200}") from error
+        raise Failed(f"{type(error).__name__}: {error!s:.200}") from error
 
 
 async def _limited(response: Any) -> bytes:
     """The body as it arrived. A compressed one is refused, since it may be huge when unpacked."""
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise _Failed("the answer is compressed, which was not asked for", final=True)
+        raise Failed("the answer is compressed, which was not asked for", final=True)
     body = bytearray()
     async for part in response.aiter_raw():
         body += part
         if len(body) > LARGEST_ANSWER:
-            raise _Failed(f"the answer has more than {LARGEST_ANSWER >> 20} MiB", final=True)
+            raise Failed(f"the answer has more than {LARGEST_ANSWER >> 20} MiB", final=True)
     return bytes(body)
 
 
@@ -189,15 +189,15 @@ def _read(status: int, content: bytes, count: int) -> list[Score]:
     if status != 200:
         said = " ".join(content[: protocol.REASON_LENGTH].decode(errors="replace").split())
         final = status < 500 and status not in TRY_AGAIN
-        raise _Failed(f"status {status}: {said}", final=final, of_content=status in OF_CONTENT)
+        raise Failed(f"status {status}: {said}", final=final, of_content=status in OF_CONTENT)
     try:
         return protocol.read_answer(content, count)
     except protocol.ProtocolError as error:
-        raise _Failed(str(error)) from None
+        raise Failed(str(error)) from None
 
 
 @contextlib.asynccontextmanager
-async def _client(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
+async def client_of(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
     """A client without time-outs: its callers have one for the whole exchange."""
     import httpx2
 
@@ -209,25 +209,29 @@ async def _client(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
 
 def headers(settings: RewardSettings) -> dict[str, str]:
     """Headers of every request. Raises RewardServerError if the environment lacks a proper token."""
+    return headers_with(settings.token_env, f"reward {settings.name or settings.kind!r}")
+
+
+def headers_with(token_env: str, whose: str) -> dict[str, str]:
+    """Headers with the token in this environment variable, if one is named."""
     found = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
-    if settings.token_env:
-        token = os.environ.get(settings.token_env, "").strip()
+    if token_env:
+        token = os.environ.get(token_env, "").strip()
         if not token:
             raise RewardServerError(
-                f"reward {settings.name or settings.kind!r} reads its token from the environment variable "
-                f"{settings.token_env} (token_env), which is empty here"
+                f"{whose} reads its token from the environment variable {token_env} (token_env), which is empty here"
             )
         if not token.isascii() or not token.isprintable():
             raise RewardServerError(
-                f"the environment variable {settings.token_env} (token_env) must hold printable ASCII characters only"
+                f"the environment variable {token_env} (token_env) must hold printable ASCII characters only"
             )
         found["authorization"] = f"Bearer {token}"
     return found
 
 
-def _verify(settings: RewardSettings) -> Any:
+def verify(urls: Sequence[str]) -> Any:
     """Certificates are read once, and only if they will be needed."""
-    if not any(url.startswith("https:") for url in settings.urls):
+    if not any(url.startswith("https:") for url in urls):
         return False
     import httpx2
 
@@ -239,8 +243,8 @@ async def check_servers(settings: RewardSettings) -> list[str]:
 
     Raises RewardServerError if none would score, before a model is loaded.
     """
-    verify, asked = _verify(settings), headers(settings)
-    async with _client(asked, verify) as client:
+    asked = headers(settings)
+    async with client_of(asked, verify(settings.urls)) as client:
         found = await asyncio.gather(*(_health(client, url.rstrip("/"), settings.timeout) for url in settings.urls))
     problems = [problem for problem in found if problem is not None]
     if len(problems) == len(settings.urls):

@@ -67,7 +67,7 @@ class RewardSettings(Section):
     def contradictions(self) -> Iterator[str]:
         if self.kind == "http" and not self.urls:
             yield "urls=[] names no server: kind http needs [http://host:port, ...]"
-        yield from (f"urls: {why}" for url in self.urls if (why := _wrong(url)))
+        yield from (f"urls: {why}" for url in self.urls if (why := wrong_url(url)))
         for given, default in zip(leaves(self), leaves(RewardSettings), strict=True):
             readers = [f"kind {kind!r}" for kind, read in KINDS.items() if given.key in read]
             readers += ["rules"] * (given.key in OF_RULES)
@@ -75,7 +75,7 @@ class RewardSettings(Section):
                 yield f"{given.key}={given.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
 
 
-def _wrong(url: str) -> str:
+def wrong_url(url: str) -> str:
     """Why requests cannot be sent to an address, or ""."""
     try:
         parts = urlsplit(url)
@@ -89,6 +89,37 @@ def _wrong(url: str) -> str:
     if parts.query or parts.fragment:
         return f"{url!r} must end before '?' and '#': /score and /health are added to it"
     return ""
+
+
+@dataclass
+class LlmSettings(Section):
+    """A language model that compares two answers, behind an endpoint that speaks OpenAI's chat completions."""
+
+    url: str = ""
+    """Base address, such as http://127.0.0.1:8000/v1; /chat/completions is added. Empty asks nobody."""
+    model: str = ""
+    """The model's name there."""
+    token_env: str = ""
+    """Name of the environment variable with the token. Empty sends none."""
+    criterion: str = "how helpful, correct and clear an answer is"
+    """What makes an answer better, in words."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, such as {max_tokens: 512}. They override temperature=0."""
+    timeout: float = setting(120.0, above=0, unit="seconds")
+    """Most time of one request."""
+    retries: int = setting(6, least=0)
+    """How often a failed request is sent again, with growing pauses."""
+    concurrency: int = setting(8, least=1)
+    """Most open requests at once."""
+    cache: str | None = None
+    """Folder of all replies: a question is asked once. By default in the cache folder (PLAUDIT_CACHE, or
+    ~/.cache/plaudit)."""
+
+    def contradictions(self) -> Iterator[str]:
+        if self.url and (why := wrong_url(self.url)):
+            yield f"url: {why}"
+        if bool(self.url) != bool(self.model):
+            yield f"url={self.url!r} and model={self.model!r}: give both, the endpoint and its model's name"
 
 
 @dataclass

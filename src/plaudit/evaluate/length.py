@@ -1,0 +1,67 @@
+"""A win rate as it would be if both policies wrote equally long answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plaudit.evaluate.statistics import Interval
+
+Numbers = npt.NDArray[np.float64]
+RESAMPLES = 1000
+WEAK = 1e-3
+"""Strength of the pull of both coefficients to 0. It keeps them finite where one policy always wins."""
+STEPS, LONGEST_STEP = 50, 2.0
+"""Of Newton's method; a step is cut to the longest."""
+
+
+def length_controlled(
+    wins: Sequence[Sequence[float]], gaps: Sequence[Sequence[float]], *, seed: int
+) -> Interval | None:
+    """sigmoid(theta) of P(win) = sigmoid(theta + phi tanh(gap / s)), s the deviation of all gaps.
+
+    `wins` and `gaps` have for each prompt the outcomes of its pairs (1, 0, or 1/2 for a tie) and the differences of
+    lengths, ours - theirs. The length's part is estimated and then set to 0. Dubois et al. 2024, arXiv 2404.04475, eq.
+    2, without the term of a prompt's difficulty, which takes many models. The interval resamples prompts. None where
+    the gaps do not differ, so that the length's part cannot be told from the policy's.
+    """
+    flat = np.array([gap for group in gaps for gap in group], dtype=np.float64)
+    if not len(flat) or not flat.std() > 0:
+        return None
+    z = np.tanh(flat / flat.std())
+    y = np.array([win for group in wins for win in group], dtype=np.float64)
+    prompt = np.repeat(np.arange(len(wins)), [len(group) for group in wins])
+    share = np.concatenate([np.full(len(group), 1 / len(group)) for group in wins if group])
+    value = _sigmoid(_fitted(y, z, share[None]))
+    draw, n = np.random.default_rng(seed), len(wins)
+    counts = draw.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
+    chunk = max(1, 1_000_000 // len(y))
+    parts = [_fitted(y, z, counts[i : i + chunk][:, prompt] * share) for i in range(0, RESAMPLES, chunk)]
+    low, high = np.quantile(_sigmoid(np.concatenate(parts)), (0.025, 0.975))
+    return Interval(value=float(value[0]), low=float(low), high=float(high), count=n)
+
+
+def _fitted(y: Numbers, z: Numbers, weights: Numbers) -> Numbers:
+    """theta of each row of weights (rows, pairs), by Newton's method."""
+    theta = np.zeros(len(weights))
+    phi = np.zeros(len(weights))
+    for _ in range(STEPS):
+        p = _sigmoid(theta[:, None] + phi[:, None] * z)
+        error, curve = weights * (y - p), weights * p * (1 - p)
+        a, b = error.sum(1) - WEAK * theta, error @ z - WEAK * phi
+        taa, tab, tbb = curve.sum(1) + WEAK, curve @ z, curve @ (z * z) + WEAK
+        whole = taa * tbb - tab * tab
+        step = np.stack([(tbb * a - tab * b) / whole, (taa * b - tab * a) / whole])
+        step *= np.minimum(1.0, LONGEST_STEP / np.maximum(np.abs(step).max(0), 1e-12))
+        theta, phi = theta + step[0], phi + step[1]
+        if np.abs(step).max() < 1e-9:
+            break
+    return theta
+
+
+def _sigmoid(x: Any) -> Numbers:
+    found: Numbers = 1 / (1 + np.exp(-np.clip(x, -500, 500)))
+    return found
