@@ -347,7 +347,7 @@ def test_a_run_outlives_a_server_that_dies_with_its_questions(
     more = {"train": {"steps": 6}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more) | {"rewards": rewards(server)}))
     stopped, held, failures = threading.Event(), threading.Event(), list[str]()
-    exchanged = remote._exchanged
+    exchanged = remote.exchanged
 
     async def watched(*request: Any) -> Any:
         if stopped.is_set():
@@ -363,7 +363,7 @@ def test_a_run_outlives_a_server_that_dies_with_its_questions(
         server.end(signal.SIGKILL)
         server.start()
 
-    monkeypatch.setattr(remote, "_exchanged", watched)
+    monkeypatch.setattr(remote, "exchanged", watched)
     death = threading.Thread(target=die)
 
     async def stop(moment: Any) -> dict[str, float]:

@@ -2,93 +2,23 @@
 
 from __future__ import annotations
 
-import errno
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import click
 import yaml
 
+from plaudit.commands.errors import plain_errors as plain_errors
 from plaudit.commands.options import TakesSettings
-from plaudit.support.paths import at_home, check_writable, error_number, unwritable
+from plaudit.support.paths import at_home
 from plaudit.support.visible import visible
-from plaudit.types import Ended
 
 METHODS: dict[str, str] = yaml.safe_load(
     (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
 )
 Tree = TypeVar("Tree")
-USAGE_ERROR = 2
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
-"""Errors of the system for a place that cannot be read or written."""
-
-
-@contextmanager
-def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors that the user can correct into one line on stderr and exit status 2. An early end of a run has its
-    own status (`types.Ended`; 143 after SIGTERM, 130 after Ctrl-C). Everything else keeps its traceback. `target`,
-    which is written at the end, is checked before the work, and `plugins` are loaded."""
-    sys.excepthook = _traceback
-    try:
-        if target is not None:
-            check_writable(at_home(target))
-        if plugins:
-            from plaudit.support.plugins import load_plugins
-
-            load_plugins(plugins)
-        yield
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        if "--traceback" in sys.argv:
-            raise
-        _tell(f"error: {error}")
-        raise SystemExit(USAGE_ERROR) from error
-    except RuntimeError as error:
-        if "--traceback" in sys.argv or not type(error).__module__.startswith("plaudit."):
-            raise
-        _tell(f"the run ended: {error}")
-        raise SystemExit(error.status if isinstance(error, Ended) else 1) from error
-    except KeyboardInterrupt as error:
-        _tell("stopped by SIGINT")
-        raise SystemExit(128 + signal.SIGINT) from error
-    except Exception as error:
-        from plaudit.loop.stopping import Stopped
-
-        if isinstance(error, Stopped):
-            _tell(str(error))
-            raise SystemExit(error.code) from error
-        told = _of_storage(error, target)
-        if "--traceback" in sys.argv or told is None:
-            raise
-        _tell(f"error: {told}")
-        raise SystemExit(USAGE_ERROR) from error
-
-
-def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback with visible control characters; Python's own prints an error's text as it is."""
-    _tell("".join(traceback.format_exception(kind, error, trace)).rstrip())
-
-
-def _tell(text: str) -> None:
-    """Print to stderr, if it is open."""
-    with suppress(OSError):
-        click.echo(visible(text), err=True)
-
-
-def _of_storage(error: Exception, target: str | Path | None) -> str | None:
-    """The place and the system's reason, or None for other errors."""
-    of_system = error if isinstance(error, OSError) else None
-    place = (of_system and of_system.filename) or target
-    if why := unwritable(error):
-        return f"{place or 'what is written'} cannot be written: {why}"
-    forbidden = place and error_number(error) in FORBIDDEN
-    return f"{place}: {(of_system and of_system.strerror) or error}" if forbidden else None
 
 
 class HomePath(click.Path):
@@ -279,6 +209,28 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
         settings, reporter = measured_by(EvaluationSettings, recipe, overrides), Reporter()
         with plain_errors(settings.out):
             reporter.show(evaluate_settings(settings, reporter=reporter).table())
+
+
+@main.command()
+@click.argument("words", nargs=-1, metavar="RUN RUN ... [KEY=VALUE ...]")
+@traceback_option
+def compare(words: tuple[str, ...]) -> None:
+    """Show what differs between runs: settings, figures, curves, and answers to the same prompts.
+
+    \b
+    plaudit compare runs/ppo runs/grpo
+    plaudit compare runs/ppo runs/grpo prompts=test.jsonl judge=runs/reward limit=128
+    """
+    with plain_errors():
+        from plaudit.commands.compare import compare as compare_runs
+        from plaudit.monitor.console import Reporter
+
+        folders = [word for word in words if "=" not in word or Path(word).is_dir()]
+        reporter = Reporter()
+        found = compare_runs(folders, [word for word in words if word not in folders], reporter=reporter)
+        for table in found.tables():
+            reporter.show(table)
+        reporter.say(f"comparison: {found.folder}")
 
 
 @main.command()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
 from plaudit.evaluate.comparison import Pairing, comparison_figures, pairing_json, side_by_side
-from plaudit.evaluate.evaluation import COMPARISON, figure_cells, figure_json, made_folder, number, save_result
+from plaudit.evaluate.evaluation import COMPARISON, figure_cells, figure_json, made_folder, save_result, scores_line
 from plaudit.evaluate.generation import Figures, generation_figures
 from plaudit.evaluate.policy import Answers, Policy
 from plaudit.evaluate.settings import BeforeAfterSettings
@@ -102,7 +102,7 @@ class BeforeAfter:
             table.add_column(title, ratio=1, overflow="fold")
         for pairing in self.completions:
             answers = (pairing.first, pairing.second)
-            texts = [Text(f"{answer.completion.text.strip()}\n{_scores(answer.scores)}") for answer in answers]
+            texts = [Text(f"{answer.completion.text.strip()}\n{scores_line(answer)}") for answer in answers]
             table.add_row(Text(pairing.prompt.text), *texts)
         return table
 
@@ -162,7 +162,3 @@ def _cell(figure: Interval | float | None, *, signed: bool = False) -> str:
     sign = "+" if signed and not value.startswith("-") else ""
     # A narrow terminal breaks the cell before the interval, not within it.
     return f"{sign}{value} {between.replace(' ', NO_BREAK)}" if between else f"{sign}{value}"
-
-
-def _scores(scores: Any) -> str:
-    return ", ".join(f"{name} {'-' if score.value is None else number(score.value)}" for name, score in scores.items())

@@ -211,6 +211,12 @@ def figure_cells(figure: Interval | float) -> tuple[str, str, str]:
     return number(figure.value), f"[{number(figure.low)}, {number(figure.high)}]", str(figure.count)
 
 
+def scores_line(answer: Answer) -> str:
+    """An answer's scores, for a person to read below it."""
+    scores = answer.scores.items()
+    return ", ".join(f"{name} {'-' if score.value is None else number(score.value)}" for name, score in scores)
+
+
 def number(value: float) -> str:
     """Three decimals, fewer where the number is large; never -0."""
     text = rounded(value, ".3f" if abs(value) < 1 else ".2f" if abs(value) < 100 else ",.1f")

@@ -150,6 +150,29 @@ class BeforeAfterSettings(MeasureSettings):
 
 
 @dataclass
+class CompareSettings(MeasureSettings):
+    """Several runs. What is not given here is as in the first run: prompts, reading, sampling, rewards."""
+
+    judge: str | None = None
+    """A reward model that scores the answers."""
+    llm: LlmSettings = field(default_factory=LlmSettings)
+    """A language model that compares each run's answers with the first run's."""
+    reference: str | None = None
+    """A policy to which the KL of every run is taken."""
+    examples: int = setting(5, least=0)
+    """Prompts whose answers are shown side by side."""
+    out: str | None = None
+    """Folder of the results. Null makes one in the first run's folder."""
+    plugins: list[str] = field(default_factory=list)
+    """Python files that register your own dialects, rewards or model families."""
+
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
+        if self.reference is not None and not self.sampling.whole:
+            yield f"sampling: the KL to reference {WHOLE}"
+
+
+@dataclass
 class EvaluationSettings(MeasureSettings):
     """One policy, and whatever it is measured against."""
 

@@ -132,6 +132,12 @@ def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list
     return [_save(panels, folder / f"{name}.png") for name, panels in plots.items()]
 
 
+def draw_together(runs: Sequence[Run], path: Path) -> Path | None:
+    """Write one picture of all that these runs recorded; None if that is nothing."""
+    panels = [panel for name in PLOT_TYPES if name != "all" for panel in _panels(name, runs)]
+    return _save(panels, path) if panels else None
+
+
 def find_runs(log_dir: Path) -> list[Run]:
     """Every run in the folder or below it, in the order in which they began."""
     if not log_dir.is_dir():

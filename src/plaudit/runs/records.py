@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
@@ -328,6 +328,14 @@ def open_record(settings: Settings) -> Record | None:
         listed = "\n".join(f"  - {line}" for line in different)
         raise SettingsError(f"{folder} was recorded with other settings. To replay it, set these to the same values:\n{listed}")
     return record
+
+
+def differing(folders: Sequence[Path]) -> dict[str, tuple[Any, ...]]:
+    """By key the values of runs' settings files, where they differ; None where a file lacks the key."""
+    all_leaves = [_leaves((folder / SETTINGS).read_text(encoding="utf-8")) for folder in folders]
+    keys = list(dict.fromkeys(key for one in all_leaves for key in one))
+    values = {key: tuple(one.get(key) for one in all_leaves) for key in keys}
+    return {key: found for key, found in values.items() if any(one != found[0] for one in found)}
 
 
 def _told(settings: Settings) -> tuple[dict[str, Any], ...]:

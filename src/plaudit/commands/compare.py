@@ -1,0 +1,249 @@
+"""`plaudit compare`: several runs beside each other.
+
+settings.yaml -> the settings that differ          metrics.jsonl -> figures of the last steps, one picture
+the policies, asked the same prompts with the same seeds -> figures, win rates against the first run, some answers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.data.settings import absent
+from plaudit.data.write import write_rows
+from plaudit.evaluate.bench import Bench
+from plaudit.evaluate.comparison import comparison_figures, decided, decision_figures, side_by_side
+from plaudit.evaluate.evaluation import figure_cells, figure_json, folder_of, made_folder, save_result, scores_line
+from plaudit.evaluate.generation import Figures, generation_figures
+from plaudit.evaluate.policy import Answers
+from plaudit.evaluate.settings import CompareSettings
+from plaudit.evaluate.statistics import mean_interval
+from plaudit.monitor import plots
+from plaudit.monitor.console import Reporter
+from plaudit.rewards.llm import LlmJudge
+from plaudit.runs.records import SETTINGS, Run, differing
+from plaudit.settings.recipes import load_tree, parse_override, read_yaml
+from plaudit.support.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LAST = 10
+"""Steps whose mean is shown, each an observation."""
+PICTURE, ANSWERS = "comparison.png", "comparison.jsonl"
+OF_A_FOLDER = ("name", "output", "resume", "overwrite", "log")
+"""Settings that say nothing about what was trained."""
+SCORING = ("judge", "gold", "rewards", "llm")
+READING = ("train", "weights", "validation", "validation_percent", "limit", "shuffle", "stream", "folder")
+"""Of a run's data: where rows come from and go. The others say how they are read."""
+SAMPLING = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "special_tokens")
+OF_RUNS = ("weight", "workers", "resources", "offload")
+"""What only a run reads of a reward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What was found; every mapping has one entry for each run, by its name."""
+
+    settings: CompareSettings
+    runs: Mapping[str, Run]
+    different: Mapping[str, tuple[Any, ...]]
+    """Settings that differ, with their values in the order of the runs."""
+    recorded: Mapping[str, Figures]
+    """Means over the last steps, and the last validation figures."""
+    measured: Mapping[str, Figures]
+    """Figures of the answers; empty if none were drawn."""
+    answers: Mapping[str, Answers]
+    folder: Path
+
+    def json(self) -> dict[str, Any]:
+        def told(figures: Mapping[str, Figures]) -> dict[str, Any]:
+            return {run: {name: figure_json(one) for name, one in own.items()} for run, own in figures.items()}
+
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            "runs": {name: str(run.folder) for name, run in self.runs.items()},
+            "different": {key: dict(zip(self.runs, values, strict=True)) for key, values in self.different.items()},
+            "recorded": told(self.recorded),
+            "measured": told(self.measured),
+        }
+
+    def tables(self) -> list[Table]:
+        """Settings, figures and answers for a terminal."""
+        rows = {key: [str(value) for value in values] for key, values in self.different.items()}
+        found = [_table("Settings that differ", "setting", self.runs, rows)]
+        for title, figures in (("Recorded", self.recorded), ("Measured on the same prompts", self.measured)):
+            names = dict.fromkeys(name for own in figures.values() for name in own)
+            if names:
+                cells = {name: [_cell(figures[run].get(name)) for run in self.runs if run in figures] for name in names}
+                found.append(_table(title, "figure", figures, cells))
+        return [*found, *([self.examples()] if self.answers and self.settings.examples else [])]
+
+    def examples(self) -> Table:
+        """The runs' answers to a few prompts, spread over all."""
+        groups = list(zip(*self.answers.values(), strict=True))
+        count = min(self.settings.examples, len(groups))
+        chosen = [groups[k * len(groups) // count] for k in range(count)]
+        rows = {
+            f"{number}. {own[0][0].prompt.text}": [
+                f"{group[0].completion.text.strip()}\n{scores_line(group[0])}" for group in own
+            ]
+            for number, own in enumerate(chosen, 1)
+        }
+        return _table("Answers side by side", "prompt", self.answers, rows)
+
+
+def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: Reporter | None = None) -> Compared:
+    """Compare runs and keep the result in the first one's folder, or `out`. Raises ValueError before anything is
+    loaded if a folder is no run."""
+    reporter = reporter or Reporter(quiet=True)
+    runs = named([Run(Path(folder)) for folder in folders])
+    settings = settings_of(runs, overrides)
+    load_plugins(settings.plugins)
+    settings.check()
+    folder = folder_of(settings.out, folders[0])
+    assert folder is not None, "the first folder is a run's"
+    made_folder(folder)
+    measured: dict[str, Figures] = {}
+    answers: dict[str, Answers] = {}
+    if why := _unanswered(runs, settings):
+        reporter.say(f"answers are not compared: {why}")
+    else:
+        measured, answers = _measured(runs, settings, reporter)
+    different = differing([run.folder for run in runs.values()])
+    result = Compared(
+        settings=settings,
+        runs=runs,
+        different={key: values for key, values in different.items() if key.split(".")[0] not in OF_A_FOLDER},
+        recorded={name: recorded(run.metrics) for name, run in runs.items()},
+        measured=measured,
+        answers=answers,
+        folder=folder,
+    )
+    save_result(folder, result.json())
+    curves = [plots.Run(name, _recipe(run)["method"], run.metrics) for name, run in runs.items()]
+    plots.draw_together(curves, folder / PICTURE)
+    if answers:
+        write_rows(folder / ANSWERS, _lines(answers))
+    return result
+
+
+def named(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by the shortest ends of their paths that tell them apart."""
+    if len({run.folder.resolve() for run in runs}) < max(2, len(runs)):
+        raise ValueError("give two or more runs, each once: plaudit compare runs/A runs/B")
+    for run in runs:
+        files = [run.folder / name for name in (SETTINGS, plots.METRICS)]
+        if not all(file.is_file() and file.stat().st_size for file in files):
+            raise ValueError(f"{run.folder} is no run with a finished step: it lacks {SETTINGS} or {plots.METRICS}")
+    parts = [run.folder.resolve().parts for run in runs]
+    length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
+    return {"/".join(part[-length:]): run for part, run in zip(parts, runs, strict=True)}
+
+
+def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSettings:
+    """The overrides over what the first run that has it says."""
+    recipes = [_recipe(run) for run in runs.values()]
+    data = recipes[0]["data"]
+    online = next((recipe for recipe in recipes if recipe["rewards"]), recipes[0])
+    given: dict[str, Any] = {
+        "prompts": online["data"]["validation"] or online["data"]["train"],
+        "data": {key: value for key, value in data.items() if key not in READING},
+        "sampling": {key: online["rollout"][key] for key in SAMPLING},
+        "plugins": list(dict.fromkeys(plugin for recipe in recipes for plugin in recipe["plugins"])),
+        "limit": 64,
+    }
+    if not {parse_override(text).key.split(".")[0] for text in overrides} & set(SCORING):
+        rewards = [{key: v for key, v in one.items() if key not in OF_RUNS} for one in online["rewards"]]
+        judges = [one for one in rewards if one["kind"] == "judge" and not one["name"]]
+        if len(judges) == 1:
+            given["judge"] = judges[0]["path"]
+            rewards.remove(judges[0])
+        given["rewards"] = rewards
+    return load_tree(CompareSettings, given, overrides)
+
+
+def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
+    """Means of the last steps with the interval of their spread, and the last figures of validation."""
+    shown = [one.metric for one in (*plots.LOSSES, *(one for some in plots.PLOTS.values() for one in some))]
+    figures: Figures = {"steps": float(metrics[-1]["step"])}
+    for name in shown:
+        values = [float(record[name]) for record in metrics[-LAST:] if record.get(name) is not None]
+        if values:
+            figures[name] = mean_interval(values)
+    for record in metrics:
+        figures |= {name: v for name, v in record.items() if name.startswith("validation/") and v is not None}
+    return figures
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    return read_yaml(run.folder / SETTINGS)
+
+
+def _unanswered(runs: Mapping[str, Run], settings: CompareSettings) -> str:
+    """Why answers cannot be drawn; "" if they can."""
+    if lacking := [name for name, run in runs.items() if not (run.folder / "checkpoints" / "policy").is_dir()]:
+        return f"{', '.join(lacking)} has no policy"
+    return f"there is no {gone[0]}, set prompts" if (gone := absent(settings.prompts)) else ""
+
+
+def _measured(
+    runs: Mapping[str, Run], settings: CompareSettings, reporter: Reporter
+) -> tuple[dict[str, Figures], dict[str, Answers]]:
+    """Figures and answers of every run, on the prompts that the first run's tokenizer reads."""
+    bench = Bench(settings, reporter)
+    llm = LlmJudge(settings.llm) if settings.llm.url else None
+    measured: dict[str, Figures] = {}
+    answers: dict[str, Answers] = {}
+    first: Answers | None = None
+    for name, run in runs.items():
+        policy = bench.policy(str(run.checkpoint("policy")))
+        prompts = bench.prompts(policy)
+        if first is not None and [prompt.id for prompt in prompts] != [group[0].prompt.id for group in first]:
+            raise ValueError(f"{name} does not keep the first run's prompts: set data.overlong=truncate or error")
+        own = bench.answers(policy, prompts, bench.rewards(settings.judge, policy.tokenizer), name=name)
+        figures = generation_figures(own) | bench.reward_figures(own)
+        if settings.reference is not None:
+            figures |= bench.kl(policy, bench.policy(settings.reference), own)
+        if first is not None:
+            found = comparison_figures(own, first, seed=settings.seed)
+            figures |= {name: figure for name, figure in found.items() if not name.startswith("reward/")}
+            if llm is not None:
+                pairs = side_by_side(own, first)
+                figures |= decision_figures(pairs, decided(pairs, llm), seed=settings.seed)
+        first = first or own
+        measured[name], answers[name] = figures, own
+    return measured, answers
+
+
+def _lines(answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
+    """A line for each prompt and number of an answer, with every run's."""
+    groups = zip(*answers.values(), strict=True)
+    return [
+        {"prompt": row[0].prompt.text, **{name: one.json() for name, one in zip(answers, row, strict=True)}}
+        for own in groups
+        for row in zip(*own, strict=True)
+    ]
+
+
+def _table(title: str, first: str, columns: Mapping[str, Any], rows: Mapping[str, Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", show_lines=first == "prompt")
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for name, cells in rows.items():
+        table.add_row(Text(name), *map(Text, cells))
+    return table
+
+
+def _cell(figure: Any) -> str:
+    if figure is None:
+        return ""
+    value, between, _ = figure_cells(figure)
+    return f"{value} {between}".rstrip()

@@ -1,0 +1,83 @@
+"""How commands end: errors that a person can correct as one line, an early end of a run with its own status."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+import click
+
+from plaudit.support.paths import at_home, check_writable, error_number, unwritable
+from plaudit.support.visible import visible
+from plaudit.types import Ended
+
+USAGE_ERROR = 2
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+"""Errors of the system for a place that cannot be read or written."""
+
+
+@contextmanager
+def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) -> Iterator[None]:
+    """Turn errors that the user can correct into one line on stderr and exit status 2. An early end of a run has its
+    own status (`types.Ended`; 143 after SIGTERM, 130 after Ctrl-C). Everything else keeps its traceback. `target`,
+    which is written at the end, is checked before the work, and `plugins` are loaded."""
+    sys.excepthook = _traceback
+    try:
+        if target is not None:
+            check_writable(at_home(target))
+        if plugins:
+            from plaudit.support.plugins import load_plugins
+
+            load_plugins(plugins)
+        yield
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if "--traceback" in sys.argv:
+            raise
+        _tell(f"error: {error}")
+        raise SystemExit(USAGE_ERROR) from error
+    except RuntimeError as error:
+        if "--traceback" in sys.argv or not type(error).__module__.startswith("plaudit."):
+            raise
+        _tell(f"the run ended: {error}")
+        raise SystemExit(error.status if isinstance(error, Ended) else 1) from error
+    except KeyboardInterrupt as error:
+        _tell("stopped by SIGINT")
+        raise SystemExit(128 + signal.SIGINT) from error
+    except Exception as error:
+        from plaudit.loop.stopping import Stopped
+
+        if isinstance(error, Stopped):
+            _tell(str(error))
+            raise SystemExit(error.code) from error
+        told = _of_storage(error, target)
+        if "--traceback" in sys.argv or told is None:
+            raise
+        _tell(f"error: {told}")
+        raise SystemExit(USAGE_ERROR) from error
+
+
+def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback with visible control characters; Python's own prints an error's text as it is."""
+    _tell("".join(traceback.format_exception(kind, error, trace)).rstrip())
+
+
+def _tell(text: str) -> None:
+    """Print to stderr, if it is open."""
+    with suppress(OSError):
+        click.echo(visible(text), err=True)
+
+
+def _of_storage(error: Exception, target: str | Path | None) -> str | None:
+    """The place and the system's reason, or None for other errors."""
+    of_system = error if isinstance(error, OSError) else None
+    place = (of_system and of_system.filename) or target
+    if why := unwritable(error):
+        return f"{place or 'what is written'} cannot be written: {why}"
+    forbidden = place and error_number(error) in FORBIDDEN
+    return f"{place}: {(of_system and of_system.strerror) or error}" if forbidden else None

@@ -1,0 +1,121 @@
+"""Runs beside each other: what differs, figures with intervals, one picture, answers to the same prompts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from plaudit import load_settings, run
+from plaudit.commands.cli import main
+from plaudit.commands.compare import Compared, compare, named, recorded
+from plaudit.evaluate.statistics import Interval
+from plaudit.monitor.sinks import read_jsonl
+from plaudit.runs.records import Run
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def runs(make_recipe: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    rates = {"slow": 0.001, "fast": 0.01}
+    return [
+        run(load_settings(make_recipe("grpo", folder, name=name, optimizer={"learning_rate": rate}))).folder
+        for name, rate in rates.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def compared(runs: list[Path]) -> Compared:
+    return compare([str(folder) for folder in runs], ["limit=6", "sampling.max_tokens=8", "seed=3"])
+
+
+def test_only_settings_that_differ_are_listed(compared: Compared) -> None:
+    assert compared.different == {"optimizer.learning_rate": (0.001, 0.01)}
+
+
+def test_answers_are_to_the_same_prompts_by_the_runs_own_reward(compared: Compared) -> None:
+    assert list(compared.answers) == ["slow", "fast"]
+    asked = [[group[0].prompt.id for group in groups] for groups in compared.answers.values()]
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 6
+    rewards = {name: [group[0].scores["varied"].value for group in groups] for name, groups in compared.answers.items()}
+    for name, figures in compared.measured.items():
+        found = figures["reward/varied"]
+        assert isinstance(found, Interval)
+        assert found.value == pytest.approx(fmean(rewards[name]))  # type: ignore[arg-type]
+        assert found.low < found.value < found.high
+    pairs = list(zip(rewards["fast"], rewards["slow"], strict=True))
+    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs]  # type: ignore[operator]
+    rate = compared.measured["fast"]["win_rate/varied"]
+    assert isinstance(rate, Interval)
+    assert rate.value == pytest.approx(fmean(wins))
+    assert "win_rate/varied" not in compared.measured["slow"], "the first run is what others are compared with"
+
+
+def test_everything_is_kept_in_the_first_runs_folder(compared: Compared, runs: list[Path]) -> None:
+    assert compared.folder.parent == runs[0] / "evaluations"
+    assert {path.name for path in compared.folder.iterdir()} == {
+        *("evaluation.json", "comparison.png", "comparison.jsonl")
+    }
+    assert (compared.folder / "comparison.png").read_bytes()[:4] == PNG
+    saved = json.loads((compared.folder / "evaluation.json").read_text())
+    assert saved["different"]["optimizer.learning_rate"] == {"slow": 0.001, "fast": 0.01}
+    figure = saved["measured"]["fast"]["win_rate/varied"]
+    assert figure["low"] <= figure["value"] <= figure["high"]
+    lines = read_jsonl(compared.folder / "comparison.jsonl")
+    assert [line["fast"]["completion"] for line in lines] == [
+        group[0].completion.text for group in compared.answers["fast"]
+    ]
+
+
+def test_figures_of_the_last_steps_are_means_over_steps(compared: Compared, runs: list[Path]) -> None:
+    metrics = Run(runs[1]).metrics
+    figure = compared.recorded["fast"]["reward/mean"]
+    assert isinstance(figure, Interval)
+    assert figure.value == pytest.approx(fmean(record["reward/mean"] for record in metrics))
+    assert figure.count == len(metrics)
+    many = [{"step": n, "entropy": float(n), "validation/loss": 9.0 - n if n % 2 else None} for n in range(1, 41)]
+    figures = recorded(many)
+    assert figures["entropy"].value == 35.5  # type: ignore[union-attr]
+    assert (figures["steps"], figures["validation/loss"]) == (40.0, 9.0 - 39)
+
+
+def test_the_command_prints_five_answers_side_by_side(runs: list[Path]) -> None:
+    words = [*map(str, runs), "limit=6", "sampling.max_tokens=4", "judge=null"]
+    done = CliRunner().invoke(main, ["compare", *words, f"gold={Path(__file__).parents[1] / 'tiny.py'}:varied"])
+    assert done.exit_code == 0, done.output
+    for text in ("Settings that differ", "optimizer.learning_rate", "win_rate/gold", "5. ", "comparison: "):
+        assert text in done.output
+    assert "6. " not in done.output
+    assert "reward/varied" not in done.output, "a measure of one's own takes the place of the run's"
+
+
+def test_runs_without_policies_are_compared_by_their_records(make_recipe: Any, tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        run(load_settings(make_recipe("reward", tmp_path, name=name, seed=seed, train={"steps": 2})))
+    said = CliRunner().invoke(main, ["compare", f"{tmp_path}/one", f"{tmp_path}/two"])
+    assert said.exit_code == 0, said.output
+    assert "answers are not compared: one, two has no policy" in said.output
+    assert "loss/judge" in said.output
+
+
+def test_names_are_as_short_as_they_can_be(runs: list[Path], tmp_path: Path) -> None:
+    assert list(named([Run(folder) for folder in runs])) == ["slow", "fast"]
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+        (tmp_path / parent / "slow").symlink_to(runs[0])
+    with pytest.raises(ValueError, match="each once"):
+        named([Run(tmp_path / "a" / "slow"), Run(tmp_path / "b" / "slow")])
+    for parent in ("c", "d"):
+        shutil.copytree(runs[0], tmp_path / parent / "slow")
+    assert list(named([Run(tmp_path / parent / "slow") for parent in ("c", "d")])) == ["c/slow", "d/slow"]
+    for words, told in (([runs[0]], "two or more runs"), ([runs[0], tmp_path], "is no run with a finished step")):
+        done = CliRunner().invoke(main, ["compare", *map(str, words)])
+        assert (done.exit_code, told in done.output) == (2, True), done.output
