@@ -19,7 +19,7 @@ from plaudit.commands import cli
 from plaudit.commands.explain import explained
 from plaudit.commands.layout import plan, report
 from plaudit.data import formats
-from plaudit.evaluate.settings import EvaluationSettings
+from plaudit.evaluate.settings import CompareSettings, EvaluationSettings, RelabelSettings
 from plaudit.rewards.rules import RULES
 from plaudit.rewards.settings import RewardSettings
 from plaudit.settings.recipes import load_tree, read_settings
@@ -109,7 +109,7 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
         (tmp_path / name).symlink_to(target)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/demo").symlink_to(demo.sft.parent)
-    for name in ("chats.jsonl", "pairs.jsonl", "data/code.jsonl"):
+    for name in ("chats.jsonl", "pairs.jsonl", "answers.jsonl", "gold.jsonl", "data/code.jsonl"):
         (tmp_path / name).write_text("{}")
     for name in ("grpo", "sft", "reward", "first"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -143,6 +143,10 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
         check(load_tree(EvaluationSettings, {}, overrides))
     elif name == "layout":
         assert list(report(plan(read_settings(recipe, overrides), given["mesh"], given["ranks"]), given["rank"]))
+    elif name == "relabel":
+        check(load_tree(RelabelSettings, {}, [*overrides, "overwrite=true"]))
+    elif name == "compare":
+        check(load_tree(CompareSettings, {}, [word for word in given["words"] if "=" in word]))
     elif name == "demo":
         load_settings("configs/ppo.yaml", overrides)
     elif name == "check":

@@ -79,6 +79,21 @@ def test_every_kind_gives_its_figures(whole: tuple[Evaluation, Path]) -> None:
     assert figures["perplexity"].count == 8  # type: ignore[union-attr]  # limit
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+
+
+def test_every_figure_stands_on_its_page_with_a_unit(whole: tuple[Evaluation, Path]) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## Every figure")[2]
+    rows = re.findall(r"^\| (`.*?) \| (.+?) \| .+ \| .+ \|$", text, re.MULTILINE)
+    assert all(unit for _, unit in rows)
+    known = {name for names, _ in rows for name in re.findall("`(.+?)`", names)}
+    of_llm = ["consistent/llm", "unparsed/llm", "failed/llm"]
+    names = [*whole[0].figures, *of_llm, "pass@4/gold", "reward/gold/failed", "preference/policy/accuracy", "agreement"]
+    general = {re.sub("pass@[0-9]+", "pass@K", re.sub("/(gold|judge)(?=/|$)", "/NAME", name)) for name in names}
+    general = {name.replace("preference/NAME", "preference/judge") for name in general}
+    assert general - known == set()
+
+
 def test_files_hold_what_was_found(whole: tuple[Evaluation, Path], task: Task) -> None:
     result, out = whole
     saved = json.loads((out / "evaluation.json").read_text())

@@ -33,6 +33,11 @@ def values(function: Callable[..., Any], *texts: str, **settings: Any) -> list[f
     return [score.value for score in scores(function, *texts, **settings)]
 
 
+def raised(function: Callable[..., Any], line: int = 1) -> str:
+    """What a reason says of the place, so many lines below a function's first."""
+    return f" (test_functions.py, line {function.__code__.co_firstlineno + line})"
+
+
 def test_two_texts_by_name_or_by_position() -> None:
     assert values(lambda prompt, completion: len(prompt) + 10 * len(completion), "", "abc") == [7, 37]
     assert values(lambda p, c: len(p) + 10 * len(c), "", "abc") == [7, 37]
@@ -154,9 +159,10 @@ def test_one_failure_leaves_the_others_alone() -> None:
         await asyncio.sleep(0.01 / (1 + len(completion)))  # the last one comes first
         return 1 / len(completion)
 
+    places = raised(sync), raised(later, 2)
     for found in (scores(sync, "a", "", "ab"), scores(later, "a", "", "ab"), scores(sync, "a", "", "ab", thread=True)):
         assert [score.value for score in found] == [1.0, None, 0.5]
-        assert found[1].reason == "ZeroDivisionError: division by zero"
+        assert found[1].reason in [f"ZeroDivisionError: division by zero{place}" for place in places]
 
 
 class Unparsed(ValueError):
@@ -263,7 +269,7 @@ def test_deadline_of_async_functions_and_threads() -> None:
         fast, slow = scores(settings.pop("function"), "0", "0.5", deadline=0.1, **settings)
         assert fast.value == 1.0
         assert (slow.value, slow.reason) == (None, "no answer within 0.1 s")
-    assert scores(gives_up, "x")[0].reason == "TimeoutError: the server said so"
+    assert scores(gives_up, "x")[0].reason == f"TimeoutError: the server said so{raised(gives_up)}"
 
 
 def test_threads_that_hang_hold_up_neither_others_nor_the_end(environment: dict[str, str]) -> None:
@@ -290,6 +296,27 @@ print(found[-1].value)
     assert (ended.returncode, ended.stdout) == (0, "1.0\n"), ended.stderr
 
 
+def test_the_place_of_a_failure_is_the_users_own_line() -> None:
+    """Of an error in a library the line that called it, of one in a function of their own that line; of none of
+    theirs, and of what was returned, no place."""
+
+    def calls(completion: str) -> Any:
+        return np.array([1.0]).reshape(2, 2)
+
+    def inner(completion: str) -> Any:
+        raise ValueError(completion)
+
+    def outer(completion: str) -> Any:
+        return inner(completion)
+
+    def returns(completion: str) -> Any:
+        return "text"
+
+    assert str(scores(calls, "x")[0].reason).endswith(raised(calls))
+    assert scores(outer, "x")[0].reason == f"ValueError: x{raised(inner)}"
+    assert scores(returns, "x")[0].reason == "TypeError: the reward is a str, not a number: 'text'"
+
+
 def test_what_a_thread_raises_is_the_reason() -> None:
     def stops(completion: str) -> float:
         raise StopIteration("empty")
@@ -298,7 +325,7 @@ def test_what_a_thread_raises_is_the_reason() -> None:
         raise ValueError("odd")
 
     assert scores(stops, "x", thread=True)[0].reason == "RuntimeError: StopIteration: empty"
-    assert scores(exits, "x", thread=True)[0].reason == "ValueError: odd"
+    assert scores(exits, "x", thread=True)[0].reason == f"ValueError: odd{raised(exits)}"
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("elsewhere")])

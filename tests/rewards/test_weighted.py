@@ -26,6 +26,9 @@ def inverse(completion: str) -> dict[str, float]:
     return {"reward": 1 / completion.count("a"), "count": completion.count("a")}
 
 
+FAILED = f"inverse: ZeroDivisionError: division by zero (test_weighted.py, line {inverse.__code__.co_firstlineno + 1})"
+
+
 def test_the_sum_and_its_parts() -> None:
     reward = WeightedReward([(FunctionReward(letters), 0.5, "letters"), (FunctionReward(inverse), -2.0, "inverse")])
     long, short = score(reward, "aabb", "a")
@@ -39,7 +42,7 @@ def test_a_failed_part_fails_the_sum_and_says_so() -> None:
     good, bad = score(reward, "a", "bb")
     assert good.value == 1.5
     assert bad.value is None
-    assert bad.reason == "inverse: ZeroDivisionError: division by zero"
+    assert bad.reason == FAILED
     assert bad.parts == {"letters": 2.0}
 
 
@@ -92,7 +95,7 @@ def test_no_reward_with_a_weight_applies(renormalise: bool) -> None:
 def test_a_failure_is_not_hidden_by_a_reward_that_does_not_apply() -> None:
     reward = WeightedReward([(FunctionReward(code), 1.0, "code"), (FunctionReward(inverse), 1.0, "inverse")])
     (bad,) = score(reward, "bb")
-    assert (bad.failed, bad.reason) == (True, "inverse: ZeroDivisionError: division by zero")
+    assert (bad.failed, bad.reason) == (True, FAILED)
 
 
 def test_a_part_or_a_sum_that_is_not_finite_is_no_reward() -> None:

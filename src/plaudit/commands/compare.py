@@ -24,7 +24,7 @@ from plaudit.evaluate.statistics import mean_interval
 from plaudit.monitor import plots
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import LlmJudge
-from plaudit.runs.records import SETTINGS, Run, differing
+from plaudit.runs.records import SETTINGS, Run, flat
 from plaudit.settings.recipes import load_tree, parse_override, read_yaml
 from plaudit.support.plugins import load_plugins
 
@@ -113,11 +113,10 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
         reporter.say(f"answers are not compared: {why}")
     else:
         measured, answers = _measured(runs, settings, reporter)
-    different = differing([run.folder for run in runs.values()])
     result = Compared(
         settings=settings,
         runs=runs,
-        different={key: values for key, values in different.items() if key.split(".")[0] not in OF_A_FOLDER},
+        different=differing(runs),
         recorded={name: recorded(run.metrics) for name, run in runs.items()},
         measured=measured,
         answers=answers,
@@ -164,6 +163,14 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
             rewards.remove(judges[0])
         given["rewards"] = rewards
     return load_tree(CompareSettings, given, overrides)
+
+
+def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
+    """By key the values of the runs' settings, where they differ; None where a file lacks the key."""
+    found = [flat((run.folder / SETTINGS).read_text(encoding="utf-8")) for run in runs.values()]
+    keys = (key for key in dict.fromkeys(key for one in found for key in one) if key.split(".")[0] not in OF_A_FOLDER)
+    values = {key: tuple(one.get(key) for one in found) for key in keys}
+    return {key: own for key, own in values.items() if any(value != own[0] for value in own)}
 
 
 def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:

@@ -18,9 +18,12 @@ import inspect
 import math
 import signal
 import sys
+import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 from plaudit.runtime.coroutines import raise_in
@@ -53,6 +56,9 @@ FOREIGN: Mapping[str, str] = {
 """Parameter names of functions for other systems. Filled by position, they would get something else than they mean."""
 PATIENCE = 0.2
 """Seconds of inline calls after which other tasks get their turn."""
+OURS, INSTALLED = str(Path(__file__).parents[1]), "site-packages"
+_STANDARD = tuple(path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib"))
+"""Places of code that is not the user's."""
 THREADS = 32
 """Most calls of one reward in threads at the same time."""
 
@@ -283,7 +289,15 @@ def _failure(error: BaseException) -> Score:
     not Python's own. Others, such as a TypeError or KeyError, count as mistakes in the function."""
     kind = type(error)
     transient = isinstance(error, OSError) or kind is RuntimeError or kind.__module__ != "builtins"
-    return Score(value=None, reason=f"{kind.__name__}: {error}", transient=transient)
+    return Score(value=None, reason=f"{kind.__name__}: {error}{_raised_at(error)}", transient=transient)
+
+
+def _raised_at(error: BaseException) -> str:
+    """The last line of the user's own code on the way to an error, " (rewards.py, line 12)"; "" if there is none."""
+    files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    theirs = [place for place in files if not place[0].startswith((OURS, *_STANDARD)) or INSTALLED in place[0]]
+    own = [place for place in theirs if INSTALLED not in place[0]] or theirs
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def _too_late(deadline: float) -> Score:

@@ -5,11 +5,12 @@ settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from plaudit.algorithms.base import Algorithm, Objective
 from plaudit.settings.checks import check
 from plaudit.crew.base import Crew
 from plaudit.crew.opening import Crews
+from plaudit.runs.given import Given, GivenReward, Recipe
 from plaudit.runs.intake import Intake
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
@@ -64,11 +66,36 @@ from plaudit.crew.trainer import Plan
 from plaudit.types import Role, Sampling, Stats
 
 
-def run(settings: Settings, *, reporter: Reporter | None = None, hooks: Iterable[Hook] = ()) -> Run:
-    """Do a run and return its records. `hooks` see every step; figures that they return are recorded with it. Raises
-    SettingsError before anything starts, and Stopped after SIGTERM or Ctrl-C. The process keeps torch's number of
-    threads, its seed, and its handling of memory (`runtime/memory.py`)."""
-    settings, hooks = named(completed(settings)), checked(hooks)
+def run(
+    settings: Recipe,
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    validation: Any = None,
+    rewards: Sequence[GivenReward] = (),
+    reporter: Reporter | None = None,
+    hooks: Iterable[Hook] = (),
+) -> Run:
+    """Do a run and return its records. Raises SettingsError before anything starts, and Stopped after SIGTERM or
+    Ctrl-C. The process keeps torch's number of threads, its seed, and its handling of memory (`runtime/memory.py`).
+
+    - `settings`: those of `load_settings`, or a recipe as a mapping or file.
+    - `model`, `tokenizer`: objects of transformers, or names as in `model.path`. The object itself is not trained: the
+      run's checkpoint is the trained model.
+    - `data`, `validation`: lists of dicts, a `datasets.Dataset`, or a source's name.
+    - `rewards`: functions of a completion (docs/rewards.md), each alone or with its weight, beside those of the
+      settings. They run in this process.
+    - `hooks` see every step; figures that they return are recorded with it.
+
+    Objects are stored in OUTPUT/.given. `resume` continues with the same ones and refuses others.
+    """
+    with Given(model, tokenizer, data, validation, rewards).placed(settings) as placed:
+        return _begun(placed, reporter, checked(hooks))
+
+
+def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook]) -> Run:
+    settings = named(completed(settings))
     check(settings)
     record = open_record(settings)
     if record is not None:

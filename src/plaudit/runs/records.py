@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
@@ -69,16 +69,28 @@ OF_A_START = (SETTINGS, DATA, LOG, LOCK)
 """What a refused start leaves; it does not count as a run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
-    """The records of one run."""
+    """The records of one run, by its folder: `Run("runs/ppo")`."""
 
     folder: Path
+
+    def __init__(self, folder: str | Path):
+        object.__setattr__(self, "folder", at_home(folder))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One record a step, oldest first."""
         return read_jsonl(self.folder / METRICS)
+
+    @property
+    def frame(self) -> Any:
+        """The metrics as a pandas DataFrame, a row for each step, with `step` as its index."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("a frame needs pandas: pip install pandas; `metrics` is the same as dicts") from error
+        return pandas.DataFrame(self.metrics).set_index("step")
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
@@ -330,14 +342,6 @@ def open_record(settings: Settings) -> Record | None:
     return record
 
 
-def differing(folders: Sequence[Path]) -> dict[str, tuple[Any, ...]]:
-    """By key the values of runs' settings files, where they differ; None where a file lacks the key."""
-    all_leaves = [_leaves((folder / SETTINGS).read_text(encoding="utf-8")) for folder in folders]
-    keys = list(dict.fromkeys(key for one in all_leaves for key in one))
-    values = {key: tuple(one.get(key) for one in all_leaves) for key in keys}
-    return {key: found for key, found in values.items() if any(one != found[0] for one in found)}
-
-
 def _told(settings: Settings) -> tuple[dict[str, Any], ...]:
     """What settings say, the same with what is left to the method, and what they say by default."""
     method: Any = settings.algorithm
@@ -345,7 +349,7 @@ def _told(settings: Settings) -> tuple[dict[str, Any], ...]:
     made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
     fresh = replace(method, **plain, **made)
     alike = settings, replace(settings, algorithm=settings.objective), Settings(algorithm=fresh)
-    return tuple(_leaves(resolved(one)) for one in alike)
+    return tuple(flat(resolved(one)) for one in alike)
 
 
 def _differences(
@@ -365,7 +369,7 @@ def _different(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tupl
     cut off by what ended the run."""
     here, adapted, default = told
     try:
-        there = _leaves(theirs.read_text(encoding="utf-8", errors="replace"))
+        there = flat(theirs.read_text(encoding="utf-8", errors="replace"))
     except (yaml.YAMLError, OmegaConfBaseException):
         return None
     there = {key: default[key] for key in here if key in default} | there
@@ -384,7 +388,8 @@ def _within(key: str, sections: tuple[str, ...]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _leaves(text: str) -> dict[str, Any]:
+def flat(text: str) -> dict[str, Any]:
+    """The values of a settings file by their dotted keys."""
     from omegaconf import OmegaConf
 
     def walk(prefix: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,275 @@
+"""Objects that a script or notebook gives to a run: a transformers model, a tokenizer, rows, functions.
+
+    model, tokenizer, rows -> OUTPUT/.given/KIND-DIGEST -> settings that name these files
+    functions              -> rules of this process     -> settings that name them with a digest of their source
+
+A run reads only files, so that other processes and a resume find the same. Equal content has the same name; another
+one is refused by a resume. Left out: training the object itself. The trained model is in the run's checkpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plaudit.data.write import write_rows
+from plaudit.models.load import load_tokenizer
+from plaudit.rewards.rules import RULES
+from plaudit.rewards.settings import RewardSettings
+from plaudit.runs.records import CHECKPOINTS, SETTINGS
+from plaudit.settings.recipes import load_settings, read_yaml
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.support.paths import at_home
+
+FOLDER = ".given"
+"""Folder of the objects' files, under a run's `output`. Runs refer to them as long as they are resumed."""
+PREFIX = "given:"
+UNKNOWN = "unknown"
+"""Digest of a function whose values cannot be compared."""
+NOT_COMPARED = ("transformers_version", "_name_or_path")
+"""Keys of a model's files that say nothing about it."""
+SHARED = ("transformers", "tokenizers", "plaudit")
+"""Packages whose classes every process knows."""
+Recipe = Settings | Mapping[str, Any] | str | Path
+GivenReward = Callable[..., Any] | RewardSettings | tuple[Callable[..., Any], float]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a caller gives beside the settings; None and () leave them as they are."""
+
+    model: Any = None
+    tokenizer: Any = None
+    data: Any = None
+    validation: Any = None
+    rewards: Sequence[GivenReward] = ()
+
+    @contextmanager
+    def placed(self, recipe: Recipe) -> Iterator[Settings]:
+        """The settings with files and names in the objects' place. Functions are rules while it is open. Raises
+        SettingsError for what cannot be stored, and where a resume would continue with something else."""
+        given = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
+        output, on_ray = _of(given, "output") or Settings.output, _kind(_of(given, "runtime")) == "ray"
+        folder = at_home(str(output)) / FOLDER
+        sections = self._sections(folder, on_ray=on_ray, named=_of(_of(given, "model"), "tokenizer"))
+        rules, rewards = _rules(self.rewards)
+        RULES.update(rules)
+        try:
+            settings = _with(given, sections, rewards)
+            _refuse_others(settings)
+            yield settings
+        finally:
+            for name in rules:
+                RULES.pop(name, None)
+
+    def _sections(self, folder: Path, *, on_ray: bool, named: str | None) -> dict[str, dict[str, str]]:
+        """Settings by section. `named` is the tokenizer that the settings name."""
+        model: dict[str, str] = {}
+        data = {"train": self.data, "validation": self.validation}
+        if self.model is not None:
+            model["path"] = self.model if isinstance(self.model, str) else _stored_model(self.model, folder, on_ray)
+        if isinstance(self.tokenizer, str):
+            model["tokenizer"] = self.tokenizer
+        elif self.tokenizer is not None:
+            model["tokenizer"] = _stored_tokenizer(self.tokenizer, folder, on_ray)
+        elif model and not isinstance(self.model, str) and named is None:
+            model["tokenizer"] = _origin(self.model)
+        stored = {name: _stored_rows(rows, name, folder) for name, rows in data.items() if rows is not None}
+        return {name: section for name, section in (("model", model), ("data", stored)) if section}
+
+
+def _of(given: Any, key: str) -> Any:
+    return given.get(key) if isinstance(given, Mapping) else getattr(given, key, None)
+
+
+def _kind(runtime: Any) -> Any:
+    return runtime if isinstance(runtime, str) else _of(runtime, "kind")
+
+
+def _with(given: Settings | Mapping[str, Any], sections: dict[str, Any], rewards: list[RewardSettings]) -> Settings:
+    """The settings with these values in their sections, checked if they were a recipe."""
+    if isinstance(given, Settings):
+        parts = {name: replace(getattr(given, name), **section) for name, section in sections.items()}
+        return replace(given, **parts, rewards=[*given.rewards, *rewards])
+    recipe = {**given, **{name: {**(given.get(name) or {}), **section} for name, section in sections.items()}}
+    if rewards:
+        recipe["rewards"] = [*(given.get("rewards") or []), *map(vars, rewards)]
+    return load_settings(recipe)
+
+
+def _stored_model(model: Any, folder: Path, on_ray: bool) -> str:
+    """Save a transformers model; return its folder."""
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+        raise SettingsError(f"model is a {type(model).__name__}: give a transformers model, or the folder of one")
+    if hasattr(model, "peft_config"):
+        raise SettingsError("model has adapters of peft: merge them (model.merge_and_unload()), and set model.lora")
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        raise SettingsError("model has parameters on the meta device, without values: load it whole")
+    _check_travels(model, "model", on_ray)
+    return _stored(folder, "model", model.save_pretrained)
+
+
+def _stored_tokenizer(tokenizer: Any, folder: Path, on_ray: bool) -> str:
+    """Save a tokenizer, and see that it loads as it was; return its folder."""
+    if not hasattr(tokenizer, "save_pretrained") or not hasattr(tokenizer, "get_vocab"):
+        raise SettingsError(f"tokenizer is a {type(tokenizer).__name__}: give one of transformers, or its folder")
+    _check_travels(tokenizer, "tokenizer", on_ray)
+    path = _stored(folder, "tokenizer", tokenizer.save_pretrained)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise SettingsError(f"tokenizer: saved and loaded again, its vocabulary differs ({path}): give its folder")
+    return path
+
+
+def _origin(model: Any) -> str:
+    """Where a model was loaded from, for its tokenizer."""
+    origin = str(getattr(model, "name_or_path", "") or "")
+    if not origin:
+        raise SettingsError("model was not loaded from a folder or hub id that has a tokenizer: give tokenizer=")
+    return origin
+
+
+def _check_travels(thing: Any, name: str, on_ray: bool) -> None:
+    if on_ray and type(thing).__module__.partition(".")[0] not in SHARED:
+        raise SettingsError(
+            f"{name} is a {type(thing).__qualname__} of {type(thing).__module__}, which processes on Ray do not know: "
+            "give one of transformers' own classes, or set runtime=local"
+        )
+
+
+def _stored(folder: Path, kind: str, save: Callable[[Path], Any]) -> str:
+    """Save into a folder that is named by its content; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as temporary:
+        made = Path(temporary) / kind
+        save(made)
+        target = folder / f"{kind}-{_digest(made)}"
+        if not target.exists():
+            made.rename(target)
+    return str(target)
+
+
+def _digest(folder: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            found.update(f"{path.relative_to(folder).as_posix()}\n".encode())
+            if path.name == "config.json":
+                keys = json.loads(path.read_text(encoding="utf-8"))
+                compared = {key: value for key, value in keys.items() if key not in NOT_COMPARED}
+                found.update(json.dumps(compared, sort_keys=True).encode())
+            else:
+                with path.open("rb") as file:
+                    found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:16]
+
+
+def _stored_rows(rows: Any, name: str, folder: Path) -> str:
+    """Write rows as JSON lines; return the file. Names of sources pass."""
+    if isinstance(rows, str):
+        return rows
+    if isinstance(rows, Mapping) or not isinstance(rows, Sized) or not hasattr(rows, "__iter__"):
+        told = f"splits {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else type(rows).__name__
+        raise SettingsError(f"data ({name}) is {told}: give a list of dicts, one datasets.Dataset, or a source's name")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as temporary:
+        made = write_rows(Path(temporary) / "rows.jsonl", _plain_rows(rows, name))
+        with made.open("rb") as file:
+            target = folder / f"data-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}.jsonl"
+        if not target.exists():
+            made.rename(target)
+    return str(target)
+
+
+def _plain_rows(rows: Any, name: str) -> Iterator[Mapping[str, Any]]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise SettingsError(f"data ({name}), row {number} is a {type(row).__name__}: rows are dicts of columns")
+        try:
+            json.dumps(row)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"data ({name}), row {number} cannot be written as JSON: {error}") from error
+        yield row
+
+
+def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]], list[RewardSettings]]:
+    """Functions by the kind that settings give them, and the settings."""
+    rules: dict[str, Callable[..., Any]] = {}
+    found: list[RewardSettings] = []
+    for entry in rewards:
+        if isinstance(entry, RewardSettings):
+            found.append(entry)
+            continue
+        function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
+        if not callable(function):
+            raise SettingsError(f"rewards has {function!r}: give functions, (function, weight), or RewardSettings")
+        plain = function.func if isinstance(function, functools.partial) else function
+        name = str(getattr(plain, "__name__", type(plain).__name__)).strip("<>")
+        kind = f"{PREFIX}{name}:{_source_digest(function)}"
+        if kind in rules:
+            raise SettingsError(f"rewards has {name!r} twice: each needs a name of its own")
+        rules[kind] = function
+        found.append(RewardSettings(kind=kind, name=name, weight=float(weight)))
+    return rules, found
+
+
+def _source_digest(function: Any) -> str:
+    """Digest of a function's source and of plain values that it closes over; UNKNOWN for other objects."""
+    values: list[Any] = []
+    if isinstance(function, functools.partial):
+        values, function = [function.args, sorted(function.keywords.items())], function.func
+    if not inspect.isfunction(function):
+        return UNKNOWN
+    try:
+        values += [cell.cell_contents for cell in function.__closure__ or ()]
+        text = json.dumps([inspect.getsource(function), values, function.__defaults__, function.__kwdefaults__])
+    except (OSError, TypeError, ValueError):
+        return UNKNOWN
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _refuse_others(settings: Settings) -> None:
+    """Raise SettingsError if a resume would go on with other rows or functions. Another model is refused as any is."""
+    if settings.resume is None or settings.name is None:
+        return
+    folder = at_home(settings.output) / settings.name
+    if not (folder / SETTINGS).is_file() or not (folder / CHECKPOINTS / "state").is_dir():
+        return
+    try:
+        there = read_yaml(folder / SETTINGS)
+        before = {"data": there["data"]["train"], "validation": there["data"]["validation"]}
+        here = {"data": settings.data.train, "validation": settings.data.validation}
+        kinds = _kinds(there["rewards"]), _kinds(settings.rewards)
+    except (SettingsError, KeyError, TypeError):  # a file that was cut off has no information
+        return
+    problems = [
+        f"{name} has other rows than the run has read ({before[name]} there, {here[name]} here)"
+        for name in before
+        if before[name] != here[name] and any(FOLDER in str(one) for one in (before[name], here[name]))
+    ]
+    problems += [f"the reward {kind.split(':')[1]} differs" for kind in kinds[1] if kind not in kinds[0]]
+    problems += [f"the reward {kind.split(':')[1]} was given then" for kind in kinds[0] if kind not in kinds[1]]
+    problems += [
+        f"the reward {kind.split(':')[1]} is no plain function, so nobody can tell whether it is the same"
+        for kind in kinds[1]
+        if kind.endswith(f":{UNKNOWN}")
+    ]
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise SettingsError(
+            f"resume={settings.resume} would not continue {folder} exactly:\n{listed}\nGive the same objects, or name "
+            "files ('file.py:function'), or give the new run another name"
+        )
+
+
+def _kinds(rewards: Any) -> list[str]:
+    kinds = [str(_of(reward, "kind")) for reward in rewards]
+    return [kind for kind in kinds if kind.startswith(PREFIX)]
