@@ -15,6 +15,7 @@ import inspect
 import json
 import shutil
 import tempfile
+import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -231,7 +232,7 @@ def _source_digest(function: Any) -> str:
     try:
         values += [cell.cell_contents for cell in function.__closure__ or ()]
         text = json.dumps([inspect.getsource(function), values, function.__defaults__, function.__kwdefaults__])
-    except (OSError, TypeError, ValueError):
+    except (OSError, TypeError, ValueError, SyntaxError, tokenize.TokenError):  # no source, or values that are no JSON
         return UNKNOWN
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
