@@ -9,11 +9,12 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from plaudit import load_settings, run
 from plaudit.commands.cli import main
-from plaudit.commands.compare import Compared, compare, named, recorded
+from plaudit.commands.compare import Compared, compare, differing, named, recorded
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.runs.records import Run
@@ -38,6 +39,17 @@ def compared(runs: list[Path]) -> Compared:
 
 def test_only_settings_that_differ_are_listed(compared: Compared) -> None:
     assert compared.different == {"optimizer.learning_rate": (0.001, 0.01)}
+
+
+def test_defaults_of_a_reward_that_others_lack_are_no_difference(runs: list[Path], tmp_path: Path) -> None:
+    text = (runs[0] / "settings.yaml").read_text()
+    tree = yaml.safe_load(text)
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump({**tree, "rewards": []}))
+    found = differing({"with": Run(runs[0]), "without": Run(tmp_path)})
+    assert found == {
+        "rewards.0.kind": ("function", None),
+        "rewards.0.function": (tree["rewards"][0]["function"], None),
+    }
 
 
 def test_answers_are_to_the_same_prompts_by_the_runs_own_reward(compared: Compared) -> None:

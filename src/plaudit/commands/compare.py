@@ -7,6 +7,7 @@ the policies, asked the same prompts with the same seeds -> figures, win rates a
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ from plaudit.evaluate.statistics import mean_interval
 from plaudit.monitor import plots
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import LlmJudge
+from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.records import SETTINGS, Run, flat
 from plaudit.settings.recipes import load_tree, parse_override, read_yaml
+from plaudit.support.fields import leaves
 from plaudit.support.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -170,7 +173,13 @@ def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
     found = [flat((run.folder / SETTINGS).read_text(encoding="utf-8")) for run in runs.values()]
     keys = (key for key in dict.fromkeys(key for one in found for key in one) if key.split(".")[0] not in OF_A_FOLDER)
     values = {key: tuple(one.get(key) for one in found) for key in keys}
-    return {key: own for key, own in values.items() if any(value != own[0] for value in own)}
+    return {key: own for key, own in values.items() if any(value != own[0] for value in own) and not _idle(key, own)}
+
+
+def _idle(key: str, values: tuple[Any, ...]) -> bool:
+    """True for a default of a reward that other runs lack, and for an empty section."""
+    usual = {f"rewards.{leaf.key}": leaf.value for leaf in leaves(RewardSettings)}.get(re.sub(r"\.\d+", "", key), {})
+    return None in values and all(value in (None, {}, usual) for value in values)
 
 
 def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
