@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from plaudit import load_settings, run
 from plaudit.commands.cli import main
-from plaudit.commands.compare import Compared, compare, differing, named, recorded
+from plaudit.commands.compare import Compared, compare, differing, named, recorded, settings_of
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.runs.records import Run
@@ -50,6 +50,21 @@ def test_defaults_of_a_reward_that_others_lack_are_no_difference(runs: list[Path
         "rewards.0.kind": ("function", None),
         "rewards.0.function": (tree["rewards"][0]["function"], None),
     }
+
+
+def test_prompts_are_sources_whatever_was_set_aside_of_them_or_how_often_they_came(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    tree = yaml.safe_load((runs[0] / "settings.yaml").read_text())
+    cases: list[tuple[Any, Any, list[str]]] = [
+        ({"a": 3, "b": 1}, None, ["a", "b"]),
+        (["a"], "5%", ["a"]),
+        ("a", ["c"], ["c"]),
+    ]
+    for train, validation, prompts in cases:
+        tree["data"] |= {"train": train, "validation": validation}
+        (tmp_path / "settings.yaml").write_text(yaml.safe_dump(tree))
+        assert settings_of({"run": Run(tmp_path)}, []).prompts == prompts
 
 
 def test_answers_are_to_the_same_prompts_by_the_runs_own_reward(compared: Compared) -> None:

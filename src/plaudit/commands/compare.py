@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plaudit.data.settings import absent
+from plaudit.data.settings import DataSettings, absent
 from plaudit.data.write import write_rows
 from plaudit.evaluate.bench import Bench
 from plaudit.evaluate.comparison import comparison_figures, decided, decision_figures, side_by_side
@@ -40,7 +40,7 @@ PICTURE, ANSWERS = "comparison.png", "comparison.jsonl"
 OF_A_FOLDER = ("name", "output", "resume", "overwrite", "log")
 """Settings that say nothing about what was trained."""
 SCORING = ("judge", "gold", "rewards", "llm")
-READING = ("train", "weights", "validation", "validation_percent", "limit", "shuffle", "stream", "folder")
+READING = ("train", "validation", "limit", "shuffle", "stream")
 """Of a run's data: where rows come from and go. The others say how they are read."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "special_tokens")
 OF_RUNS = ("weight", "workers", "resources", "offload")
@@ -151,8 +151,9 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
     recipes = [_recipe(run) for run in runs.values()]
     data = recipes[0]["data"]
     online = next((recipe for recipe in recipes if recipe["rewards"]), recipes[0])
+    fed = DataSettings(train=online["data"]["train"], validation=online["data"]["validation"])
     given: dict[str, Any] = {
-        "prompts": online["data"]["validation"] or online["data"]["train"],
+        "prompts": list(fed.apart or fed.fed),
         "data": {key: value for key, value in data.items() if key not in READING},
         "sampling": {key: online["rollout"][key] for key in SAMPLING},
         "plugins": list(dict.fromkeys(plugin for recipe in recipes for plugin in recipe["plugins"])),

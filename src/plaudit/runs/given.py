@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from plaudit.runs.records import CHECKPOINTS, SETTINGS
 from plaudit.settings.recipes import load_settings, read_yaml
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.paths import at_home
+from plaudit.support.plugins import name_of
 
 FOLDER = ".given"
 """Folder of the objects' files, under a run's `output`. Runs refer to them as long as they are resumed."""
@@ -109,9 +110,9 @@ def _with(given: Settings | Mapping[str, Any], sections: dict[str, Any], rewards
 
 def _stored_model(model: Any, folder: Path, on_ray: bool) -> str:
     """Save a transformers model; return its folder."""
-    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+    if not {"save_pretrained", "config"} <= set(dir(model)):
         raise SettingsError(f"model is a {type(model).__name__}: give a transformers model, or the folder of one")
-    if hasattr(model, "peft_config"):
+    if "peft_config" in dir(model):
         raise SettingsError("model has adapters of peft: merge them (model.merge_and_unload()), and set model.lora")
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
         raise SettingsError("model has parameters on the meta device, without values: load it whole")
@@ -121,7 +122,7 @@ def _stored_model(model: Any, folder: Path, on_ray: bool) -> str:
 
 def _stored_tokenizer(tokenizer: Any, folder: Path, on_ray: bool) -> str:
     """Save a tokenizer, and see that it loads as it was; return its folder."""
-    if not hasattr(tokenizer, "save_pretrained") or not hasattr(tokenizer, "get_vocab"):
+    if not {"save_pretrained", "get_vocab"} <= set(dir(tokenizer)):
         raise SettingsError(f"tokenizer is a {type(tokenizer).__name__}: give one of transformers, or its folder")
     _check_travels(tokenizer, "tokenizer", on_ray)
     path = _stored(folder, "tokenizer", tokenizer.save_pretrained)
@@ -177,7 +178,7 @@ def _stored_rows(rows: Any, name: str, folder: Path) -> str:
     """Write rows as JSON lines; return the file. Names of sources pass."""
     if isinstance(rows, str):
         return rows
-    if isinstance(rows, Mapping) or not isinstance(rows, Sized) or not hasattr(rows, "__iter__"):
+    if isinstance(rows, Mapping) or not (isinstance(rows, Sized) and isinstance(rows, Iterable)):
         told = f"splits {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else type(rows).__name__
         raise SettingsError(f"data ({name}) is {told}: give a list of dicts, one datasets.Dataset, or a source's name")
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +214,7 @@ def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]
         if not callable(function):
             raise SettingsError(f"rewards has {function!r}: give functions, (function, weight), or RewardSettings")
         plain = function.func if isinstance(function, functools.partial) else function
-        name = str(getattr(plain, "__name__", type(plain).__name__)).strip("<>")
+        name = name_of(plain).strip("<>")
         kind = f"{PREFIX}{name}:{_source_digest(function)}"
         if kind in rules:
             raise SettingsError(f"rewards has {name!r} twice: each needs a name of its own")
