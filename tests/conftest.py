@@ -148,7 +148,7 @@ def make_recipe(demo: DemoFiles) -> Recipe:
             "data": {"train": str(data.get(method, demo.prompts)), "max_tokens": 64, "max_prompt_tokens": 40},
             "optimizer": {"learning_rate": 0.003},
             "train": {"steps": 4, "batch_size": 4},
-            "log": {"quiet": True, "samples_every": 1, "sample_groups": 1},
+            "log": {"quiet": True},
         }
         if method in PROMPTS:
             recipe["rollout"] = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}

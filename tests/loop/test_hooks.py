@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from plaudit.batch import Batch
 from plaudit.loop.hooks import (
     Due,
     RecordMetrics,
-    RecordSamples,
-    row_advantages,
-    sample_records,
     validation_rewards,
 )
 from plaudit.loop.progress import Delivery, Moment, Progress
@@ -95,7 +90,7 @@ def test_what_ends_a_run_during_its_evaluation_is_raised_as_it_is() -> None:
     prompts: Any = [None] * 3
     failing: Any = Failing()
     with pytest.raises(TooManyFailures, match="2 workers were lost"):
-        asyncio.run(validation_rewards(failing, prompts, failing))
+        asyncio.run(validation_rewards(failing, prompts, failing, failing))
 
 
 class Written(list[dict[str, Any]]):
@@ -120,46 +115,6 @@ def moment(step: int, *, last: bool = False, **given: Any) -> Moment:
     delivery = Delivery(batch=None, epoch=1, groups=tuple(map(group, range(3))))
     stats = {"loss": 2.0, "time/step": 0.5}
     return Moment(progress=Progress(step=step, tokens=40), delivery=delivery, stats=stats, last=last, **given)
-
-
-def test_samples_are_the_first_groups_of_every_few_steps_and_of_the_last() -> None:
-    written = Written()
-    hook = RecordSamples(written, every=3, groups=2)
-    for step in range(1, 8):
-        asyncio.run(hook(moment(step, last=step == 7, batch=None)))
-    found = [(record["step"], record["group"], record["sample"]) for record in written]
-    assert found == [(step, index, sample) for step in (3, 6, 7) for index in (0, 1) for sample in (0, 1)]
-
-
-def test_a_sample_by_hand() -> None:
-    batch = replace(
-        Batch.of([Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)]),
-        advantages=torch.tensor([9.0, 9.0, 0.25, 0.75]),
-    )
-    assert row_advantages(batch) == {(0, (1, 2, 3, 4)): [0.5]}
-    written = Written()
-    asyncio.run(RecordSamples(written, every=1, groups=2)(moment(1, batch=batch)))
-    first, nothing, other, _ = written
-    assert first == (
-        {"step": 1, "group": 0, "sample": 0, "greedy": False, "prompt_id": "p", "prompt": "how"}
-        | {"completion": "well", "finish": "eos", "tokens": 2, "reward": 1.5, "score": 3.0, "parts": {"rule": 2.0}}
-        | {"reason": None, "advantage": 0.5, "logprob": -1.5, "versions": [7, 8]}
-    )
-    assert (nothing["reward"], nothing["reason"], nothing["advantage"]) == (None, "too short", None)
-    assert (nothing["logprob"], nothing["versions"], nothing["tokens"]) == (None, [], 0)
-    assert other["advantage"] is None  # another group's
-
-
-def test_equal_answers_keep_the_advantages_of_their_own_rewards() -> None:
-    """Both showed the last one's, and so did a failed or greedy answer of the same tokens."""
-    drawn, _ = group(0).responses
-    answers = (replace(drawn, greedy=True), drawn, replace(drawn, reward=None), replace(drawn, reward=-1.5))
-    answers += (replace(drawn, trainable=(False, False)), replace(drawn, reward=None, continues=True))
-    row = Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)
-    columns = torch.tensor([9, 9, 0.5, 0.5, 9, 9, -0.5, -0.5, 9, 9, 2.0, 2.0])
-    batch = replace(Batch.of([row, row, row]), advantages=columns)
-    records = sample_records(replace(group(0), responses=answers), row_advantages(batch))
-    assert [record["advantage"] for record in records] == [None, 0.5, None, -0.5, None, 2.0]
 
 
 def test_a_record_by_hand() -> None:

@@ -63,7 +63,7 @@ def test_minibatches_are_shuffled_by_any_seed(make_recipe: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("method", ["ppo", "remax"])
 def test_without_lag_every_token_is_of_the_newest_policy(method: str, make_recipe: Any, tmp_path: Path) -> None:
-    done = run(settings_of(make_recipe, method, tmp_path, log={"sample_groups": 100}))
+    done = run(settings_of(make_recipe, method, tmp_path))
     assert {(s["step"], *s["versions"]) for s in done.samples} == {(1, 0), (2, 1), (3, 2), (4, 3)}
 
 
@@ -77,7 +77,6 @@ def test_a_step_that_gives_up_replacing_groups_leaves_nothing_of_older_weights_t
             tmp_path,
             algorithm={"samples": 2, "dynamic_sampling": True},
             rewards=function("always_equal"),
-            log={"sample_groups": 100},
         )
     )
     assert {(s["step"], *s["versions"]) for s in done.samples} == {(1, 0), (2, 1), (3, 2), (4, 3)}
@@ -102,7 +101,6 @@ def test_with_lag_samples_are_at_most_that_old_and_the_run_repeats(make_recipe: 
                 algorithm={"samples": 2},
                 rollout={"max_lag": 1, "slots": 4},
                 train={"steps": 6},
-                log={"sample_groups": 100},
             )
         )
         for name in ("one", "two")
@@ -123,7 +121,7 @@ def always_equal() -> float:
 
 
 def test_figures_of_samples_leave_greedy_answers_out(make_recipe: Any, tmp_path: Path) -> None:
-    done = run(settings_of(make_recipe, "remax", tmp_path, train={"steps": 2}, log={"sample_groups": 100}))
+    done = run(settings_of(make_recipe, "remax", tmp_path, train={"steps": 2}))
     for figures in done.metrics:
         mine = [s for s in done.samples if s["step"] == figures["step"]]
         drawn, greedy = ([s for s in mine if s["greedy"] is whether] for whether in (False, True))
@@ -375,7 +373,6 @@ def test_failed_rewards_are_masked_and_counted(make_recipe: Any, tmp_path: Path)
             algorithm={"samples": 3},
             rewards=function("sometimes_nan"),
             rollout={"prompts_per_step": 2, "max_failed": 0.2},
-            log={"sample_groups": 100},
         )
     )
     assert [m["reward/failed"] for m in done.metrics] == pytest.approx([1 / 6] * 4)
@@ -401,7 +398,6 @@ def test_answers_that_no_reward_is_meant_for_are_masked_and_are_no_failures(
         "algorithm": {"samples": 3},
         "rewards": function("of_even_lengths"),
         "rollout": {"prompts_per_step": 4, "max_failed": 0.0},
-        "log": {"sample_groups": 100},
     }
     done = run(settings_of(make_recipe, "rloo", tmp_path, **asked))
     for m in done.metrics:

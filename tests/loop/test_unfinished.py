@@ -74,7 +74,7 @@ def test_masked_answers_count_in_baselines_by_setting(
     method: str, baseline: bool, make_recipe: Any, writer: Path, tmp_path: Path
 ) -> None:
     """In passes so small that some hold nothing that is trained."""
-    more = {"algorithm": {"samples": 3}, "learn": {"micro_tokens": 8}, "log": {"sample_groups": 9}}
+    more = {"algorithm": {"samples": 3}, "learn": {"micro_tokens": 8}}
     shaping = {"unfinished": "mask_loss" if baseline else "mask"}
     done = run(answering(make_recipe, writer, method, tmp_path, shaping=shaping, **more))
     cut = [sample for sample in done.samples if sample["finish"] == "length"]

@@ -30,9 +30,7 @@ def test_new_weights_take_over_answers_under_way_or_wait_for_their_end(
     make_recipe: Recipe, tmp_path: Path, interrupt: bool
 ) -> None:
     rollout = {"max_lag": 1, "interrupt": interrupt, "slots": 4, "max_tokens": 16}
-    done = run(
-        load_settings(make_recipe("grpo", tmp_path, rollout=rollout, train={"steps": 8}, log={"sample_groups": 9}))
-    )
+    done = run(load_settings(make_recipe("grpo", tmp_path, rollout=rollout, train={"steps": 8})))
     versions = [sample["versions"] for sample in done.samples]
     assert any(len(mixed) > 1 for mixed in versions) == interrupt
     assert len({version for mixed in versions for version in mixed}) > 4
@@ -86,7 +84,7 @@ def test_a_replay_of_a_recorded_run_is_equal_to_the_last_bit(
     assert same_weights(first, again)
     assert figures(first) == figures(again)
     assert groups(first) == groups(again)
-    assert first.samples == again.samples
+    assert [one for one in first.samples if one["kind"] != "validation"] == again.samples  # a replay evaluates nothing
     assert "the replay's figures are those of the recorded run, up to step 5" in capsys.readouterr().out
 
 

@@ -37,7 +37,7 @@ from plaudit.types import Role, Stats
 pytestmark = pytest.mark.slow
 
 NO_SUCH_DEVICE = "device=cuda:99"
-QUIET = LogSettings(quiet=True, samples_every=1)
+QUIET = LogSettings(quiet=True)
 
 
 def test_a_run_from_typed_settings_in_few_lines(demo: Any, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_run_that_failed_holds_no_file(make_recipe: Any, tmp_path: Path) -> No
             raise ArithmeticError("two")
         return {}
 
-    recipe = make_recipe("grpo", tmp_path, rollout={"record": True}, log={"samples_every": 1})
+    recipe = make_recipe("grpo", tmp_path, rollout={"record": True})
     with pytest.raises(ArithmeticError) as kept:
         run(load_settings(recipe), hooks=[fails])
     held = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
@@ -138,9 +138,15 @@ def test_the_folder_of_a_run(method: str, make_recipe: Any, tmp_path: Path) -> N
     done = run(load_settings(make_recipe(method, tmp_path, train={"steps": 2})))
     online = ALGORITHMS[method]().data == "prompts"
     names = {path.name for path in done.folder.iterdir() if not path.name.startswith(".")}
-    assert names == {"settings.yaml", "data.json", "metrics.jsonl", "log.txt", "page.html", "checkpoints"} | (
-        {"samples.jsonl"} if online else set()
-    )
+    assert names == {
+        "settings.yaml",
+        "data.json",
+        "metrics.jsonl",
+        "events.jsonl",
+        "log.txt",
+        "page.html",
+        "checkpoints",
+    } | ({"samples.jsonl", "samples.index.jsonl"} if online else set())
     roles = {"state", *map(str, ALGORITHMS[method]().losses())}
     assert {path.name for path in (done.folder / "checkpoints").iterdir()} == roles
     for role in roles:

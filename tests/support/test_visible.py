@@ -220,7 +220,7 @@ def test_why_a_reward_failed() -> None:
 def test_a_run_whose_rewards_fail(make_recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its error, its log, its page and its samples."""
     rewards = [{"kind": "function", "function": f"{__file__}:raising"}]
-    log = {"quiet": False, "samples_every": 1, "sample_groups": 9}
+    log = {"quiet": False}
     recipe = make_recipe("grpo", tmp_path, log=log) | {"rewards": rewards}
     with pytest.raises(RewardFailureError) as caught:
         run(load_settings(recipe))

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from plaudit.crew.trainer import Plan
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer
+from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
@@ -27,9 +28,8 @@ class Crew(Protocol):
     threads: int
     """CPU threads of a rank."""
 
-    @property
-    def engine(self) -> Sampler | None:
-        """The engine that samples, for online methods."""
+    def sampler(self, doing: Doing) -> Sampler:
+        """What samples, for online methods. `doing` is told who samples when."""
         ...
 
     def cast(self) -> Cast:

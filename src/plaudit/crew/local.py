@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,16 +17,32 @@ from plaudit.crew.processes import load_judge
 from plaudit.crew.trainer import Plan, Trainer
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer
+from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.build import build_engine
-from plaudit.rollout.engine import Engine
+from plaudit.rollout.engine import Engine, Sampler
 from plaudit.runtime.local import LocalGang
 from plaudit.settings.tree import Settings
-from plaudit.types import Role
+from plaudit.types import Completion, Role, Sampling
 
 Result = TypeVar("Result")
+
+
+class Timed:
+    """A sampler whose requests are timed."""
+
+    def __init__(self, sampler: Sampler, doing: Callable[[], AbstractContextManager[None]]):
+        self.sampler, self.doing = sampler, doing
+
+    @property
+    def busy(self) -> bool:
+        return self.sampler.busy
+
+    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        with self.doing():
+            return await self.sampler.generate(prompt_tokens, plan)
 
 
 class LocalCrew:
@@ -53,6 +69,10 @@ class LocalCrew:
                 vllm=rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens),
                 say=lambda text: say(f"this process {text}"),
             )
+
+    def sampler(self, doing: Doing) -> Sampler:
+        assert self.engine is not None
+        return Timed(self.engine, partial(doing, "this process", "samples"))
 
     def cast(self) -> Cast:
         return Cast.together(LocalGang(self.trainer), self.settings.objective, self.settings.reference.ema)

@@ -23,6 +23,7 @@ from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer, moved
 from plaudit.models.described import end_ids, positions
 from plaudit.models.load import load_tokenizer
+from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
@@ -62,7 +63,6 @@ class RayCrew:
         self.attempt = 0
         self.gang: RayGang[RankProcess]
         self.ranks: list[RayWorker[RankProcess]] = []
-        self.engine: Sampler | None = None
         self.pool: Pool | None = None
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
@@ -80,7 +80,7 @@ class RayCrew:
         self.threads = self._threads(self.rank_bundles[0])
         self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
         if rollout:
-            self.engine = self.pool = Pool(
+            self.pool = Pool(
                 self._rollout_worker,
                 rollout,
                 most=most,
@@ -300,6 +300,11 @@ class RayCrew:
         return self.settings.threads or max(1, int(bundle.get("CPU", 1.0)))
 
     # --- a crew
+
+    def sampler(self, doing: Doing) -> Sampler:
+        assert self.pool is not None
+        self.pool.doing = doing
+        return self.pool
 
     def cast(self) -> Cast:
         return Cast.together(self.gang, self.settings.objective, self.settings.reference.ema)

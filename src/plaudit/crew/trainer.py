@@ -27,6 +27,7 @@ from plaudit.learn.passes import Passes
 from plaudit.learn.ranks import Alone, Ranks, join
 from plaudit.learn.scorer import BaseScorer, Scorer
 from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, recompute_layers
+from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
 from plaudit.models.base import LanguageModel
 from plaudit.models.config import HeadKind
@@ -147,16 +148,18 @@ class Trainer:
             self._place(Role.REFERENCE, self._reference())
         role = min(self.models, key=lambda role: self.models[role].max_positions)
         self.plan.longest.check(f"the {role}", self.models[role].max_positions)
+        self.watched = Watched()
         self.members = {role: self._member(role) for role in self.models}
         self._beneath: str | None = None
         if settings.rollout.share_devices and settings.samples:
             self.rest()
 
     @contextmanager
-    def part(self, role: str) -> Iterator[Scorer]:
-        """Give the learner or scorer of a role. Raises RankOutOfMemory if other ranks may wait for this one."""
+    def part(self, role: str) -> Iterator[Scorer | Watched]:
+        """Give the learner or scorer of a role, or what was watched. Raises RankOutOfMemory if other ranks may wait for
+        this one."""
         try:
-            yield self.members[Role(role)]
+            yield self.watched if role == WATCHED else self.members[Role(role)]
         except Exception as error:
             if self.ranks.world == 1 or not out_of_memory(error):
                 raise
@@ -306,10 +309,11 @@ class Trainer:
         optimizer = settings.optimizer
         if role is Role.CRITIC:
             optimizer = replace(optimizer, learning_rate=settings.critic.learning_rate)
+        loss = self.objective.losses()[role]
         return Learner(
             model,
             role,
-            self.objective.losses()[role],
+            self.watched.watching(loss) if role is Role.POLICY and settings.log.samples_megabytes else loss,
             optimizer=optimizer,
             settings=settings.learn,
             total_steps=self.plan.total_steps,

@@ -12,6 +12,7 @@ from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.scorer import Scorer
+from plaudit.learn.watched import WATCHED, Seen, Watched
 from plaudit.runtime.gang import Gang
 from plaudit.types import Role, Stats
 
@@ -79,6 +80,7 @@ class Cast:
     reference_ema: float = 0.0
     rate: float = 1.0
     """Factor of all learning rates."""
+    watched: Gang[Watched] | None = None
 
     @classmethod
     def together(cls, ranks: Gang[Any], objective: Objective, reference_ema: float) -> Self:
@@ -86,7 +88,7 @@ class Cast:
         trained = {role: Learners(ranks.part(Learner, role)) for role in objective.losses()}
         asked = Role.REFERENCE in objective.asks
         reference = Scorers(ranks.part(Scorer, Role.REFERENCE)) if asked else None
-        return cls(objective, trained, reference, reference_ema)
+        return cls(objective, trained, reference, reference_ema, watched=ranks.part(Watched, WATCHED))
 
     @property
     def saved(self) -> Mapping[Role, Scorers]:
@@ -102,6 +104,11 @@ class Cast:
     async def sound(self, *, whole: bool = False) -> bool:
         """True if the weights that move are finite on every rank; with `whole`, the optimizers' moments too."""
         return all([await model.sound(whole=whole) for model in self.saved.values()])
+
+    async def seen(self) -> list[Seen]:
+        """Return what the policy's ranks computed of sampled tokens since the last call."""
+        ranks = [] if self.watched is None else await self.watched.each(Watched.taken)
+        return [one for rank in ranks for one in rank]
 
     async def annotate(self, batch: Batch) -> Batch:
         """Fill the columns that the objective asks for and that the rows lack."""

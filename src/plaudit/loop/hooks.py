@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +24,11 @@ from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import STATE, Store, UnwritableError, Writer
-from plaudit.loop.progress import BatchSource, Moment, Progress
+from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
 from plaudit.monitor.console import Reporter, Tracker, step_line
+from plaudit.monitor.events import Doing, Events
 from plaudit.monitor.health import Health
 from plaudit.monitor.trackers import Tracker as Figures
 from plaudit.rollout.figures import rollout_figures
@@ -89,59 +89,33 @@ class RecordMetrics:
         return more
 
 
-class RecordSamples:
-    """Record the first groups of every `every`-th step: prompt, completion, rewards by part, advantage, versions."""
+class RecordEvents:
+    """The first hook: record what the driver did in this step. Hooks after it take the time until the next one."""
 
-    def __init__(self, sink: Sink, *, every: int, groups: int):
-        self.sink, self.every, self.groups = sink, every, groups
+    def __init__(self, events: Events):
+        self.events = events
 
     async def __call__(self, moment: Moment) -> Stats:
-        if moment.progress.step % self.every == 0 or moment.last:
-            advantages = {} if moment.batch is None else row_advantages(moment.batch)
-            for group in moment.delivery.groups[: self.groups]:
-                for record in sample_records(group, advantages):
-                    self.sink.write({"step": moment.progress.step} | record)
+        version, spent, end = moment.progress.step, moment.stats, self.events.clock()
+        begin = end - spent["time/step"]
+        sampled = begin + spent["time/batch"]
+        learned = sampled + spent["time/learn"]
+        stretches = (("waits", begin, sampled), ("learns", sampled, learned), ("publishes", learned, end))
+        for phase, since, until in stretches:
+            self.events.add("learner", phase, since, until, version - 1)
+        self.events.cut(version)
         return {}
 
 
-def row_advantages(batch: Batch) -> dict[tuple[int, tuple[int, ...]], list[float]]:
-    """Mean advantages of rows by group and tokens; several equal answers may share a key."""
-    if batch.advantages is None:
-        return {}
-    found: dict[tuple[int, tuple[int, ...]], list[float]] = {}
-    sizes = batch.lengths.tolist()
-    parts = (torch.split(column, sizes) for column in (batch.tokens, batch.trainable, batch.advantages))
-    for group, tokens, trainable, advantages in zip(batch.group.tolist(), *parts, strict=True):
-        found.setdefault((group, tuple(tokens.tolist())), []).append(float(advantages[trainable].mean()))
-    return found
+class During:
+    """A hook whose time is recorded as a phase of the learner."""
 
+    def __init__(self, hook: Hook, phase: str, doing: Doing):
+        self.hook, self.phase, self.doing = hook, phase, doing
 
-def sample_records(
-    group: Group, advantages: Mapping[tuple[int, tuple[int, ...]], Sequence[float]]
-) -> Iterable[dict[str, Any]]:
-    """A group's responses as JSON. Equal answers get their advantages in the order of their rows."""
-    left = {row: iter(values) for row, values in advantages.items()}
-    for number, response in enumerate(group.responses):
-        completion = response.completion
-        row = (group.index, (*group.prompt.tokens, *completion.tokens))
-        rowless = response.greedy or not response.trained or (response.reward is None and not response.continues)
-        yield {
-            "group": group.index,
-            "sample": number,
-            "greedy": response.greedy,
-            "prompt_id": group.prompt.id,
-            "prompt": group.prompt.text,
-            "completion": completion.text,
-            "finish": str(completion.finish),
-            "tokens": len(completion.tokens),
-            "reward": response.reward,
-            "score": response.score.value,
-            "parts": dict(response.score.parts),
-            "reason": response.score.reason,
-            "advantage": None if rowless else next(left.get(row, iter(())), None),
-            "logprob": statistics.fmean(completion.logprobs) if completion.logprobs else None,
-            "versions": sorted(set(completion.versions)),
-        }
+    async def __call__(self, moment: Moment) -> Stats | None:
+        with self.doing("learner", self.phase):
+            return await self.hook(moment)
 
 
 class Evaluate:
@@ -295,12 +269,16 @@ async def restore(
 
 
 async def validation_rewards(
-    rollouter: Rollouter, prompts: Sequence[Prompt], waited: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]]
+    rollouter: Rollouter,
+    prompts: Sequence[Prompt],
+    waited: Callable[[Sequence[Group]], Awaitable[Sequence[Group]]],
+    record: Callable[[Sequence[Group]], None],
 ) -> Stats:
     """Rewards and lengths of fresh answers to held-out prompts, with the same prompts and seeds every time. `waited`
-    returns the groups after waiting for failed rewards."""
-    groups = await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts))
-    return rollout_figures(await waited(groups))
+    returns the groups after waiting for failed rewards; `record` gets them."""
+    groups = await waited(await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts)))
+    record(groups)
+    return rollout_figures(groups)
 
 
 class Track:
@@ -316,10 +294,10 @@ class Track:
 
 
 class Speak:
-    """Print a step's line every `every` steps and after an evaluation, and every health warning."""
+    """Print a step's line every `every` steps and after an evaluation. Print every health warning, and record it."""
 
-    def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, *, every: int):
-        self.reporter, self.tracker, self.health, self.every = reporter, tracker, health, every
+    def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, alarms: Sink, *, every: int):
+        self.reporter, self.tracker, self.health, self.alarms, self.every = reporter, tracker, health, alarms, every
 
     async def __call__(self, moment: Moment) -> Stats:
         self.tracker.advance()
@@ -327,6 +305,7 @@ class Speak:
         ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
         if step % self.every == 0 or step == 1 or ends or evaluated:
             self.reporter.say(step_line(moment.stats, self.tracker))
-        for warning in self.health.check({"step": float(step)} | moment.stats):
-            self.reporter.say(f"health: {warning}")
+        for alarm in self.health.alarms(moment.stats):
+            self.alarms.write({"step": step, "sign": alarm.sign, "severity": alarm.severity, "text": alarm.words})
+            self.reporter.say(f"health: Step {step}: {alarm.words}")
         return {}

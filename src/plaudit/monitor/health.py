@@ -79,6 +79,15 @@ class Sign:
 FINE = Sign(0.0, "")
 
 
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign that warns now."""
+
+    sign: str
+    severity: float
+    words: str
+
+
 class Health:
     """Watch the figures of one run. `check` takes a step's metrics and returns warnings, usually none."""
 
@@ -89,14 +98,19 @@ class Health:
         self._silent: dict[str, int] = {}  # checks for which a sign that warned stays silent at least
 
     def check(self, metrics: Mapping[str, Any]) -> list[str]:
+        """The alarms of a step's metrics as sentences."""
+        place = f"Step {metrics['step']:.0f}: " if "step" in metrics else ""
+        return [place + alarm.words for alarm in self.alarms(metrics)]
+
+    def alarms(self, metrics: Mapping[str, Any]) -> list[Alarm]:
         figures = {name: value for name, value in metrics.items() if name not in ("step", "epoch", "time")}
         for name, value in figures.items():
             if value is not None and math.isfinite(value):
                 self._history.setdefault(name, Series()).add(float(value))
         signs = {"finite": _not_finite(figures), "memory": _memory(figures)}
         signs |= {name: sign(self._history) for name, sign in self._signs.items()}
-        place = f"Step {metrics['step']:.0f}: " if "step" in metrics else ""
-        return [place + sign.words for name, sign in signs.items() if self._newly(name, sign.severity)]
+        newly = [(name, sign) for name, sign in signs.items() if self._newly(name, sign.severity)]
+        return [Alarm(name, sign.severity, sign.words) for name, sign in newly]
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as plain JSON."""

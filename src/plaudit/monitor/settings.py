@@ -11,10 +11,8 @@ from plaudit.support.fields import setting
 class LogSettings:
     """Records of a run. Metrics are written at every step, always."""
 
-    samples_every: int = setting(10, least=1)
-    """Steps between two records of samples (online methods)."""
-    sample_groups: int = setting(4, least=0)
-    """Prompts of a step whose answers are recorded."""
+    samples_megabytes: float = setting(200.0, least=0)
+    """Largest size of samples.jsonl in MB (online methods): all answers within it, else some of every step."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run's folder."""
     wandb: str | None = None

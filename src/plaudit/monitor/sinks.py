@@ -11,10 +11,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from plaudit.support.paths import written_whole
 from plaudit.support.visible import visible
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class JsonLines:
@@ -30,10 +32,9 @@ class JsonLines:
         self._file: TextIO | None = None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = visible(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)) + "\n"
         if self._file is None:
             self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(line)
+        self._file.write(as_line(record))
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
@@ -48,7 +49,7 @@ class JsonLines:
         if len(kept) < len(lines):
             replace_file(self.path, b"".join(kept))
 
-    def __enter__(self) -> JsonLines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,6 +60,15 @@ class JsonLines:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def as_line(record: Mapping[str, Any]) -> str:
+    """A record as a line of JSON without control characters. Numbers that are not finite are null."""
+    try:
+        text = _encode(record)
+    except (ValueError, TypeError):  # rare, and looked for in no other record: most have thousands of numbers
+        text = _encode(_finite(record))
+    return visible(text) + "\n"
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

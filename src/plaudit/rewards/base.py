@@ -8,6 +8,7 @@ Scale, shift, clip and the penalty for unfinished answers come after it, in `sha
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 from plaudit.types import Completion, Prompt, Score
@@ -24,6 +25,17 @@ class Reward(Protocol):
     """
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]: ...
+
+
+class TimedReward:
+    """A reward whose questions are timed."""
+
+    def __init__(self, reward: Reward, doing: Callable[[], AbstractContextManager[None]]):
+        self.reward, self.doing = reward, doing
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        with self.doing():
+            return await self.reward.score(prompt, completions)
 
 
 async def completed(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from plaudit.rollout.worker import RolloutWorker
@@ -47,6 +47,8 @@ class Pool:
         run."""
         self._start, self._patience = start, patience
         self.places = Places(self._ready, count, most=most, work="prompts", failures=failures, say=say)
+        self.doing: Callable[[str, str], AbstractContextManager[None]] = lambda worker, phase: nullcontext()
+        """Active while a worker, named, samples."""
         self._open = 0
         self._shipment: Shipment | None = None
         self._resting = False
@@ -74,8 +76,9 @@ class Pool:
         cost = sum(sampling.max_tokens for sampling in plan)
         self._open += 1
 
-        def ask(worker: Worker[RolloutWorker]) -> Coroutine[Any, Any, list[Completion]]:
-            return worker.call(RolloutWorker.generate, self.attempt, list(prompt_tokens), list(plan))
+        async def ask(worker: Worker[RolloutWorker]) -> list[Completion]:
+            with self.doing(worker.name, "samples"):
+                return await worker.call(RolloutWorker.generate, self.attempt, list(prompt_tokens), list(plan))
 
         try:
             while True:

@@ -26,9 +26,10 @@ from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.hooks import (
     Due,
+    During,
     Evaluate,
+    RecordEvents,
     RecordMetrics,
-    RecordSamples,
     SaveCheckpoint,
     Speak,
     Track,
@@ -42,15 +43,18 @@ from plaudit.loop.outage import Outage
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress, checked
 from plaudit.loop.recorded import Compare, Record, RecordGroups
 from plaudit.loop.restart import Restart
+from plaudit.loop.samples import RecordSamples
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import Reporter, Tracker
+from plaudit.monitor.events import Events
 from plaudit.monitor.health import Health
+from plaudit.monitor.samples import Samples
 from plaudit.monitor.sinks import JsonLines
 from plaudit.monitor.trackers import opened_trackers
 from plaudit.runs.page import ShowPage, last_page
 from plaudit.settings.recipes import completed
 from plaudit.runs.records import Run, find_resume, let_go, named, open_folder, open_record, other_rows, save_start
-from plaudit.rewards.base import Reward
+from plaudit.rewards.base import Reward, TimedReward
 from plaudit.rewards.protocol import vocabulary_digest
 from plaudit.rewards.remote import HttpReward, check_servers
 from plaudit.rewards.rules import function_reward
@@ -63,7 +67,7 @@ from plaudit.runtime.usual import usual_torch
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.loop.stopping import Stopped, stop_signals, stopped_at_once, unless
 from plaudit.crew.trainer import Plan
-from plaudit.types import Role, Sampling, Stats
+from plaudit.types import Group, Role, Sampling, Stats
 
 
 def run(
@@ -167,6 +171,7 @@ class Job:
         self.settings, self.folder, self.store, self.reporter = settings, folder, store, reporter
         self.record = record
         self.files = ExitStack()
+        self.events = Events(folder / records.EVENTS)
         self.outage: Outage | None = None
         """Waits for failed rewards, if there are any."""
         elsewhere = ("judge", "http")
@@ -258,9 +263,10 @@ class Job:
         return Outage(rollouter.again, most=most, patience=patience, stop=stop, say=self.reporter.say)
 
     def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
-        assert crew.engine is not None
         plan, settings = method.plan(self.sampling()), self.settings
-        return Rollouter(crew.engine, self.reward(crew), settings.shaping, plan, seed=settings.seed)
+        doing = self.events.doing
+        reward = TimedReward(self.reward(crew), partial(doing, "rewards", "scores"))
+        return Rollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
 
     # --- the run
 
@@ -317,7 +323,7 @@ class Job:
                         source,
                         cast,
                         crew.publish,
-                        [*hooks, saver],
+                        [*hooks, During(saver, "saves", self.events.doing)],
                         training=crew.training,
                         until=ended,
                         stop=lambda: bool(stop),
@@ -347,19 +353,19 @@ class Job:
         further: Iterable[Hook],
     ) -> list[Hook]:
         settings = self.settings
-        metrics = self.files.enter_context(JsonLines(self.folder / records.METRICS))
-        samples = self.files.enter_context(JsonLines(self.folder / records.SAMPLES))
-        metrics.truncate_after(progress.step)
-        samples.truncate_after(progress.step)
-        hooks: list[Hook] = [self.begun]
+        metrics, alarms = self.lines(records.METRICS, progress), self.lines(records.HEALTH, progress)
+        samples = self.samples(cast, progress)
+        self.files.enter_context(self.events).cut(progress.step)
+        hooks: list[Hook] = [RecordEvents(self.events), self.begun]
         if self.data.validation and self.record is None:
             due = Due(settings.evaluate.interval, at_end=True)
             due.start(progress)
-            hooks += [Evaluate(due, self.validation(cast, rollouter)), best]
+            evaluate = Evaluate(due, self.validation(cast, rollouter, samples.validated))
+            hooks += [During(evaluate, "evaluates", self.events.doing), best]
         hooks.extend((*further, *self.recorders(crew, progress)))
         hooks.append(RecordMetrics(metrics))
         if isinstance(self.objective, Algorithm):
-            hooks.append(RecordSamples(samples, every=settings.log.samples_every, groups=settings.log.sample_groups))
+            hooks.append(samples)
         hooks.append(track)
         if settings.log.page:
             title, path = f"{settings.method}: {self.folder.name}", self.folder / records.PAGE
@@ -367,7 +373,7 @@ class Job:
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
         health = Health({"sampler"} if settings.rollout.reshaped else ())
-        hooks.append(Speak(self.reporter, tracker, health, every=settings.train.log_every))
+        hooks.append(Speak(self.reporter, tracker, health, alarms, every=settings.train.log_every))
         return hooks
 
     def saver(
@@ -385,16 +391,29 @@ class Job:
         let_go(self.folder)
         return {}
 
+    def lines(self, name: str, progress: Progress) -> JsonLines:
+        """Open a file of the run's folder to which it appends after `progress`."""
+        lines = self.files.enter_context(JsonLines(self.folder / name))
+        lines.truncate_after(progress.step)
+        return lines
+
+    def samples(self, cast: Cast, progress: Progress) -> RecordSamples:
+        budget = round(self.settings.log.samples_megabytes * 1e6)
+        path, steps = self.folder / records.SAMPLES, self.last_step
+        samples = self.files.enter_context(Samples(path, budget=budget, steps=steps, after=progress.step))
+        return RecordSamples(samples, lambda tokens: str(self.tokenizer.decode(tokens)), cast.seen)
+
     def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
         """Hooks that write a record, or compare with one."""
-        groups = self.files.enter_context(JsonLines(self.folder / records.GROUPS))
-        groups.truncate_after(progress.step)
+        groups = self.lines(records.GROUPS, progress)
         if self.settings.rollout.record and isinstance(self.objective, Algorithm):
             yield RecordGroups(groups, after=progress.step, threads=crew.threads)
         if self.record is not None:
             yield Compare(Run(self.record.path.parent).metrics, self.reporter.say)
 
-    def validation(self, cast: Cast, rollouter: Rollouter | None) -> Callable[[], Awaitable[Stats]]:
+    def validation(
+        self, cast: Cast, rollouter: Rollouter | None, record: Callable[[Sequence[Group]], None]
+    ) -> Callable[[], Awaitable[Stats]]:
         """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""
         items = self.data.validation[: self.settings.evaluate.limit]
         if rollouter is None:
@@ -402,4 +421,4 @@ class Job:
         plan = (self.sampling(),)
         held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
         assert self.outage is not None, "every sampling run can wait for rewards"
-        return partial(validation_rewards, held_out, items, self.outage.waited)
+        return partial(validation_rewards, held_out, items, self.outage.waited, record)

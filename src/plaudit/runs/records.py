@@ -1,6 +1,7 @@
 """A run and its folder: the results of a finished or stopped run, for scripts and notebooks.
 
-    run folder: settings.yaml, data.json, metrics.jsonl, samples.jsonl, groups.jsonl, log.txt, checkpoints/<role>/<name>/
+    run folder: settings.yaml, data.json, log.txt, checkpoints/<role>/<name>/
+    and {metrics, samples, samples.index, events, health, groups}.jsonl
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from plaudit.support.fields import refuse
 from plaudit.support.paths import PARTIAL, at_home
 from plaudit.settings.tree import Settings, SettingsError, resolved
 
-SETTINGS, DATA, METRICS, SAMPLES, GROUPS, LOG, PAGE, CHECKPOINTS = (
+SETTINGS, DATA, METRICS, SAMPLES, EVENTS, HEALTH, GROUPS, LOG, PAGE, CHECKPOINTS = (
     "settings.yaml",
     "data.json",
     "metrics.jsonl",
     "samples.jsonl",
+    "events.jsonl",
+    "health.jsonl",
     "groups.jsonl",
     "log.txt",
     "page.html",

@@ -1,0 +1,188 @@
+"""A hook that records every answer of a step, with what sampler, learner and rewards say of it.
+
+    groups of a step, the batch's columns, what the learner saw -> one record an answer -> monitor/samples.py
+
+It reads and never changes anything, so a run has the same weights with and without it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from plaudit.batch import Batch
+from plaudit.learn.watched import Seen
+from plaudit.loop.progress import Moment
+from plaudit.monitor.samples import Groups, Samples
+from plaudit.types import Group, Response, Stats
+
+DIGITS = 5
+"""Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
+
+PART = "\ufffd"
+"""What a tokenizer writes for bytes that are no whole letter."""
+
+Key = tuple[int, bytes]
+"""A row: its group and its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A row's columns about its trained tokens, each with an entry for every token of the row."""
+
+    trainable: Any
+    advantages: Any = None
+    learner: Any = None
+    entropies: Any = None
+
+
+class Pieces:
+    """The text of each token of an answer. Of tokens that share a letter, the first has the text of all."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
+        self._decode = decode
+        self._known: dict[int, str] = {}
+
+    def __call__(self, tokens: Sequence[int]) -> list[str]:
+        known = self._known
+        for token in tokens:
+            if token not in known:
+                known[token] = self._decode([token])
+        pieces = [known[token] for token in tokens]
+        if not any(PART in piece for piece in pieces):
+            return pieces
+        found: list[str] = []
+        for parts, run in groupby(zip(tokens, pieces, strict=True), lambda one: PART in one[1]):
+            members = list(run)
+            joined = [self._decode([token for token, _ in members]), *[""] * (len(members) - 1)]
+            found += joined if parts else [piece for _, piece in members]
+        return found
+
+
+class RecordSamples:
+    """Record each step's groups: those of validation, those learned from, and those that were dropped.
+
+    `decode` gives the text of tokens. `seen` gives what the learner saw in this step.
+    """
+
+    def __init__(
+        self, samples: Samples, decode: Callable[[Sequence[int]], str], seen: Callable[[], Awaitable[Sequence[Seen]]]
+    ):
+        self.samples, self.pieces, self.seen = samples, Pieces(decode), seen
+        self._validation: Sequence[Group] = ()
+
+    def validated(self, groups: Sequence[Group]) -> None:
+        """Record these answers to held-out prompts with the present step."""
+        self._validation = groups
+
+    async def __call__(self, moment: Moment) -> Stats:
+        rows = row_columns(moment.batch, await self.seen())
+        delivery, validation = moment.delivery, self._validation
+        self._validation = ()
+        kinds = {"validation": validation, "train": delivery.groups, "dropped": delivery.dropped}
+        made = {
+            kind: (len(groups), self._records(groups, rows if kind == "train" else {}))
+            for kind, groups in kinds.items()
+        }
+        self.samples.write(moment.progress.step, made)
+        return {}
+
+    def _records(self, groups: Sequence[Group], rows: dict[Key, list[Columns]]) -> Groups:
+        return (sample_records(group, rows, self.pieces) for group in groups)
+
+
+def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, list[Columns]]:
+    """Columns of a batch's rows by group and tokens; several equal answers may share a key. The learner's log-probs are
+    those before the first update where the batch has them, else those of its first pass."""
+    if batch is None:
+        return {}
+    first: dict[Key, tuple[Any, Any]] = {}
+    for one in seen:
+        for key, logprobs, entropy in _rows(one.tokens, one.lengths, one.group, one.logprobs, one.entropy):
+            first.setdefault(key, (logprobs, entropy))
+    found: dict[Key, list[Columns]] = {}
+    columns = (batch.trainable, batch.advantages, batch.proximal)
+    for key, trainable, advantages, proximal in _rows(batch.tokens, batch.lengths, batch.group, *columns):
+        logprobs, entropy = first.get(key, (None, None))
+        learner = logprobs if proximal is None else proximal
+        found.setdefault(key, []).append(Columns(trainable, advantages, learner, entropy))
+    return found
+
+
+def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """For each row its key and its part of each column."""
+    flat, place = tokens.numpy(), 0
+    plain = [None if column is None else column.detach().numpy() for column in columns]
+    for index, length in zip(group.tolist(), lengths.tolist(), strict=True):
+        here = slice(place, place + length)
+        yield (index, flat[here].tobytes()), *(None if column is None else column[here] for column in plain)
+        place += length
+
+
+def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces) -> Iterator[dict[str, Any]]:
+    """A group's responses as JSON. Equal answers get their columns in the order of their rows."""
+    prompt, taken = np.array(group.prompt.tokens, dtype=np.int64).tobytes(), dict[Key, int]()
+    for number, response in enumerate(group.responses):
+        key = (group.index, prompt + np.array(response.tokens, dtype=np.int64).tobytes())
+        rowless = response.greedy or not response.trained or (response.reward is None and not response.continues)
+        columns = None
+        if not rowless and taken.get(key, 0) < len(rows.get(key, ())):
+            columns = rows[key][taken.setdefault(key, 0)]
+            taken[key] += 1
+        yield {
+            "group": group.index,
+            "sample": number,
+            "greedy": response.greedy,
+            "prompt_id": group.prompt.id,
+            "prompt": group.prompt.text,
+            **_answer(response),
+            **_by_token(response, columns, pieces),
+        }
+
+
+def _answer(response: Response) -> dict[str, Any]:
+    completion, score = response.completion, response.score
+    return {
+        "completion": completion.text,
+        "finish": str(completion.finish),
+        "tokens": len(completion.tokens),
+        "reward": response.reward,
+        "score": score.value,
+        "parts": dict(score.parts),
+        "reason": score.reason,
+        "logprob": statistics.fmean(completion.logprobs) if completion.logprobs else None,
+        "versions": sorted(set(completion.versions)),
+    }
+
+
+def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> dict[str, Any]:
+    """What is known of each token of an answer; its mean advantage, and each token's where they differ."""
+    completion, count = response.completion, len(response.tokens)
+    found: dict[str, Any] = {
+        "advantage": None,
+        "ids": completion.tokens,
+        "pieces": pieces(completion.tokens),
+        "logprobs": _short(np.array(completion.logprobs)),
+    }
+    if len(set(completion.versions)) > 1:
+        found["drawn"] = [[version, len(list(run))] for version, run in groupby(completion.versions)]
+    if columns is not None:
+        if columns.advantages is not None:
+            mine = columns.advantages[columns.trainable]
+            found["advantage"] = float(mine.mean())
+            if np.ptp(mine) > 0:
+                found["advantages"] = _short(columns.advantages[-count:])
+        for name, column in (("learner", columns.learner), ("entropies", columns.entropies)):
+            if column is not None:
+                found[name] = _short(column[-count:])
+    return found
+
+
+def _short(values: Any) -> list[float]:
+    return np.round(values.astype(np.float64), DIGITS).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,66 @@
+"""What each worker of a run did when: `events.jsonl`, one line a stretch of time.
+
+    {"worker": "rollout worker 1", "phase": "samples", "begin": 1764000000.12, "end": 1764000003.4, "version": 7}
+
+Times are seconds since 1970, so that they fit together after a resume. A worker that does one thing for several
+requests at once has one stretch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from plaudit.monitor.sinks import JsonLines
+
+LEAST = 0.005
+"""Seconds; a shorter stretch is not recorded."""
+
+Doing = Callable[[str, str], AbstractContextManager[None]]
+"""`with doing(worker, phase):` records when a worker does something."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one worker does at present."""
+
+    begin: float
+    version: int
+    requests: int = 0
+
+
+class Events(JsonLines):
+    """Append the stretches of a run. `version` is that of the weights at present."""
+
+    def __init__(self, path: Path, *, version: int = 0, clock: Callable[[], float] = time.time):
+        super().__init__(path)
+        self.version, self.clock = version, clock
+        self._lanes: dict[tuple[str, str], Lane] = {}
+
+    def add(self, worker: str, phase: str, begin: float, end: float, version: int) -> None:
+        if end - begin >= LEAST:
+            begin, end = round(begin, 3), round(end, 3)
+            self.write({"worker": worker, "phase": phase, "begin": begin, "end": end, "version": version})
+
+    @contextmanager
+    def doing(self, worker: str, phase: str) -> Iterator[None]:
+        """A `Doing`. Requests at the same time are one stretch."""
+        lane = self._lanes.setdefault((worker, phase), Lane(self.clock(), self.version))
+        lane.requests += 1
+        try:
+            yield
+        finally:
+            lane.requests -= 1
+            if not lane.requests:
+                del self._lanes[worker, phase]
+                self.add(worker, phase, lane.begin, self.clock(), lane.version)
+
+    def cut(self, version: int) -> None:
+        """End every open stretch, since what follows is of other weights."""
+        now, self.version = self.clock(), version
+        for (worker, phase), lane in self._lanes.items():
+            self.add(worker, phase, lane.begin, now, lane.version)
+            lane.begin, lane.version = now, version

@@ -1,0 +1,148 @@
+"""A run's answers: `samples.jsonl`, one line an answer, and beside it an index of where each step's lines are.
+
+    groups of a step -> Samples.write -> samples.jsonl, samples.index.jsonl -> stretches -> a reader that seeks
+
+The run only appends, within a budget of bytes. An index that a crash left behind its file is completed from the file.
+Left out: reading answers, which `answers.py` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from plaudit.monitor.sinks import as_line, read_jsonl, replace_file
+
+FIRST = 0.05
+"""Share of the budget that the first step may take, so that a long run has its first answers whole."""
+
+Groups = Iterable[Iterable[Mapping[str, Any]]]
+"""Groups of answers, made only when they are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The lines of one step."""
+
+    step: int
+    begin: int
+    """Offset of its first byte."""
+    end: int
+    answers: int
+    groups: int
+    of: int
+    """Groups that the step had; fewer are recorded where the budget holds no more."""
+
+
+class Samples:
+    """Append the answers of a run that is to have `steps` steps, at most `budget` bytes. Lines of steps after
+    `after`, from which the run continues, are removed.
+
+    The budget is spread evenly over the steps; what a step leaves belongs to the later ones. The first step may take
+    FIRST of it, and a validation always has one group.
+    """
+
+    def __init__(self, path: Path, *, budget: int, steps: int, after: int):
+        self.path, self.budget, self.steps = path, budget, steps
+        self._file: BinaryIO | None = None
+        self._index: BinaryIO | None = None
+        kept = [one for one in stretches(path) if one.step <= after]
+        self._size = kept[-1].end if kept else 0
+        self._begun = max((one.end for one in kept if one.step <= 1), default=0)
+        if path.exists():
+            os.truncate(path, self._size)
+            replace_file(index_of(path), b"".join(_indexed(one) for one in kept))
+
+    def write(self, step: int, kinds: Mapping[str, tuple[int, Groups]]) -> None:
+        """Record a step's groups: for each kind, such as "train", their number and their answers."""
+        lines: list[bytes] = []
+        groups, limit = 0, self._room(step)
+        for kind, (_, found) in kinds.items():
+            least = 1 if kind == "validation" or step == 1 else 0
+            for number, group in enumerate(found):
+                made = [as_line({"step": step, "kind": kind, **record}).encode() for record in group]
+                size = self._size + sum(map(len, lines)) + sum(map(len, made))
+                if size > (self.budget if number < least else limit):
+                    break
+                lines += made
+                groups += 1
+        if lines:
+            begin, self._size = self._size, self._size + sum(map(len, lines))
+            of = sum(number for number, _ in kinds.values())
+            self._append(lines, Stretch(step, begin, self._size, len(lines), groups, of))
+        if step <= 1:
+            self._begun = self._size
+
+    def _room(self, step: int) -> int:
+        """Size that the file may have after a step."""
+        if step >= self.steps:
+            return self.budget
+        if step <= 1:
+            return int(self.budget * FIRST)
+        return self._begun + (self.budget - self._begun) * (step - 1) // (self.steps - 1)
+
+    def _append(self, lines: list[bytes], stretch: Stretch) -> None:
+        if self._file is None or self._index is None:
+            self._file, self._index = self.path.open("ab", buffering=0), index_of(self.path).open("ab", buffering=0)
+        self._file.write(b"".join(lines))
+        self._index.write(_indexed(stretch))
+
+    def __enter__(self) -> Samples:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self._file, self._index):
+            if file is not None:
+                file.close()
+
+
+def index_of(path: Path) -> Path:
+    """The index beside a file of answers."""
+    return path.with_suffix(".index.jsonl")
+
+
+def stretches(path: Path) -> list[Stretch]:
+    """Return where each step's answers are, also in a file that is being written, or was left by a crash."""
+    size, index = path.stat().st_size if path.exists() else 0, index_of(path)
+    found: list[Stretch] = []
+    for record in read_jsonl(index) if index.exists() else ():
+        one = Stretch(**record)
+        if one.begin != (found[-1].end if found else 0) or one.end > size:
+            break
+        found.append(one)
+    end = found[-1].end if found else 0
+    return found if end == size else [*found, *_scanned(path, end)]
+
+
+def lines_between(path: Path, begin: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the text of each whole line from `begin` on."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        for line in file:
+            if not line.endswith(b"\n") or (end is not None and begin >= end):
+                return
+            yield begin, line
+            begin += len(line)
+
+
+def _scanned(path: Path, begin: int) -> Iterator[Stretch]:
+    """The steps of the lines that the index does not have."""
+    step, start, answers, groups = -1, begin, 0, set[Any]()
+    for place, line in lines_between(path, begin):
+        record = json.loads(line)
+        if record["step"] != step and answers:
+            yield Stretch(step, start, place, answers, len(groups), len(groups))
+            start, answers, groups = place, 0, set()
+        step, begin = record["step"], place + len(line)
+        answers += 1
+        groups.add((record.get("kind"), record.get("group")))
+    if answers:
+        yield Stretch(step, start, begin, answers, len(groups), len(groups))
+
+
+def _indexed(stretch: Stretch) -> bytes:
+    return (json.dumps(asdict(stretch)) + "\n").encode()

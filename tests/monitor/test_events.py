@@ -1,0 +1,30 @@
+"""Stretches of time: by a clock that the test holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plaudit.monitor.events import Events
+from plaudit.monitor.sinks import read_jsonl
+
+
+def test_requests_at_the_same_time_are_one_stretch_which_new_weights_cut(tmp_path: Path) -> None:
+    """Two requests overlap from 1 to 4; new weights come at 3. One of a millisecond is left out."""
+    now = [0.0]
+    with Events(tmp_path / "events.jsonl", clock=lambda: now[0]) as events:
+        one, two = events.doing("engine", "samples"), events.doing("engine", "samples")
+        now[0] = 1.0
+        one.__enter__()
+        two.__enter__()
+        now[0] = 2.0
+        one.__exit__(None, None, None)
+        now[0] = 3.0
+        events.cut(1)
+        now[0] = 4.0
+        two.__exit__(None, None, None)
+        with events.doing("rewards", "scores"):
+            now[0] += 0.001
+    assert read_jsonl(tmp_path / "events.jsonl") == [
+        {"worker": "engine", "phase": "samples", "begin": 1.0, "end": 3.0, "version": 0},
+        {"worker": "engine", "phase": "samples", "begin": 3.0, "end": 4.0, "version": 1},
+    ]
