@@ -14,7 +14,7 @@ export JOBS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo quick test test-vllm test-uncompiled compat fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
+.PHONY: help setup vllm demo quick test test-page test-vllm test-uncompiled compat fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ quick: $(STAMP) ## Run the tests of single parts, in a minute: after each edit
 
 test: $(STAMP) ## Run every test
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how to get a browser
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || test -x "$$PLAUDIT_CHROMIUM" || { \
+	  echo "There is no Chromium. On Debian: apt-get install chromium; or set PLAUDIT_CHROMIUM to a browser's file" >&2; exit 1; }
+	@$(BIN)/python -m pip install -qq --no-input playwright==1.65.2
+	@$(BIN)/python -m pytest tests/monitor/test_browser.py $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
 	@$(MAKE) --no-print-directory test ARGS="-m vllm $(ARGS)"

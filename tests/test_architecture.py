@@ -38,7 +38,8 @@ ONLY_TYPES = {"runtime", "monitor"}
 PLACES: dict[str, set[str]] = {
     "ray": {"runtime/ray.py", "runtime/ray_worker.py"},
     "httpx2": {"rewards/remote.py"},
-    "uvicorn": {"commands/serve.py"},
+    "uvicorn": {"commands/serve.py", "commands/page.py"},
+    "starlette": {"monitor/app.py"},
     "vllm": {"rollout/vllm_library.py"},
     "tensorboard": {"monitor/tensorboard.py"},
     "torch.utils.tensorboard": {"monitor/tensorboard.py"},

@@ -315,14 +315,24 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
 
 
 @main.command()
-@click.argument("log_dir", type=HomePath(exists=True, path_type=Path))
+@click.argument("log_dir", type=HomePath(exists=True, path_type=Path), default="runs")
+@click.option("--serve", is_flag=True, help="Show the runs in a browser instead: curves, answers, workers, settings.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of --serve; others ask for a token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8010, show_default=True, help="0 takes a free one.")
+@click.option("--allow-host", "allow_hosts", multiple=True, help="A name by which browsers call it; repeatable.")
 @click.option(
     "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."
 )
 @click.option("--out", type=HomePath(path_type=Path, file_okay=False), help="Folder; default: plots/ in LOG_DIR.")
 @traceback_option
-def monitor(log_dir: Path, plot_type: str, out: Path | None) -> None:
-    """Draw loss, reward, KL and entropy of the runs in a folder as PNG."""
+def monitor(log_dir: Path, serve: bool, plot_type: str, out: Path | None, **address: Any) -> None:
+    """Draw loss, reward, KL and entropy of the runs in a folder as PNG, or show them in a browser (--serve)."""
+    if serve:
+        with plain_errors():
+            from plaudit.commands.page import serve_page
+
+            serve_page(log_dir, **address, say=click.echo)
+        return
     with plain_errors(out or log_dir / "plots"):
         from plaudit.monitor.plots import draw
 

@@ -10,7 +10,6 @@ left to a proxy, or to the network.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plaudit.commands.listening import address_of, is_loopback, listen
 from plaudit.evaluate.judge import Judge, Reading
 from plaudit.models.device import device_of
 from plaudit.rewards.judge import JudgeReward, Tokens
@@ -109,7 +109,7 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     import torch
 
     device = device_of(settings.device)
-    listening = _listen(settings)
+    listening = listen(settings.host, settings.port)
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
     judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
@@ -128,9 +128,7 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
         limit_concurrency=512,
         timeout_graceful_shutdown=5,
     )
-    host, port = listening.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    say(f"serving {path} on http://{address}, {'with a' if guard.token else 'without a'} token")
+    say(f"serving {path} on {address_of(listening)}, {'with a' if guard.token else 'without a'} token")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -188,30 +186,10 @@ def make_guard(settings: ServeSettings) -> Guard:
                 f"the environment variable {settings.token_env} must hold a token of {LEAST_TOKEN} or more plain "
                 f"characters; it holds {len(token)}. `openssl rand -hex 32` makes one"
             )
-    elif not _is_loopback(settings.host):
+    elif not is_loopback(settings.host):
         raise ValueError(
             f"--host {settings.host} can be reached from other machines: give --token-env NAME, an "
             "environment variable with a token, or keep to --host 127.0.0.1"
         )
     names = {"localhost", socket.gethostname(), settings.host, *settings.allow_hosts}
     return Guard(token=token, hosts=frozenset(name.lower() for name in names))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _listen(settings: ServeSettings) -> socket.socket:
-    """Listen before the model is loaded, so that a used port is reported at once."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=512)
-    except OSError as error:
-        raise ValueError(
-            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}. Give another --host or --port"
-        ) from error

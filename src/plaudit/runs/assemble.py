@@ -5,6 +5,7 @@ settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -132,6 +133,7 @@ def _run(
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
+    reporter.say(f"to watch and to read it in a browser: plaudit monitor --serve {shlex.quote(str(folder.parent))}")
     with reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)

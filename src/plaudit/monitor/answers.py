@@ -1,0 +1,284 @@
+"""Find answers of a run: by step, reward, part, length, version and words, also among a million.
+
+    samples.jsonl -> a thread -> SQLite (numbers, and words in its full-text index) -> offsets -> the lines themselves
+
+The database is a cache outside the run's folder and can be deleted at any time. Until it is complete, answers of one
+step come straight from their bytes, and a search says how far it has read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plaudit.monitor.samples import Stretch, lines_between, stretches
+from plaudit.support.paths import cache_folder
+
+FORMAT = 1
+"""Grows when the tables change: caches of another format are made again."""
+AT_ONCE = 10_000
+"""Answers that are indexed in one transaction."""
+PATIENCE = 0.4
+"""Seconds that a question waits for the index."""
+PAGE = 50
+BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
+"""What an answer in a list leaves out."""
+FIELDS = {"step": "step", "reward": "reward", "advantage": "advantage", "length": "tokens", "version": "oldest"}
+TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value);
+CREATE TABLE parts (name TEXT PRIMARY KEY, number INTEGER);
+CREATE TABLE answers (id INTEGER PRIMARY KEY, at INTEGER, step INTEGER, kind TEXT, prompt_id TEXT, reward REAL,
+  advantage REAL, tokens INTEGER, oldest INTEGER, finish TEXT);
+CREATE INDEX by_prompt ON answers (prompt_id);
+CREATE INDEX by_step ON answers (step);
+CREATE VIRTUAL TABLE texts USING fts5(prompt, completion, content='');
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is looked for. `limits`: (field, least, most), where a field is one of FIELDS or `part:NAME`."""
+
+    step: int | None = None
+    kind: str = ""
+    finish: str = ""
+    prompt_id: str | None = None
+    words: str = ""
+    limits: tuple[tuple[str, float | None, float | None], ...] = ()
+    sort: str = ""
+    descending: bool = True
+    offset: int = 0
+    count: int = PAGE
+
+    @property
+    def of_a_step(self) -> bool:
+        """True if a step's own lines answer it."""
+        return self.step is not None and not (self.finish or self.prompt_id or self.words or self.limits or self.sort)
+
+
+@dataclass
+class Found:
+    total: int
+    records: list[dict[str, Any]]
+    indexed: float = 1.0
+    """Share of the file that was looked through."""
+    parts: list[str] = field(default_factory=list)
+
+    def json(self) -> dict[str, Any]:
+        return {"total": self.total, "rows": self.records, "indexed": self.indexed, "parts": self.parts}
+
+
+class Answers:
+    """The answers of one file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=12).hexdigest()
+        self.database = cache_folder() / "answers" / f"{name}.sqlite"
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._steps: tuple[tuple[int, int], list[Stretch]] = ((0, 0), [])
+        self.failed: Exception | None = None
+
+    # --- answers
+
+    def steps(self) -> list[Stretch]:
+        if not self.path.exists():
+            return []
+        found = self.path.stat()
+        key = (found.st_mtime_ns, found.st_size)
+        if self._steps[0] != key:
+            self._steps = key, stretches(self.path)
+        return self._steps[1]
+
+    def find(self, question: Question) -> Found:
+        """Return a page of answers, and how many there are. Raises ValueError for a field that there is not."""
+        if not self.path.exists():
+            return Found(0, [])
+        share = self._indexed()
+        if question.of_a_step and share < 1.0:
+            return self._of_step(question, share)
+        with closing(self._open()) as database:
+            parts = dict(database.execute("SELECT name, number FROM parts"))
+            asked = {question.sort, *(limit[0] for limit in question.limits)} - {"", *FIELDS}
+            if share < 1.0 and asked - {f"part:{name}" for name in parts}:  # the index has not met it yet
+                return Found(0, [], share, sorted(parts))
+            where, values = _where(question, parts)
+            (total,) = database.execute(f"SELECT count(*) FROM answers{where}", values).fetchone()
+            order, way = "", "DESC" if question.descending else "ASC"
+            if question.sort:
+                order = f"{_column(question.sort, parts)} {way} NULLS LAST, "
+            text = f"SELECT at FROM answers{where} ORDER BY {order}id LIMIT ? OFFSET ?"
+            places = [at for (at,) in database.execute(text, (*values, question.count, question.offset))]
+        return Found(total, [_listed(record, at) for at, record in self._read(places)], share, sorted(parts))
+
+    def one(self, at: int) -> dict[str, Any]:
+        """The whole record at an offset. Raises ValueError if no line begins there."""
+        if at < 0 or at >= self.path.stat().st_size:
+            raise ValueError(f"no answer begins at {at}")
+        if at:
+            with self.path.open("rb") as file:
+                file.seek(at - 1)
+                if file.read(1) != b"\n":
+                    raise ValueError(f"no answer begins at {at}")
+        for _, line in lines_between(self.path, at):
+            record: dict[str, Any] = json.loads(line)
+            return record | {"at": at}
+        raise ValueError(f"no answer begins at {at}")
+
+    def _of_step(self, question: Question, share: float) -> Found:
+        records = []
+        for one in self.steps():
+            if one.step == question.step:
+                records += [(at, json.loads(line)) for at, line in lines_between(self.path, one.begin, one.end)]
+        records = [(at, record) for at, record in records if question.kind in ("", record.get("kind"))]
+        parts = {name for _, record in records for name in record.get("parts", {})}
+        shown = records[question.offset : question.offset + question.count]
+        return Found(len(records), [_listed(record, at) for at, record in shown], share, sorted(parts))
+
+    def _read(self, places: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        with self.path.open("rb") as file:
+            for at in places:
+                file.seek(at)
+                yield at, json.loads(file.readline())
+
+    # --- the index
+
+    def _indexed(self) -> float:
+        """Bring the index up to date, for at most PATIENCE seconds, and return the share of the file that it has."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._follow, name="answers", daemon=True)
+                self._thread.start()
+        self._thread.join(PATIENCE)
+        if self.failed is not None:
+            raise ValueError(f"the index of {self.path} cannot be made: {self.failed}")
+        if not self._thread.is_alive():
+            return 1.0  # what may follow is torn, or was written since
+        with closing(self._open()) as database:
+            return min(0.999, int(_value(database, "read")) / max(1, self.path.stat().st_size))
+
+    def _open(self) -> sqlite3.Connection:
+        self.database.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self.database, timeout=30)
+        if database.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+            _begin(database)
+        return database
+
+    def _follow(self) -> None:
+        try:
+            self.failed = None
+            with closing(self._open()) as database:
+                if not self._same(database):
+                    _begin(database)
+                batch: list[tuple[int, bytes]] = []
+                for place, line in lines_between(self.path, int(_value(database, "read"))):
+                    batch.append((place, line))
+                    if len(batch) == AT_ONCE:
+                        _add(database, batch)
+                        batch = []
+                if batch:
+                    _add(database, batch)
+        except (sqlite3.Error, OSError, ValueError, KeyError) as error:
+            self.failed = error
+
+    def _same(self, database: sqlite3.Connection) -> bool:
+        """True if the file still has the line that was indexed last: a resumed run removes lines and writes others."""
+        read, at = int(_value(database, "read")), int(_value(database, "at"))
+        if not read:
+            return True
+        with self.path.open("rb") as file:
+            file.seek(at)
+            return bool(_digest(file.read(read - at)) == _value(database, "last"))
+
+
+def _begin(database: sqlite3.Connection) -> None:
+    """Begin again with empty tables."""
+    database.execute("PRAGMA journal_mode=WAL")
+    for name in ("about", "parts", "answers", "texts"):
+        database.execute(f"DROP TABLE IF EXISTS {name}")
+    database.executescript(TABLES)
+    database.execute("INSERT INTO about VALUES ('read', 0), ('at', 0), ('last', '')")
+    database.execute(f"PRAGMA user_version={FORMAT}")
+    database.commit()
+
+
+def _add(database: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
+    """Index further lines, in one transaction."""
+    parts = dict(database.execute("SELECT name, number FROM parts"))
+    (first,) = database.execute("SELECT coalesce(max(id), 0) + 1 FROM answers").fetchone()
+    rows, texts = [], []
+    for number, (at, line) in enumerate(lines, first):
+        record = json.loads(line)
+        told = record.get("parts") or {}
+        for name in told.keys() - parts.keys():
+            parts[name] = len(parts)
+            database.execute("INSERT INTO parts VALUES (?, ?)", (name, parts[name]))
+            database.execute(f"ALTER TABLE answers ADD COLUMN part{parts[name]} REAL")
+        versions = record.get("versions") or [None]
+        plain = [record.get(name) for name in ("step", "kind", "prompt_id", "reward", "advantage", "tokens")]
+        rows.append((number, at, *plain, versions[0], record.get("finish"), told))
+        texts.append((number, record.get("prompt"), record.get("completion")))
+    names = sorted(parts, key=parts.__getitem__)
+    marks = ",".join("?" * (10 + len(names)))
+    database.executemany(
+        f"INSERT INTO answers VALUES ({marks})", ((*row[:-1], *(row[-1].get(name) for name in names)) for row in rows)
+    )
+    database.executemany("INSERT INTO texts (rowid, prompt, completion) VALUES (?, ?, ?)", texts)
+    at, line = lines[-1]
+    for name, value in (("read", at + len(line)), ("at", at), ("last", _digest(line))):
+        database.execute("UPDATE about SET value = ? WHERE name = ?", (value, name))
+    database.commit()
+
+
+def _where(question: Question, parts: dict[str, int]) -> tuple[str, list[Any]]:
+    given = {"step": question.step, "kind": question.kind or None, "finish": question.finish or None}
+    given["prompt_id"] = question.prompt_id
+    terms = [f"{name} = ?" for name, value in given.items() if value is not None]
+    values: list[Any] = [value for value in given.values() if value is not None]
+    for name, least, most in question.limits:
+        for sign, bound in ((">=", least), ("<=", most)):
+            if bound is not None:
+                terms.append(f"{_column(name, parts)} {sign} ?")
+                values.append(bound)
+    if words := _match(question.words):
+        terms.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
+        values.append(words)
+    return (" WHERE " + " AND ".join(terms) if terms else ""), values
+
+
+def _match(words: str) -> str:
+    """All words, the last of which may be a beginning; words in quotes stand side by side. SQLite's own signs have no
+    meaning here."""
+    found = []
+    for number, part in enumerate(words.replace("\0", " ").split('"')):
+        found += [part] if number % 2 and part.strip() else part.split()
+    quoted = [f'"{word}"' for word in found if any(letter.isalnum() for letter in word)]
+    return " ".join(quoted) + ("*" if quoted and not words.rstrip().endswith('"') else "")
+
+
+def _column(name: str, parts: dict[str, int]) -> str:
+    if name in FIELDS:
+        return FIELDS[name]
+    if name.startswith("part:") and name[5:] in parts:
+        return f"part{parts[name[5:]]}"
+    raise ValueError(f"answers have no field {name!r}; they have {', '.join((*FIELDS, *(f'part:{p}' for p in parts)))}")
+
+
+def _listed(record: dict[str, Any], at: int) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in BY_TOKEN} | {"at": at}
+
+
+def _value(database: sqlite3.Connection, name: str) -> Any:
+    return database.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()[0]
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.blake2b(line, digest_size=12).hexdigest()

@@ -1,0 +1,165 @@
+"""The page to read runs as a web application: files of the page, and what it asks for as JSON. Only reads.
+
+    /, /page/NAME -> web/          /api/... -> folders.py, answers.py -> JSON
+
+The only file that imports Starlette, which is optional. `commands/page.py` opens the sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from plaudit.monitor.answers import PAGE, Answers, Question
+from plaudit.monitor.door import Door
+from plaudit.monitor.export import exported
+from plaudit.monitor.folders import Followed, columns, differences, runs_in, settings_of, summary
+
+WEB = Path(__file__).parent / "web"
+FILES = {path.name: path for path in sorted(WEB.iterdir())}
+EVENTS = 20_000
+"""Stretches of time that the page gets at once, the latest."""
+MOST = 500
+"""Answers of one request."""
+Given = Mapping[str, str]
+
+
+class Reader:
+    """Reads the runs of a folder. What it has read of a file stays, and a later question reads what is new."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._followed: dict[Path, Followed] = {}
+        self._answers: dict[Path, Answers] = {}
+        self._lock = threading.Lock()
+
+    def run(self, given: Given, key: str = "run") -> Path:
+        """Return a run's folder. Raises LookupError for a name that is not in the list of runs."""
+        name = given.get(key, "")
+        try:
+            return runs_in(self.folder)[name]
+        except KeyError:
+            raise LookupError(f"there is no run {name!r:.80}") from None
+
+    def records(self, path: Path) -> list[dict[str, Any]]:
+        with self._lock:
+            return list(self._followed.setdefault(path, Followed(path)).look())
+
+    def runs(self, given: Given) -> Any:
+        return {
+            "folder": str(self.folder.resolve()),
+            "runs": [summary(name, path) for name, path in runs_in(self.folder).items()],
+        }
+
+    def metrics(self, given: Given) -> Any:
+        return columns(self.records(self.run(given) / "metrics.jsonl"))
+
+    def health(self, given: Given) -> Any:
+        return self.records(self.run(given) / "health.jsonl")
+
+    def events(self, given: Given) -> Any:
+        return self.records(self.run(given) / "events.jsonl")[-EVENTS:]
+
+    def settings(self, given: Given) -> Any:
+        return settings_of(self.run(given))
+
+    def differences(self, given: Given) -> Any:
+        return differences(settings_of(self.run(given, "a")), settings_of(self.run(given, "b")))
+
+    def answers_of(self, given: Given) -> Answers:
+        path = self.run(given) / "samples.jsonl"
+        with self._lock:
+            return self._answers.setdefault(path, Answers(path))
+
+    def steps(self, given: Given) -> Any:
+        names = ("step", "answers", "groups", "of")
+        found = [asdict(one) for one in self.answers_of(given).steps()]
+        return {name: [one[name] for one in found] for name in names}
+
+    def answers(self, given: Given) -> Any:
+        return self.answers_of(given).find(question(given)).json()
+
+    def answer(self, given: Given) -> Any:
+        return self.answers_of(given).one(int(given.get("at", "-1")))
+
+
+def question(given: Given) -> Question:
+    """Read a question from an address. Raises ValueError for what is no number."""
+
+    def number(name: str) -> float | None:
+        return float(given[name]) if given.get(name) else None
+
+    field = given.get("field")
+    return Question(
+        step=int(given["step"]) if given.get("step") else None,
+        kind=given.get("kind", ""),
+        finish=given.get("finish", ""),
+        prompt_id=given.get("prompt") or None,
+        words=given.get("words", "")[:1000],
+        limits=((field, number("least"), number("most")),) if field else (),
+        sort=given.get("sort", ""),
+        descending=given.get("order") != "rising",
+        offset=max(0, int(given.get("offset", "0"))),
+        count=min(MOST, max(1, int(given.get("count", PAGE)))),
+    )
+
+
+def application(folder: Path, *, names: frozenset[str] = frozenset({"localhost"}), token: str | None = None) -> Door:
+    """Return the page of a folder of runs as an ASGI application."""
+    reader = Reader(folder)
+    asked = (
+        reader.runs,
+        reader.metrics,
+        reader.health,
+        reader.events,
+        reader.settings,
+        reader.differences,
+        reader.steps,
+        reader.answers,
+        reader.answer,
+    )
+    routes = [Route("/", lambda request: FileResponse(WEB / "index.html")), Route("/page/{name}", _file)]
+    routes += [Route(f"/api/{ask.__name__}", _json(ask)) for ask in asked]
+    answers = {ask.__name__: ask for ask in asked}
+
+    def export(request: Request) -> Response:
+        try:
+            reader.run(request.query_params)
+            text = exported(WEB, lambda what, given: answers[what](given), request.query_params)
+        except LookupError as error:
+            return PlainTextResponse(str(error.args[0]), 404)
+        except ValueError as error:
+            return PlainTextResponse(str(error)[:300], 400)
+        return Response(text, media_type="application/octet-stream")
+
+    routes.append(Route("/api/export", export))
+    return Door(inside=Starlette(routes=routes), names=names, token=token)
+
+
+def _file(request: Request) -> Response:
+    path = FILES.get(request.path_params["name"])
+    return PlainTextResponse("there is no such file", 404) if path is None else FileResponse(path)
+
+
+def _json(ask: Callable[[Given], Any]) -> Callable[[Request], Response]:
+    """Answer in one of Starlette's threads, since reading a file takes time."""
+
+    def answer(request: Request) -> Response:
+        try:
+            body = json.dumps(ask(request.query_params), ensure_ascii=False, allow_nan=False)
+        except LookupError as error:
+            return PlainTextResponse(str(error.args[0]), 404)
+        except (ValueError, OverflowError) as error:
+            return PlainTextResponse(str(error)[:300], 400)
+        return Response(body, media_type="application/json")
+
+    return answer

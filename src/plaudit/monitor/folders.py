@@ -1,0 +1,170 @@
+"""The runs below a folder, as the page shows them: what they are, how they go, their settings and figures. Only reads.
+
+settings.yaml, log.txt, metrics.jsonl, health.jsonl, events.jsonl -> plain values, as JSON has them
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from plaudit.support.visible import visible
+
+DEPTH = 4
+"""How far below the folder runs are looked for."""
+MOST = 500
+"""Runs that are shown, the newest."""
+SILENT = 120.0
+"""Seconds without a word after which a run that has not ended is called silent."""
+POINTS = 3000
+"""Steps that a curve has at most; of more, every n-th and the last."""
+TAIL = 16_000
+"""Bytes of a log's end."""
+RUN = ("metrics.jsonl", "settings.yaml")
+"""A folder with one of these is a run."""
+_STEP = re.compile(r"step +(\d+)/(\d+)")
+
+
+def runs_in(folder: Path) -> dict[str, Path]:
+    """Return the runs by name, which is their path below the folder ("." for the folder itself), the newest first."""
+    found = {}
+    for path in _folders(folder, DEPTH):
+        if any((path / name).is_file() for name in RUN):
+            found[path.relative_to(folder).as_posix()] = path
+    newest = sorted(found, key=lambda name: -changed(found[name]))[:MOST]
+    return {name: found[name] for name in newest}
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    yield folder
+    if depth and not (folder / "checkpoints").is_dir():
+        try:
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        except OSError:
+            return
+        for path in inner:
+            yield from _folders(path, depth - 1)
+
+
+def changed(folder: Path) -> float:
+    """When a run's figures or its log were written last, in seconds since 1970."""
+    times = [path.stat().st_mtime for name in (*RUN, "log.txt") if (path := folder / name).exists()]
+    return max(times, default=0.0)
+
+
+def summary(name: str, folder: Path) -> dict[str, Any]:
+    """One row of the list of runs."""
+    log = _tail(folder / "log.txt")
+    steps = _STEP.findall(log)
+    last = log.splitlines()[-1][20:] if log.strip() else ""
+    state = "running" if time.time() - changed(folder) < SILENT else "silent"
+    if last.startswith("done:"):
+        state = "done"
+    elif last.startswith("the run ended:"):
+        state = "stopped" if "stopped" in last else "failed"
+    step = int(steps[-1][0]) if steps else 0
+    return {
+        "name": name,
+        "method": settings_of(folder).get("method", ""),
+        "state": state,
+        "step": step,
+        "steps": int(steps[-1][1]) if steps else 0,
+        "changed": changed(folder),
+        "answers": (folder / "samples.jsonl").exists(),
+        "last": visible(last[:300], line=True) if state in ("failed", "stopped") else "",
+    }
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        return file.read().decode("utf-8", errors="replace")
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """A run's settings by key, {"learn.precision": "float32"}; {} if the file is absent or was cut off."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return dict(_leaves("", tree)) if isinstance(tree, dict) else {}
+
+
+def _leaves(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    inner = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    if not isinstance(inner, dict) or not inner:
+        yield key, tree
+        return
+    for name, value in inner.items():
+        yield from _leaves(f"{key}.{name}" if key else str(name), value)
+
+
+class Followed:
+    """The records of a JSON-lines file that grows. Each look reads only what is new; a file that was replaced is read
+    again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.records: list[dict[str, Any]] = []
+        self._read, self._identity = 0, (0, 0)
+
+    def look(self) -> list[dict[str, Any]]:
+        if not self.path.exists():
+            return []
+        found = self.path.stat()
+        if (found.st_dev, found.st_ino) != self._identity or found.st_size < self._read:
+            self.records, self._read, self._identity = [], 0, (found.st_dev, found.st_ino)
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # torn, or being written
+                self._read += len(line)
+                record = _parsed(line)
+                if record is not None:
+                    self.records.append(record)
+        return self.records
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Figures as columns, which have None where a step has no such figure. A long run has every n-th step."""
+    every = max(1, -(-len(records) // POINTS))
+    kept = records[::every]
+    if records and kept[-1] is not records[-1]:
+        kept.append(records[-1])
+    names = dict.fromkeys(name for record in kept for name, value in record.items() if _is_number(value))
+    if every > 1:  # figures of few steps, such as a validation's, are not left out
+        rare = [name for name in names if name.startswith("validation/")]
+        more = [record for record in records if any(name in record for name in rare)]
+        kept = sorted({record["step"]: record for record in (*kept, *more)}.values(), key=lambda one: one["step"])
+    return {name: [_number(record.get(name)) for record in kept] for name in names}
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings in which two runs differ, by key."""
+    keys = dict.fromkeys((*one, *other))
+    return [{"key": key, "a": one.get(key), "b": other.get(key)} for key in keys if one.get(key) != other.get(key)]

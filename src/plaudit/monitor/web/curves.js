@@ -1,0 +1,137 @@
+// Curves over steps, time or tokens: one picture for figures that belong together, alarms as marks on all.
+"use strict";
+
+(() => {
+  const { el, ask, number, cssColor } = plaudit;
+  const PICTURES = [
+    ["Reward", ["reward/mean", "validation/reward/mean"]],
+    ["Judge and gold", ["reward/judge", "reward/gold", "validation/reward/judge", "validation/reward/gold"]],
+    ["Loss", ["loss/policy", "loss/critic", "loss/judge", "validation/loss"]],
+    ["Accuracy", ["accuracy", "validation/accuracy"]],
+    ["KL to the reference", ["kl/reference", "kl/loss"]],
+    ["Entropy, nats a token", ["entropy"]],
+    ["Answer length, tokens", ["length/mean", "length/max"]],
+    ["Shares: unfinished, failed, equal groups, clipped", ["unfinished", "reward/failed", "groups/equal", "clip_fraction"]],
+    ["KL between sampler and learner", ["kl/sampler"]],
+    ["Age of samples, versions", ["lag/mean", "lag/max"]],
+    ["Gradient norm", ["gradient_norm/policy", "gradient_norm/critic", "gradient_norm/judge"]],
+    ["Tokens per second", ["tokens_per_second"]],
+    ["Seconds a step", ["time/step", "time/batch", "time/learn"]],
+  ];
+  const AXES = [["step", "step"], ["time", "time, s"], ["tokens", "tokens"]];
+  let drawn = [];
+  let asked = 0;
+
+  const pictures = (names) => {
+    const left = new Set(names.filter((name) => !["step", "epoch", "time", "tokens"].includes(name)));
+    const found = [];
+    for (const [title, wanted] of PICTURES) {
+      const here = wanted.filter((name) => left.delete(name));
+      if (here.length) found.push([title, here]);
+    }
+    const parts = [...left].filter((name) => name.startsWith("reward/") && !["reward/std"].includes(name));
+    if (parts.length) found.splice(Math.min(2, found.length), 0, ["Other rewards", parts]);
+    parts.forEach((name) => left.delete(name));
+    return [found, [...left].sort().map((name) => [name, [name]])];
+  };
+
+  // Two runs have other steps: their columns are joined on the axis, with gaps that are bridged.
+  const table = (one, other, axis, names) => {
+    const of = (metrics) => [metrics[axis] ?? [], ...names.map((name) => metrics[name] ?? Array((metrics[axis] ?? []).length).fill(null))];
+    const clean = (data) => {
+      const keep = data[0].map((value, index) => [value, index]).filter(([value]) => value !== null).sort((a, b) => a[0] - b[0]);
+      return data.map((column) => keep.map(([, index]) => column[index]));
+    };
+    return other ? uPlot.join([clean(of(one)), clean(of(other))]) : clean(of(one));
+  };
+
+  const marks = (alarms, axis, metrics) => alarms.map((alarm) => {
+    const place = (metrics.step ?? []).indexOf(alarm.step);
+    return axis === "step" ? alarm.step : place < 0 ? null : metrics[axis][place];
+  }).filter((place) => place !== null && place !== undefined);
+
+  const markers = (places) => (chart) => {
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = cssColor("--bad");
+    ctx.setLineDash([4, 4]);
+    for (const place of places) {
+      const x = Math.round(chart.valToPos(place, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+      ctx.beginPath(); ctx.moveTo(x - 6, bbox.top); ctx.lineTo(x + 6, bbox.top); ctx.lineTo(x, bbox.top + 10); ctx.fill();
+    }
+    ctx.restore();
+  };
+
+  const latest = (values) => {
+    const there = (values ?? []).filter((value) => value !== null);
+    return there.length ? there[there.length - 1] : null;
+  };
+
+  const draw = (into, title, names, one, other, axis, places) => {
+    const data = table(one.metrics, other?.metrics, axis, names);
+    const runs = other ? [one, other] : [one];
+    const series = runs.flatMap((run, which) => names.map((name, index) => ({
+      label: which ? `${name} of ${run.name}` : name,
+      stroke: cssColor(`--c${index % 8}`), width: 1.6, dash: which ? [6, 4] : undefined, spanGaps: true,
+      points: { show: data[0].length < 3 || (name.startsWith("validation/")), size: 5 },
+      value: (chart, value) => (value === null || value === undefined ? "" : number(value)),
+    })));
+    const grid = { stroke: cssColor("--quiet"), grid: { stroke: cssColor("--line"), width: 1 }, ticks: { stroke: cssColor("--line"), width: 1 }, font: "12px system-ui" };
+    const size = (chart, values) => 22 + 7 * Math.max(3, ...(values ?? []).map((value) => value.length));
+    const label = (chart, values) => values.map((value) => number(value, 6));
+    const last = names.map((name) => `${name}: ${number(latest(one.metrics[name]))}`).join(", ");
+    const frame = el("div", { role: "img", "aria-label": `${title} over ${axis}. Latest: ${last}` });
+    const head = names.length === 1 ? number(latest(one.metrics[names[0]])) : "";
+    into.append(el("div", { className: "chart" }, el("h3", {}, title, el("span", {}, head)), frame));
+    drawn.push([new uPlot({
+      width: Math.max(240, frame.clientWidth), height: 200, series: [{ label: axis, value: (chart, value) => (value === null ? "" : number(value, 7)) }, ...series],
+      scales: { x: { time: false } }, axes: [{ ...grid, size: 28, values: label }, { ...grid, size, values: label }],
+      cursor: { sync: { key: "plaudit" }, drag: { x: true, y: false } }, hooks: { draw: [markers(places)] },
+      legend: { live: true },
+    }, data, frame), frame]);
+  };
+
+  addEventListener("resize", () => drawn.forEach(([chart, frame]) => {
+    if (frame.clientWidth) chart.setSize({ width: frame.clientWidth, height: 200 });
+  }));
+
+  plaudit.views.curves = {
+    title: "Curves",
+    async show(into) {
+      const mine = ++asked;
+      const { run, axis = "step" } = plaudit.state;
+      const [metrics, health] = await Promise.all([ask("metrics", { run }), ask("health", { run })]);
+      const beside = plaudit.state.with;
+      const other = beside ? { name: beside, metrics: await ask("metrics", { run: beside }) } : null;
+      if (mine !== asked) return;
+      drawn.forEach(([chart]) => chart.destroy());
+      drawn = [];
+      into.replaceChildren();
+      if (!metrics || !(metrics.step ?? []).length) {
+        into.append(el("p", {}, "No step has been recorded yet. Figures appear here after the first one."));
+        return;
+      }
+      into.append(el("div", { className: "row" },
+        plaudit.select("Over", AXES, axis, (value) => { plaudit.go({ axis: value }); this.show(into); }),
+        el("span", { className: "quiet" }, "Drag to zoom, double-click to see all again.")));
+      if (health.length) {
+        into.append(el("div", { className: "alarms" }, el("h3", {}, `${health.length} alarm${health.length > 1 ? "s" : ""}`),
+          el("ul", {}, health.map((alarm) => el("li", {}, el("b", {}, `Step ${alarm.step}, ${alarm.sign}: `), alarm.text)))));
+      }
+      const one = { name: run, metrics };
+      const places = marks(health, axis, metrics);
+      const [known, others] = pictures(Object.keys({ ...metrics, ...(other?.metrics ?? {}) }));
+      const charts = el("div", { className: "charts" });
+      into.append(charts);
+      known.forEach(([title, names]) => draw(charts, title, names, one, other, axis, places));
+      const more = el("div", { className: "charts" });
+      const rest = el("details", { ontoggle: () => {
+        if (rest.open && !more.children.length) others.forEach(([title, names]) => draw(more, title, names, one, other, axis, places));
+      } }, el("summary", {}, `${others.length} further figures`), more);
+      if (others.length) into.append(rest);
+    },
+    refresh(into) { if (!drawn.some(([chart]) => chart.cursor.left > 0)) return this.show(into); },
+  };
+})();

@@ -1,0 +1,57 @@
+// All answers to one prompt, step by step; of two runs side by side.
+"use strict";
+
+(() => {
+  const { el, ask } = plaudit;
+
+  const column = async (run, prompt) => {
+    const made = el("div", {}, el("h3", {}, run));
+    let found = await ask("answers", { run, prompt, sort: "step", count: 60 });
+    while (found && found.indexed < 1 && found.rows.length < 60) {
+      plaudit.tell(`${Math.floor(100 * found.indexed)} % of the answers of ${run} are indexed so far.`);
+      await new Promise((done) => setTimeout(done, 500));
+      found = await ask("answers", { run, prompt, sort: "step", count: 60 });
+    }
+    plaudit.tell("");
+    if (found && found.total > found.rows.length) made.append(el("p", { className: "quiet" }, `The latest ${found.rows.length} of ${found.total} answers`));
+    if (!found || !found.rows.length) made.append(el("p", {}, "This run has no recorded answer to this prompt."));
+    let step = "";
+    for (const row of found?.rows ?? []) {
+      const name = `Step ${row.step}${row.kind === "train" ? "" : ` (${row.kind})`}`;
+      if (name !== step) made.append(el("h4", {}, name));
+      step = name;
+      made.append(el("button", { className: "answer", onclick: () => plaudit.showAnswer(run, row.at).catch((e) => plaudit.tell(e.message)) },
+        plaudit.facts(row), el("span", { className: "text" }, row.completion)));
+    }
+    return [made, found?.rows[0]];
+  };
+
+  let asked = 0;
+
+  plaudit.views.pairs = {
+    title: "One prompt",
+    async show(into) {
+      const mine = ++asked;
+      const { run, with: other } = plaudit.state;
+      const latest = await ask("steps", { run });
+      const last = latest?.step[latest.step.length - 1];
+      const near = last === undefined ? null : await ask("answers", { run, step: last, count: 200 });
+      const known = new Map((near?.rows ?? []).map((row) => [row.prompt_id, row.prompt]));
+      const prompt = plaudit.state.prompt ?? known.keys().next().value;
+      if (prompt === undefined) {
+        into.replaceChildren(el("p", {}, "This run has no recorded answers."));
+        return;
+      }
+      if (!known.has(prompt)) known.set(prompt, prompt);
+      const choices = [...known].map(([id, text]) => [id, `${text.replace(/\s+/g, " ").slice(0, 70)} (${id.slice(-30)})`]);
+      const columns = await Promise.all([run, other].filter(Boolean).map((name) => column(name, prompt)));
+      if (mine !== asked) return;
+      const text = columns.map(([, row]) => row?.prompt).find(Boolean);
+      into.replaceChildren(
+        el("div", { className: "row" }, plaudit.select("Prompt", choices, prompt, (value) => { plaudit.go({ prompt: value }); this.show(into); })),
+        el("div", { className: "prompt" }, el("div", { className: "quiet" }, prompt), el("div", { className: "text", tabIndex: 0 }, text ?? "")),
+        other ? "" : el("p", { className: "quiet" }, "Choose a second run above to see its answers beside these."),
+        el("div", { className: other ? "two" : "" }, columns.map(([made]) => made)));
+    },
+  };
+})();

@@ -1,0 +1,234 @@
+"""The page in a real Chromium: what a model writes does nothing, and what a reader does works (`make test-page`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import make_run
+
+pytestmark = pytest.mark.slow
+sync_api = pytest.importorskip("playwright.sync_api", reason="make test-page installs Playwright")
+CHROMIUM = os.environ.get("PLAUDIT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("there is no Chromium", allow_module_level=True)
+
+DOES = ("window.hit=1", "alert(1)", "fetch('http://127.0.0.1:9/x')", "document.title='hit'", "parent.hit=1")
+WAYS = (
+    "<script>{}</script>",
+    "</script><script>{}</script>",
+    "<img src=x onerror={}>",
+    '"><img src=x onerror="{}">',
+    "'><svg onload={}>",
+    "<svg><script>{}</script></svg>",
+    "<iframe srcdoc='<script>{}</script>'></iframe>",
+    '<iframe src="javascript:{}"></iframe>',
+    '<a href="javascript:{}">x</a>',
+    "<body onload={}>",
+    "<details open ontoggle={}>",
+    "<input autofocus onfocus={}>",
+    "<video><source onerror={}></video>",
+    "<math><mtext><script>{}</script></mtext></math>",
+    "<style>@import 'http://127.0.0.1:9/{}';</style>",
+    '<link rel=stylesheet href="data:text/css,{}">',
+    '<object data="javascript:{}"></object>',
+    "</textarea></title><script>{}</script>",
+    "<template><script>{}</script></template><!--><script>{}</script>-->",
+    "${{{}}}{{{{{}}}}}<%={}%>",
+)
+XSS = [way.replace("{}", does) for way in WAYS for does in DOES]
+ESCAPES = [
+    f"\x1b{end}before\x07after" for end in ("[2J", "]0;title", "[31m", "[1A", "P1$r", "c", "[?25l", "]8;;http://x")
+]
+ESCAPES += [f"a{sign}b" for sign in "\x00\x08\x0b\x0c\x0d\x7f\x9b\u202e\u2066\u200b\ufeff\u2028"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "ppo", steps=30, state="running")
+    make_run(folder / "other", steps=20, seed=1, rate=1e-3)
+    make_run(folder / "<img src=x onerror=window.hit=1>", steps=2, prompts=25, texts=XSS)
+    make_run(folder / "escapes", steps=1, prompts=5, texts=ESCAPES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    import plaudit
+
+    source = str(Path(plaudit.__file__).parents[1])
+    cache = str(tmp_path_factory.mktemp("cache"))
+    environment = {**os.environ, "PYTHONPATH": source, "PLAUDIT_CACHE": cache}
+    command = [sys.executable, "-m", "plaudit.commands.cli", "monitor", str(folder), "--serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line
+        yield found[0]
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+def until(page: Any, holds: str) -> None:
+    """Wait until an expression is true. Playwright's own wait evaluates a string, which the page's policy forbids."""
+    end = time.monotonic() + 30
+    while not page.evaluate(holds):
+        assert time.monotonic() < end, holds
+        time.sleep(0.05)
+
+
+class Visit:
+    """A page and what went wrong on it."""
+
+    def __init__(self, browser: Any, **context: Any):
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.wrong: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("dialog", lambda dialog: (self.wrong.append("dialog"), dialog.dismiss()))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda message: message.type == "error" and self.wrong.append(message.text))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def go(self, address: str, **state: str) -> Any:
+        from urllib.parse import urlencode
+
+        self.page.goto("about:blank")
+        self.page.goto(f"{address}#{urlencode(state)}")
+        self.page.wait_for_selector("#view > *")
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Visit]:
+    visit = Visit(browser)
+    yield visit
+    visit.context.close()
+    assert visit.wrong == []
+
+
+def test_a_hundred_scripts_of_a_model_are_text(visit: Visit, address: str, tmp_path: Path) -> None:
+    assert len(XSS) == 100
+    page = visit.go(address, run="<img src=x onerror=window.hit=1>", tab="answers", kind="train")
+    page.get_by_role("button", name="More").click()
+    until(page, "document.querySelectorAll('#view .answer').length === 100")
+    shown = page.eval_on_selector_all("#view .answer > .text", "all => all.map(one => one.textContent)")
+    assert shown == XSS
+    for place in range(0, 100, 9):
+        page.locator("#view .answer").nth(place).click()
+        page.wait_for_selector("dialog[open] .tokens span")
+        assert page.locator("dialog .tokens").text_content() == XSS[place]
+        page.keyboard.press("Escape")
+    for tab in ("curves", "pairs", "lanes", "settings"):
+        visit.go(address, run="<img src=x onerror=window.hit=1>", tab=tab)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    download.value.save_as(tmp_path / "export.html")
+    page.goto((tmp_path / "export.html").as_uri())
+    page.get_by_role("button", name="Answers").click()
+    page.wait_for_selector("#view .answer")
+    assert page.evaluate("window.hit") is None
+    assert page.evaluate("document.querySelectorAll('img, iframe, object, video, a').length") == 0
+    assert page.title() != "hit"
+    assert not [url for url in visit.requests if not url.startswith((address, "about:", "blob:", "data:", "file:"))]
+
+
+def test_what_a_terminal_or_a_reader_would_obey_is_visible(visit: Visit, address: str) -> None:
+    assert len(ESCAPES) == 20
+    page = visit.go(address, run="escapes", tab="answers")
+    page.wait_for_selector(".answer")
+    shown = page.eval_on_selector_all(".answer > .text", "all => all.map(one => one.textContent)")
+    assert len(shown) == 20
+    assert all(re.search(r"\\u[0-9a-f]{4}", text) for text in shown)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066\u2028\ufeff]", "".join(shown))
+
+
+def test_a_reader_finds_sorts_and_opens_answers(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="answers")
+    page.get_by_role("slider").fill("9")
+    until(page, "document.querySelector('#view h3')?.textContent.startsWith('Step 10')")
+    page.get_by_label("Search in prompts and answers").fill("great")
+    page.get_by_label("all steps").check()
+    texts = "[...document.querySelectorAll('.answer > .text')].map(one => one.textContent)"
+    until(page, f"(found => found.length && found.every(one => one.includes('great')))({texts})")
+    page.get_by_label("Sort by").select_option("part:gold")
+    facts = "[...document.querySelectorAll('.answer > .facts')].map(one => one.textContent)"
+    gold = f"{facts}.map(one => Number(one.match(/gold (\\S+?)(advantage|length)/)[1]))"
+    until(page, f"(found => found.length > 9 && found.every((v, i) => !i || v <= found[i - 1]))({gold})")
+    page.locator(".answer").first.click()
+    tokens = page.locator("dialog .tokens")
+    for way in ("gap", "entropy", "advantage"):
+        page.get_by_label("Colour by").select_option(way)
+        colours = page.eval_on_selector_all("dialog .tokens span", "all => all.map(one => one.style.backgroundColor)")
+        assert all(colours)
+        assert (len(set(colours)) > 1) == (way != "advantage" and len(colours) > 1)
+    tokens.focus()
+    page.keyboard.press("ArrowRight")
+    assert "sampler -" in page.locator("dialog .about").inner_text()
+
+
+def test_two_runs_stand_side_by_side(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="settings", **{"with": "other"})
+    rows = page.eval_on_selector_all(
+        "tbody tr", "all => all.map(one => [...one.children].map(cell => cell.textContent))"
+    )
+    assert rows == [["seed", "0", "1"], ["optimizer.learning_rate", "0.0003", "0.001"]]
+    page = visit.go(address, run="ppo", tab="pairs", **{"with": "other"})
+    page.wait_for_selector(".two .answer")
+    assert page.locator(".two > div").count() == 2
+    assert page.locator(".two > div:nth-child(2) .answer").count() > 0
+    page = visit.go(address, run="ppo", tab="curves", **{"with": "other"})
+    page.wait_for_selector(".uplot canvas")
+    assert page.locator(".chart").count() >= 8
+    assert "Step 15, entropy" in page.locator(".alarms").inner_text()
+    assert page.locator(".chart h3", has_text="Judge and gold").count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 420])
+def test_nothing_is_wider_than_the_window(browser: Any, address: str, width: int, scheme: str) -> None:
+    visit = Visit(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    for tab in ("curves", "answers", "pairs", "lanes", "settings"):
+        page = visit.go(address, run="ppo", tab=tab, **{"with": "other"})
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
+    visit.context.close()
+    assert visit.wrong == []
+
+
+def test_a_run_that_goes_on_is_followed(visit: Visit, address: str, folder: Path) -> None:
+    make_run(folder / "grows", steps=3, state="running")
+    page = visit.go(address, run="grows", tab="curves")
+    later = make_run(folder.parent / "later", steps=5)
+    for name in ("metrics.jsonl", "log.txt"):
+        (folder / "grows" / name).write_bytes((later / name).read_bytes())
+    until(page, "document.querySelector('#title').textContent.includes('step 5 of 5')")
+
+
+def test_without_javascript_of_ours_nothing_runs(visit: Visit, address: str) -> None:
+    """The policy stops what textContent could not."""
+    page = visit.go(address, run="ppo", tab="settings")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hit=1\">')")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hit") is None
+    assert any("Content Security Policy" in text or "onerror" in text for text in visit.wrong)
+    visit.wrong.clear()
