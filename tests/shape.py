@@ -30,10 +30,10 @@ ROOMS = {
     "maths": (470, "one function for each formula"),
     "compute": (1530, "our kernels' Python side and its plain torch form; nothing else knows an address"),
     "runtime": (2000, "the queue of all requests, and all that knows Ray, sockets and nodes"),
-    "monitor": (1340, "records, health, plots, the page"),
+    "monitor": (2380, "records, health, plots, the page"),
     "algorithms": (1150, "a file for each method and two for what they share"),
-    "data": (4090, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
-    "rewards": (2015, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
+    "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
+    "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
         3100,
         "Hugging Face folders to modules and back; who holds which box of what, read and written in boxes",
@@ -41,13 +41,13 @@ ROOMS = {
     "weights": (545, "new weights to every process with a copy"),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),
-    "learn": (1430, "passes, sharding, the optimizer"),
-    "loop": (2010, "one loop for every method; half of it is recovery; how often, in words"),
-    "evaluate": (1360, "figures of models that are no figures of a run"),
+    "learn": (1490, "passes, sharding, the optimizer"),
+    "loop": (2180, "one loop for every method; half of it is recovery; how often, in words"),
+    "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (990, "the tree, recipes, what sections ask of each other; other systems' words and files"),
-    "crew": (1030, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
-    "runs": (1680, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
-    "commands": (1630, "the command line; what a run would take on a mesh (230)"),
+    "crew": (1060, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
+    "runs": (2000, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
+    "commands": (2000, "the command line; what a run would take on a mesh (230)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 
