@@ -59,8 +59,9 @@ compat: $(STAMP) ## Run the tests of models, data and evaluation with the oldest
 shape: $(STAMP) ## Show what each room of the source is for, its lines and its budget
 	@$(BIN)/python tests/shape.py
 
-settings: $(STAMP) ## Rewrite the tables of docs/settings.md from the code
+settings: $(STAMP) ## Rewrite the tables of docs/settings.md and docs/keys.md from the code
 	@$(BIN)/python tests/settings/tables.py
+	@$(BIN)/python tests/settings/keys.py
 
 docs: $(DOCS_STAMP) ## Build the site of docs/ and open it; it follows the files until you stop it
 	@$(DOCS)/bin/zensical serve --open

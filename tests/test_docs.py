@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -310,6 +311,38 @@ def _dotted(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + key
         if isinstance(value, dict):
             yield from _dotted(value, f"{prefix}{key}.")
+
+
+def quick_starts() -> dict[str, list[str]]:
+    """The commands that docs/switching.md puts beside TRL's, by their method."""
+    section = DOCS["switching.md"].partition("## Quick starts side by side")[2].partition("\n## ")[0]
+    lines = re.sub(r" *\\\n +", " ", section).splitlines()
+    found = [shlex.split(line)[1:] for line in lines if line.startswith("    plaudit ")]
+    return {method: overrides for method, *overrides in found}
+
+
+@pytest.mark.usefixtures("clean_registries")
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo"])
+def test_quick_starts_of_the_switching_page_run(
+    method: str, make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they stand but for the hub's models and data and the run's length."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("my_theirs.py").write_text(
+        "def format_reward(prompts, completions, **kwargs): return [float(len(one)) for one in completions]\n"
+        "def compute_score(*args): ...\n"
+    )
+    (text,) = [text for language, text in BLOCK.findall(DOCS["switching.md"]) if language == "python"]
+    Path("ours.py").write_text(text.replace("from theirs", "from my_theirs"))
+    hub = ("model.path=", "data.train=")
+    overrides = [word for word in quick_starts()[method] if not word.startswith(hub)]
+    assert len(overrides) == len(quick_starts()[method]) - 2
+    short = ["train.steps=1", *(["rollout.max_tokens=8"] if method == "grpo" else [])]
+    done = run(load_settings(make_recipe(method, tmp_path / "runs", rewards=[]), [*overrides, *short]))
+    assert [step["step"] for step in done.metrics] == [1]
+    if method == "grpo":
+        assert {sample["reward"] for sample in done.samples} == {float(len(one["completion"])) for one in done.samples}
 
 
 def test_rewards_of_the_switching_page_call_those_of_other_systems(

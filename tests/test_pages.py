@@ -111,6 +111,11 @@ def reader(tmp_path: Path, demo: DemoFiles, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "data/demo").symlink_to(demo.sft.parent)
     for name in ("chats.jsonl", "pairs.jsonl", "answers.jsonl", "gold.jsonl", "data/code.jsonl"):
         (tmp_path / name).write_text("{}")
+    foreign = ROOT / "tests/settings/foreign"
+    theirs = {"trl.yaml": "sft.yaml", "async_rlhf.yaml": "rloo.yaml", "reward.conf": "reward.conf"}
+    for name, file in (theirs | {"ds_config.json": "zero3.json"}).items():
+        (tmp_path / name).symlink_to(foreign / file)
+    (tmp_path / "ours.py").write_text("def of_trl(completion): return 1.0")
     for name in ("grpo", "sft", "reward", "first"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     (tmp_path / "runs/first/settings.yaml").write_text((ROOT / "configs/grpo.yaml").read_text(encoding="utf-8"))
@@ -136,7 +141,7 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
             load_settings(recipe, overrides, method=name)
         assert error == f"error: {raised.value}"
     elif name in cli.METHODS or name == "train":
-        load_settings(recipe, overrides, method=None if name == "train" else name)
+        load_settings(recipe, overrides, method=None if name == "train" else name, deepspeed=given["deepspeed"])
     elif name == "pipeline":
         load_pipeline(recipe, overrides)
     elif name == "evaluate":

@@ -614,3 +614,54 @@ def test_commands_outside_of_runs_take_plugins(recipe: Path, tmp_path: Path, mon
     refused = plaudit("convert", rows, made, "--to", "prompt/completion", "--plugin", tmp_path / "none.py")
     assert refused.exit_code == 2
     assert "none.py" in refused.output
+
+
+@pytest.fixture
+def foreign(make_recipe: Any, demo: Any, tmp_path: Path) -> Path:
+    """A file of TRL for a checkpoint that was trained here."""
+    start = run(load_settings(make_recipe("sft", tmp_path / "start", train={"steps": 1})))
+    file = tmp_path / "trl.yaml"
+    given = {
+        "model_name_or_path": str(start.model),
+        "dataset_name": str(demo.sft),
+        "max_steps": 2,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_length": 64,
+        "bf16": False,
+        "use_cpu": True,
+        "output_dir": str(tmp_path / "runs/theirs"),
+        "dataset_num_proc": 4,
+    }
+    file.write_text(yaml.safe_dump(given))
+    return file
+
+
+def test_a_file_of_trl_is_trained_with_and_shown_as_a_recipe(foreign: Path, tmp_path: Path) -> None:
+    done = plaudit("sft", foreign, "threads=1", "train.steps=1")
+    assert done.exit_code == 0, done.output
+    assert f"{foreign} has settings of TRL. As a recipe:\n# the batch is that of one device" in done.output
+    assert "# ignored: dataset_num_proc (rows are read and tokenised before training)\nmethod: sft\n" in done.output
+    assert [step["step"] for step in records.Run(tmp_path / "runs/theirs").metrics] == [1]
+    saved = yaml.safe_load((tmp_path / "runs/theirs/settings.yaml").read_text())
+    assert (saved["train"]["batch_size"], saved["train"]["steps"], saved["threads"]) == (4, 1, 1)
+
+    printed = plaudit("settings", "sft", "--recipe", foreign)
+    assert printed.exit_code == 0, printed.output
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(printed.output)
+    assert load_settings(ours) == load_settings(foreign, method="sft")
+
+
+def test_a_configuration_of_deepspeed_goes_over_a_recipe_and_under_overrides(recipe: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text(json.dumps({"gradient_clipping": 0.5, "train_batch_size": 2, "steps_per_print": "auto"}))
+    done = plaudit("sft", recipe, "--deepspeed", config, "train.batch_size=3", "log.quiet=false")
+    assert done.exit_code == 0, done.output
+    assert f"{recipe} has settings of DeepSpeed. As a recipe:\nmethod: sft\n" in done.output
+    saved = yaml.safe_load((tmp_path / "runs/run/settings.yaml").read_text())
+    assert (saved["optimizer"]["max_gradient_norm"], saved["train"]["batch_size"]) == (0.5, 3)
+    config.write_text(json.dumps({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}))
+    refused = plaudit("settings", "sft", "--recipe", recipe, "--deepspeed", config)
+    assert refused.exit_code == 2
+    assert "zero_optimization.zero_quantized_weights=true: weights and gradients travel as they are" in refused.output

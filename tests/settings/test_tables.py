@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keys
 import pytest
 import yaml
 from tables import PAGE, page
@@ -20,6 +21,7 @@ def test_settings_are_few() -> None:
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: make settings"
+    assert keys.PAGE.read_text(encoding="utf-8") == keys.page(), "run: make settings"
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)

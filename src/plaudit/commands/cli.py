@@ -72,20 +72,26 @@ def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--plugin", "plugins", multiple=True, help=text)(command)
 
 
-def train_by(method: str | None, recipe: str, overrides: Sequence[str]) -> None:
+def deepspeed_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "A configuration of DeepSpeed, which goes over the recipe."
+    return click.option("--deepspeed", type=HomePath(exists=True, dir_okay=False), help=text)(command)
+
+
+def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspeed: str | None) -> None:
     """Do one run."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.assemble import run
-        from plaudit.settings.recipes import load_settings
+        from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 
         # A recipe is optional: `plaudit sft model.path=... data.train=...` says it all.
-        if "=" in recipe and not Path(recipe).exists():
-            settings = load_settings(None, [recipe, *overrides], method=method)
-        else:
-            settings = load_settings(recipe, overrides, method=method)
+        none = "=" in recipe and not Path(recipe).exists()
+        given = as_ours(None if none else recipe, method, deepspeed)
+        settings = load_settings(given.recipe, [recipe, *overrides] if none else overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
+        if given.system:
+            reporter.say(f"{recipe} has settings of {given.system}. As a recipe:\n{given.text(settings.method)}")
         if idle := unused(settings):
             reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")
         run(settings, reporter=reporter)
@@ -101,14 +107,18 @@ def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[st
 
 
 def add_method(name: str, text: str) -> None:
-    @main.command(
-        name, cls=TakesSettings, help=f"{text}\n\nRECIPE is a YAML file of settings; key=value overrides come after it."
+    text += (
+        "\n\nRECIPE is a YAML file of settings, or the file of another system (docs/switching.md); key=value overrides "
+        "come after it."
     )
+
+    @main.command(name, cls=TakesSettings, help=text)
     @click.argument("recipe")
     @click.argument("overrides", nargs=-1)
+    @deepspeed_option
     @traceback_option
-    def command(recipe: str, overrides: tuple[str, ...]) -> None:
-        train_by(name, recipe, overrides)
+    def command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
+        train_by(name, recipe, overrides, deepspeed)
 
 
 for _name, _text in METHODS.items():
@@ -118,10 +128,11 @@ for _name, _text in METHODS.items():
 @main.command("train", cls=TakesSettings)
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
+@deepspeed_option
 @traceback_option
-def train_command(recipe: str, overrides: tuple[str, ...]) -> None:
+def train_command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
     """Train by the method that the recipe names (`method: ...`), a plugin's own too."""
-    train_by(None, recipe, overrides)
+    train_by(None, recipe, overrides, deepspeed)
 
 
 @main.command(cls=TakesSettings)
@@ -389,20 +400,26 @@ def layout(
 @click.argument("method")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Print what it sets, beside the defaults.")
+@deepspeed_option
 @plugin_option
 @traceback_option
-def settings_command(method: str, keys: tuple[str, ...], recipe: str | None, plugins: tuple[str, ...]) -> None:
+def settings_command(
+    method: str, keys: tuple[str, ...], recipe: str | None, deepspeed: str | None, plugins: tuple[str, ...]
+) -> None:
     """Print every setting of a METHOD or command with its default, what it does and what it may be, as a recipe.
 
-    KEY is a setting, a section or the last word of a setting.
+    KEY is a setting, a section or the last word of a setting. A file of another system (docs/switching.md) is printed
+    as a recipe of Plaudit.
     """
     with plain_errors(plugins=plugins):
-        from plaudit.commands.explain import explained, options
+        from plaudit.commands.explain import explained, foreign, options
 
-        told = method in ("generate", "serve-reward")
-        click.echo(
-            options(main.commands[method], keys) if told else explained(method, keys, recipe=recipe, plugins=plugins)
-        )
+        if method in ("generate", "serve-reward"):
+            click.echo(options(main.commands[method], keys))
+        elif (found := foreign(method, recipe, deepspeed)) is not None:
+            click.echo(visible(found), nl=False)
+        else:
+            click.echo(explained(method, keys, recipe=recipe, plugins=plugins))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,16 @@ def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Se
     return annotated(found, usual)
 
 
+def foreign(method: str, recipe: str | None, deepspeed: str | None) -> str | None:
+    """Another system's file, or DeepSpeed's over a recipe, as a recipe of ours; None if the file is ours."""
+    from plaudit.settings.recipes import as_ours
+
+    if recipe is None and deepspeed is None:
+        return None
+    found = as_ours(recipe, method, deepspeed)
+    return found.text(method) if found.system else None
+
+
 def _named(leaf: Leaf, key: str) -> bool:
     """Whether a key names a leaf: whole, by its section, or by its last word."""
     return leaf.key == key or leaf.key.startswith(f"{key}.") or leaf.key.rpartition(".")[2] == key

@@ -9,6 +9,7 @@ OmegaConf's and Hydra's; Hydra's launcher, groups and working folders are left o
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.settings.checks import check
+from plaudit.settings.importers.read import read
+from plaudit.settings.importers.read import read_yaml as read_yaml
+from plaudit.settings.importers.table import Imported
 from plaudit.settings.spellings import meant
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import leaves, mistyped, nearest, refuse, shortened
@@ -36,37 +40,49 @@ def load_settings(
     overrides: Sequence[str] = (),
     *,
     method: str | None = None,
+    deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Settings:
     """Settings from a recipe file (or mapping) and overrides, checked.
 
-    `method` is the command's; a recipe that names another is refused. Raises SettingsError, naming every key.
+    The file may be of another system (docs/switching.md). `method` is the command's; a recipe that names another is
+    refused. `deepspeed` is a configuration that goes over the recipe. Raises SettingsError, naming every key.
     """
-    settings = read_settings(recipe, overrides, method=method)
+    settings = read_settings(recipe, overrides, method=method, deepspeed=deepspeed)
     check(settings)
     return settings
 
 
 def read_settings(
-    recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, method: str | None = None
+    recipe: str | Path | Mapping[str, Any] | None,
+    overrides: Sequence[str],
+    *,
+    method: str | None = None,
+    deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Settings:
     """As `load_settings`, without the checks that a run asks for: that files are there, and what contradicts what."""
-    settings, problems = drafted(recipe, overrides, method=method)
+    settings, problems = drafted(recipe, overrides, method=method, deepspeed=deepspeed)
     refuse(problems, plain=True)
     return settings
 
 
 def drafted(
-    recipe: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = (), *, method: str | None = None
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    method: str | None = None,
+    deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> tuple[Settings, list[str]]:
     """Settings as far as they can be read, unchecked, and what cannot be read of them: unknown keys and wrong types.
 
     Raises SettingsError for a file, a method or a plugin that cannot be read at all.
     """
     problems: list[str] = []
-    given, parsed = _spelled_out(_read(recipe)), []
+    parsed = []
     for text in overrides:
         with _collected(problems):
             parsed.append(spelled_out(parse_override(text)))
+    told = next((str(o.value) for o in reversed(parsed) if o.key == "method"), method)
+    given = _spelled_out(as_ours(recipe, method or told, deepspeed).recipe)
     named = next((str(o.value) for o in reversed(parsed) if o.key == "method"), given.get("method"))
     if method is not None and named not in (None, method):
         raise SettingsError(f"the recipe says method: {named}, the command says {method}. Use `plaudit {named}`")
@@ -93,6 +109,20 @@ def _collected(problems: list[str]) -> Iterator[None]:
         yield
     except SettingsError as error:
         problems.append(str(error))
+
+
+def as_ours(
+    recipe: str | Path | Mapping[str, Any] | None,
+    method: str | None,
+    deepspeed: str | Path | Mapping[str, Any] | None = None,
+) -> Imported:
+    """A recipe as it is, or another system's file as one. Its environment variables are set in this process."""
+    from plaudit.settings.importers.files import opened
+
+    given = {} if recipe is None else recipe if isinstance(recipe, Mapping) else read(recipe)
+    found = opened(given, method, deepspeed)
+    os.environ.update(found.environment)
+    return found
 
 
 def completed(settings: Settings) -> Settings:
@@ -163,23 +193,6 @@ def _plain(value: Any) -> Any:
     return value.text if type(value).__name__ == "QuotedString" else value
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping with interpolations resolved. Raises SettingsError, with the line where the YAML breaks."""
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except FileNotFoundError as error:
-        raise SettingsError(f"there is no recipe {path}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        raise SettingsError(f"{path} cannot be read as settings: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} holds a {type(content).__name__}, but a recipe is a mapping of keys")
-    return {str(key): value for key, value in content.items()}
-
-
 def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
     """`runtime: ray` is short for `runtime: {kind: ray}`."""
     runtime = given.get("runtime")
@@ -190,12 +203,6 @@ def spelled_out(override: Override) -> Override:
     if override.key == "runtime" and isinstance(override.value, str):
         return dataclasses.replace(override, key="runtime.kind")
     return override
-
-
-def _read(recipe: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    if recipe is None:
-        return {}
-    return dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
 
 
 def defaults(method: str) -> Settings:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plaudit.settings.importers.table import placed
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import Leaf, Rule, leaves, nearest, shown
 
@@ -67,14 +68,9 @@ def complaints(values: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
 
 def recipe(values: Mapping[str, Any], rows: Iterable[Row], *, ray: bool) -> dict[str, Any]:
     """The settings of a run that a file sets, as a nested mapping."""
-    found: dict[str, Any] = {}
+    found = {}
     for row in rows:
         value = values[row.theirs]
-        if value is None or (row.ray and not ray) or (ours := row.told(value)) is None:
-            continue
-        *sections, name = row.ours.split(".")
-        place = found
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = ours
-    return found
+        if value is not None and (ray or not row.ray) and (ours := row.told(value)) is not None:
+            found[row.ours] = ours
+    return placed(found)

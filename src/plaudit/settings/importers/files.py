@@ -1,0 +1,37 @@
+"""Which system a settings file is of, and what it says in our words.
+
+file -> `read` -> a mapping -> `opened` -> our recipe, as it is or by an importer, and DeepSpeed's over it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plaudit.settings.importers import async_rlhf, deepspeed, llm_on_ray, trl
+from plaudit.settings.importers.read import read
+from plaudit.settings.importers.table import Imported
+from plaudit.settings.tree import Settings, SettingsError
+
+OTHERS = (llm_on_ray, async_rlhf, trl)
+"""The first whose keys a file has."""
+
+
+def opened(
+    given: Mapping[str, Any], method: str | None, deepspeed_config: str | Path | Mapping[str, Any] | None = None
+) -> Imported:
+    """A recipe of ours as it is, or another system's file as one. Raises SettingsError for what cannot be used."""
+    other = next((one for one in OTHERS if one.theirs(given)), None)
+    if other is not None and (ours := sorted(set(vars(Settings())) & set(given) - {"seed"})):
+        raise SettingsError(f"the file has {', '.join(ours)} of Plaudit beside keys of another system: keep one's")
+    if (other is not None or deepspeed_config is not None) and method is None:
+        raise SettingsError("the file names no method of Plaudit: use `plaudit METHOD FILE`, such as plaudit sft FILE")
+    found = Imported(recipe=dict(given)) if other is None else other.recipe(given, str(method))
+    if deepspeed_config is None:
+        return found
+    config = deepspeed_config if isinstance(deepspeed_config, Mapping) else read(deepspeed_config)
+    over = deepspeed.recipe(config, str(method), found.recipe)
+    notes = (*found.notes, *(f"deepspeed: {note}" for note in over.notes))
+    system = " and ".join(filter(None, (found.system, over.system)))
+    return Imported(recipe=over.over(found.recipe), notes=notes, environment=found.environment, system=system)

@@ -1,0 +1,251 @@
+"""A table, in YAML beside this file, that turns another system's settings file into a recipe of ours.
+
+    file -> `flat` -> refused by name | ignored with the reason | ours, as it is or worked out -> `Imported`
+
+A table has five parts:
+
+    mapped:      their key: ours, or {a method's name: ours} where methods differ
+    worked_out:  {the name of a function: {theirs: {their key: its type}, ours: [...]}}
+    ignored:     {why it can have no effect here: [their keys]}
+    refused:     {why: {their key: [values that mean nothing, and pass]}}
+    defaults:    {a method's name, or all: {their key: what they take where a file says nothing}}
+
+Defaults stand there only where they change what is learned and ours differs. null is no value, in every file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from plaudit.settings.tree import Settings, SettingsError
+from plaudit.support.fields import Leaf, Rule, leaves, nearest, refuse, shown
+
+KINDS: dict[str, Any] = {"int": int, "count": int, "float": float, "bool": bool, "text": str, "any": Any}
+KINDS |= {"texts": str | list[str], "numbers": list[float]}
+"""Types of values that are worked out; a count is at least 1."""
+PARTS = ("mapped", "worked_out", "ignored", "refused", "defaults")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What another system's file says, in our words."""
+
+    recipe: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """Sentences: what is ignored and why, and what differs here."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the file sets for its process."""
+    system: str = ""
+    """Whose file it is; "" for ours."""
+
+    def over(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """A recipe with what this one says in place of its own."""
+        return _merged(recipe, self.recipe)
+
+    def text(self, method: str) -> str:
+        """The recipe as YAML, the notes above it as comments."""
+        import yaml
+
+        notes = [*self.notes, *(f"export {name}=... (from env)" for name in sorted(self.environment))]
+        given = {"method": method} | self.recipe
+        return "".join(f"# {note}\n" for note in notes) + yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    system: str
+    mapped: Mapping[str, str | Mapping[str, str]]
+    worked_out: Mapping[str, Mapping[str, Any]]
+    ignored: Mapping[str, str]
+    """Their key -> why."""
+    refused: Mapping[str, tuple[str, list[Any]]]
+    """Their key -> why, and the values that pass."""
+    defaults: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The types of the keys that are worked out."""
+        return {key: kind for part in self.worked_out.values() for key, kind in part["theirs"].items()}
+
+    @property
+    def known(self) -> list[str]:
+        return [*dict.fromkeys([*self.mapped, *self.kinds, *self.ignored, *self.refused])]
+
+    def ours(self, key: str) -> list[str]:
+        """The settings of ours that a key sets."""
+        found = self.mapped.get(key, ())
+        straight = [found] if isinstance(found, str) else found.values() if isinstance(found, Mapping) else ()
+        worked = [ours for part in self.worked_out.values() if key in part["theirs"] for ours in part["ours"]]
+        return [*dict.fromkeys([*straight, *worked])]
+
+    def default(self, key: str, method: str) -> Any:
+        return {**self.defaults.get("all", {}), **self.defaults.get(method, {})}.get(key)
+
+
+@cache
+def table(system: str, *files: str) -> Table:
+    """The table in `files` beside this one; later files add rows to earlier ones, or take their place."""
+    import yaml
+
+    parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for name in files:
+        read = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
+        new = {part: read.get(part) or {} for part in PARTS}
+        new["ignored"] = {key: why for why, keys in new["ignored"].items() for key in keys}
+        new["refused"] = {key: (why, free) for why, keys in new["refused"].items() for key, free in keys.items()}
+        said = {*new["mapped"], *new["ignored"], *new["refused"]}
+        for part in ("mapped", "ignored", "refused"):
+            parts[part] = {key: row for key, row in parts[part].items() if key not in said}
+        for part in PARTS:
+            parts[part] = new[part] if part == "defaults" else parts[part] | new[part]
+    return Table(system=system, **parts)
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """One file as it is read by a table."""
+
+    table: Table
+    method: str
+    given: dict[str, Any]
+    """Their keys with their values, none of them null."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    workers: int = 1
+    """Training ranks."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """Settings of ours so far, by their dotted keys."""
+    updates: int = 1
+    """Optimizer steps of theirs in a step of ours."""
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __call__(self, key: str, otherwise: Any = None) -> Any:
+        """What the file says, else what their system takes, else `otherwise`."""
+        if key in self.given:
+            return self.given[key]
+        default = self.table.default(key, self.method)
+        return otherwise if default is None else default
+
+    def refuse(self, key: str, why: str) -> None:
+        self.problems.append(f"{key}={shown(self(key))}: {why}")
+
+
+Work = Callable[[Reading], Iterable[tuple[str, Any]]]
+"""From what a file says to settings of ours and their values."""
+
+
+def imported(reading: Reading, work: Mapping[str, Work]) -> Imported:
+    """Everything that a file says, or SettingsError with every key that cannot be used."""
+    translate(reading, work)
+    refuse(reading.problems)
+    order = _ours(reading.method)
+    found = {key: reading.found[key] for key in order if key in reading.found}
+    return Imported(
+        recipe=placed(found), notes=tuple(reading.notes), environment=reading.environment, system=reading.table.system
+    )
+
+
+def translate(reading: Reading, work: Mapping[str, Work]) -> None:
+    """Fill a reading with what its file sets, ignores and cannot have."""
+    ours, table = _ours(reading.method), reading.table
+    if not _complain(reading, ours):
+        return
+    reading.found.update(_mapped(reading, ours))
+    for name, part in table.worked_out.items():
+        for key, value in work[name](reading):
+            assert key in part["ours"], (name, key)
+            if key not in ours:
+                continue
+            reading.found[key] = value
+            told = None if key == "rewards" else replace(ours[key], value=value).complaint()
+            named = [theirs for theirs in part["theirs"] if theirs in reading.given]
+            reading.problems += [f"{' and '.join(named) or name} give {told}"] if told else []
+    reasons: dict[str, list[str]] = {}
+    for key in reading.given:
+        if key in table.ignored:
+            reasons.setdefault(table.ignored[key], []).append(key)
+    reading.notes += [f"ignored: {', '.join(keys)} ({why})" for why, keys in reasons.items()]
+
+
+def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
+    """The values of a file of sections by their dotted keys, without those that are null. A section's name that is a
+    key of the table itself holds a value, not keys."""
+    known = set(known)
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        key = f"{prefix}{name}"
+        inner = key not in known and any(one.startswith(f"{key}.") for one in known)
+        if inner and value is not None and not isinstance(value, Mapping):
+            raise SettingsError(f"{key}={shown(value)} must be a section with keys")
+        found |= flat(value or {}, known, f"{key}.") if inner else {} if value is None else {key: value}
+    return found
+
+
+def placed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as a nested mapping."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return found
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = copy.deepcopy(dict(under))
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = _merged(result[key], value) if both else value
+    return result
+
+
+def _ours(method: str) -> dict[str, Leaf]:
+    from plaudit.algorithms import ALGORITHMS
+
+    if method not in ALGORITHMS:
+        raise SettingsError(f"there is no method {method!r}{nearest(method, ALGORITHMS)}")
+    return {leaf.key: leaf for leaf in [*leaves(Settings()), *leaves(ALGORITHMS[method], "algorithm.")]}
+
+
+def _complain(reading: Reading, ours: Mapping[str, Leaf]) -> bool:
+    """Find what no key, no value or no setting of this method is. False if a value cannot be worked with."""
+    table, sound = reading.table, True
+    for key, value in reading.given.items():
+        told: str | None = None
+        if (target := _target(table, key, reading.method)) in ours:
+            told = replace(ours[target], key=key, value=value).complaint()
+        elif key in table.kinds:
+            kind = table.kinds[key]
+            rule = Rule(least=1) if kind == "count" else Rule()
+            told = Leaf(key=key, value=value, kind=KINDS[kind], rule=rule, prose="").complaint()
+        elif key in table.mapped:
+            told = f"{key}={shown(value)}: plaudit {reading.method} has no such setting: leave it out"
+        elif key in table.refused:
+            why, free = table.refused[key]
+            if value not in free:
+                reading.refuse(key, why)
+        elif key not in table.ignored:
+            reading.problems.append(f"{key} is no key of {table.system}{nearest(key, table.known)}")
+        if told:
+            reading.problems.append(told)
+            sound = False
+    return sound
+
+
+def _mapped(reading: Reading, ours: Mapping[str, Leaf]) -> Iterator[tuple[str, Any]]:
+    for key in reading.table.mapped:
+        value, target = reading(key), _target(reading.table, key, reading.method)
+        if value is not None and target in ours:
+            yield target, value
+
+
+def _target(table: Table, key: str, method: str) -> str:
+    row = table.mapped.get(key, "")
+    return row if isinstance(row, str) else row.get(method, "")

@@ -1,0 +1,363 @@
+"""YAML of TRL, as `trl sft --config` takes it. `trl.yaml` has every key; here is what takes several of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from plaudit.settings.importers import deepspeed
+from plaudit.settings.importers.schedules import scheduled, spaced
+from plaudit.settings.importers.sources import reward_entries, sources
+from plaudit.settings.importers.table import Imported, Reading, Table, Work, imported, table
+from plaudit.support.fields import shown
+
+Found = Iterator[tuple[str, Any]]
+
+TELLING = {"model_name_or_path", "dataset_name", "datasets", "per_device_train_batch_size"}
+"""A file with one of these is theirs."""
+LATE = {"PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"}
+LATE |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"}
+"""Variables that a process reads before it reads any file."""
+ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"}
+SHARDED = {"zero1": "fsdp", "zero2": "fsdp", "zero3": "fsdp", "fsdp1": "fsdp", "fsdp2": "fsdp"}
+WHOLE = {"multi_gpu": "replicate", "single_gpu": "replicate"}
+PROCESSES = 8
+"""Of TRL's own accelerate_config files but single_gpu."""
+PAIRWISE = {"sigmoid": {}, "hinge": {}, "robust": {}, "ipo": {"algorithm.length_average": True}}
+GROUPED = ("dapo", "grpo", "dr_grpo")
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+def theirs(given: Mapping[str, Any]) -> bool:
+    return bool(TELLING & set(given))
+
+
+def recipe(given: Mapping[str, Any], method: str) -> Imported:
+    """A file of theirs as a recipe of `plaudit METHOD`. Raises SettingsError with all that cannot be used."""
+    return imported(reading(table("TRL", "trl"), given, method), WORK)
+
+
+def reading(read: Table, given: Mapping[str, Any], method: str) -> Reading:
+    """A flat file with a block of environment variables."""
+    values = {key: value for key, value in given.items() if value is not None}
+    environment = values.pop("env", {})
+    found = Reading(table=read, method=method, given=values)
+    _variables(found, environment)
+    return found
+
+
+def _variables(reading: Reading, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        reading.problems.append(f"env={shown(given)} must be a section of environment variables")
+        return
+    late = sorted(LATE & set(given))
+    reading.problems += [f"env.{name}: a process reads it before any file: export it in the shell" for name in late]
+    reading.environment = {str(name): str(value) for name, value in given.items()}
+
+
+def folder(r: Reading) -> Found:
+    if (path := r("output_dir")) is not None:
+        place = PurePath(r("output_global_parent_dir", "")) / path
+        yield from {"output": str(place.parent), "name": place.name}.items()
+
+
+def processes_of(r: Reading) -> int:
+    """Training processes, as far as the file tells."""
+    default = PROCESSES if r("accelerate_config") in {*SHARDED, *WHOLE} - {"single_gpu"} else 1
+    return int(r("num_processes", default))
+
+
+def of_a_step(r: Reading) -> int:
+    """Rows of one optimizer step."""
+    size = r("per_device_train_batch_size") * r("gradient_accumulation_steps", 1) * processes_of(r)
+    if "num_processes" not in r.given and "accelerate_config" not in r.given:
+        r.notes.append("the batch is that of one device; with N devices give N times as much")
+    return int(size)
+
+
+def length(r: Reading) -> Found:
+    if (steps := r("max_steps", -1)) > 0:
+        yield "train.steps", divided(r, "max_steps", steps, r.updates)
+    else:
+        yield "train.epochs", float(r("num_train_epochs"))
+
+
+def divided(r: Reading, key: str, number: int, by: int) -> int:
+    if by < 1 or number % by:
+        r.refuse(key, f"{number} is no multiple of {by}")
+    return max(number // max(by, 1), 1)
+
+
+def _online(r: Reading) -> bool:
+    from plaudit.algorithms import ALGORITHMS
+
+    return ALGORITHMS[r.method].data == "prompts"
+
+
+def steps(r: Reading) -> Found:
+    """Rows of a step and their number. TRL counts optimizer steps and answers, a step here has prompts and all updates
+    that follow from their answers."""
+    size = of_a_step(r)
+    if not _online(r):
+        yield "train.batch_size", size
+        yield from length(r)
+        return
+    passes = r("gradient_accumulation_steps", 1)
+    whole = r("generation_batch_size", r("steps_per_generation", passes) * size // passes)
+    yield "rollout.prompts_per_step", divided(r, "num_generations", whole, r("num_generations", 1))
+    minibatches = divided(r, "gradient_accumulation_steps", whole, size)
+    yield "algorithm.minibatches", minibatches
+    r.updates = minibatches * r("num_iterations", 1)
+    yield from length(r)
+
+
+def precision(r: Reading) -> Found:
+    for key in ("dtype", "torch_dtype", "mixed_precision"):
+        if r(key) in ("float16", "fp16"):
+            r.refuse(key, "float16 needs loss scaling, which is not here: take bfloat16 or float32")
+    if r("fp16"):
+        r.refuse("fp16", "float16 needs loss scaling, which is not here: set bf16: true")
+    low = "bfloat16" in (r("dtype"), r("torch_dtype")) or r("mixed_precision") == "bf16"
+    yield "learn.precision", "bfloat16" if low or r("bf16", False) else "float32"
+
+
+def schedule(r: Reading) -> Found:
+    extra = r("lr_scheduler_kwargs") or {}
+    ratio = extra.get("min_lr_rate", 0.0) if isinstance(extra, Mapping) else 0.0
+    if not isinstance(extra, Mapping) or set(extra) - {"min_lr_rate"}:
+        r.refuse("lr_scheduler_kwargs", "only min_lr_rate is known here (optimizer.min_ratio)")
+    elif extra:
+        yield "optimizer.min_ratio", float(ratio)
+    steps = r("warmup_steps", 0)
+    share = r("warmup_ratio", 0.0) if steps == 0 else steps
+    yield from scheduled(r, "lr_scheduler_type", str(r("lr_scheduler_type", "linear")), "warmup_steps", share)
+
+
+def optimizer(r: Reading) -> Found:
+    if r("optim", "adamw_torch") not in ADAMW:
+        r.refuse("optim", "only AdamW is here: take adamw_torch")
+    yield "optimizer.betas", [r("adam_beta1", 0.9), r("adam_beta2")]
+
+
+def lengths(r: Reading) -> Found:
+    """TRL has one limit, of the whole row; here the prompt's is below it."""
+    prompt = r("max_prompt_length")
+    if _online(r):
+        if prompt is not None:
+            yield "data.max_prompt_tokens", prompt
+        else:
+            r.notes.append("prompts beyond data.max_prompt_tokens=512 lose their beginning; TRL keeps them whole")
+        return
+    most = r("max_seq_length", r("max_length", 1024))
+    yield "data.max_tokens", most
+    yield "data.max_prompt_tokens", prompt or max(most - 1, 1)
+    yield "data.overlong", "drop" if r.method == "reward" else "truncate"
+    if r("truncation_mode", "keep_start") == "keep_end":
+        r.refuse("truncation_mode", "answers that are too long lose their end: leave it out")
+
+
+def order(r: Reading) -> Found:
+    how = r("train_sampling_strategy", "random")
+    if how not in ("random", "sequential"):
+        r.refuse("train_sampling_strategy", "rows come in a random order, or as they stand: random or sequential")
+    shuffled = how == "random" and (r("shuffle_dataset", True) or not _online(r))
+    if not shuffled:
+        yield "data.shuffle", False
+
+
+def evaluations(r: Reading) -> Found:
+    key = "evaluation_strategy" if "evaluation_strategy" in r.given else "eval_strategy"
+    yield from spaced(r, "evaluate", key, "eval_steps", otherwise=r("logging_steps", 10))
+    if r("load_best_model_at_end"):
+        named = str(r("metric_for_best_model", "loss")).removeprefix("eval_")
+        best = {"rewards/accuracies": "accuracy", "rewards/margins": "margin", "reward": "reward/mean"}.get(
+            named, named
+        )
+        if best not in ("loss", "accuracy", "margin", "reward/mean"):
+            r.refuse("metric_for_best_model", "an evaluation has loss, accuracy, margin or reward")
+        if r("greater_is_better", best != "loss") != (best != "loss"):
+            r.refuse("greater_is_better", f"the best {best} is the {'lowest' if best == 'loss' else 'highest'}")
+        yield "evaluate.best", best
+
+
+def checkpoints(r: Reading) -> Found:
+    if r("save_strategy") == "best":
+        r.refuse("save_strategy", "set load_best_model_at_end, which keeps the best checkpoint (evaluate.best)")
+    elif {"save_strategy", "save_steps"} & set(r.given):
+        yield from spaced(r, "save", "save_strategy", "save_steps", otherwise=500, by_default="steps")
+    if (most := r("save_total_limit")) is not None:
+        yield "save.keep", most
+    resume = r("resume_from_checkpoint", False)
+    if resume is True or str(resume).lower() == "true":
+        yield "resume", "latest"
+    elif resume is not False and str(resume).lower() != "false":
+        r.refuse(
+            "resume_from_checkpoint", "true goes on with the run; to start from other weights name them as the model"
+        )
+
+
+def records(r: Reading) -> Found:
+    if r("logging_steps", 0) >= 1:
+        yield "train.log_every", int(r("logging_steps"))
+    told = r("report_to", "none")
+    trackers = {told} if isinstance(told, str) else set(told or ())
+    for name in sorted(trackers - {"none", "tensorboard", "wandb", ""}):
+        r.refuse("report_to", f"{name} is not here: take tensorboard or wandb; metrics.jsonl is always written")
+    if "tensorboard" in trackers:
+        yield "log.tensorboard", True
+    if "wandb" in trackers:
+        project = r.environment.get("WANDB_PROJECT") or os.environ.get("WANDB_PROJECT")
+        yield "log.wandb", r("project") or project or "huggingface"
+
+
+def adapters(r: Reading) -> Found:
+    if not r("use_peft"):
+        return
+    if "lora_dropout" not in r.given:
+        r.notes.append("adapters have no dropout here (TRL: 0.05)")
+    elif r("lora_dropout"):
+        r.refuse("lora_dropout", "adapters have no dropout here: set it to 0")
+    if r("lora_modules_to_save", []) not in ([], ["score"], "score"):
+        r.refuse("lora_modules_to_save", "only adapters, and the head of a judge, are trained: leave it out")
+    rank, targets = r("lora_r", 16), r("lora_target_modules")
+    yield "model.lora.rank", rank
+    yield "model.lora.alpha", r("lora_alpha", 32.0) * (rank**0.5 if r("use_rslora") else 1)
+    named = [targets] if isinstance(targets, str) else list(targets or [])
+    yield "model.lora.targets", [] if named == ["all-linear"] else named
+    if targets is None:
+        r.notes.append(
+            "adapters are on all linear layers; peft's choice for Llama is lora_target_modules: [q_proj, v_proj]"
+        )
+
+
+def processes(r: Reading) -> Found:
+    number, config, sharded = processes_of(r), r("accelerate_config"), str(r("fsdp", "")).split()
+    r.workers = number
+    if config is not None and config not in SHARDED | WHOLE:
+        r.refuse("accelerate_config", f"one of TRL's own is known here: {', '.join(sorted(SHARDED | WHOLE))}")
+    if r("use_cpu"):
+        yield "device", "cpu"
+    if backend := r("ddp_backend"):
+        if backend not in ("gloo", "nccl"):
+            r.refuse("ddp_backend", "collectives go by gloo or nccl")
+        yield "runtime.backend", backend
+    spread = config in SHARDED or bool({"full_shard", "shard_grad_op"} & set(sharded))
+    if number > 1 or spread:
+        yield "runtime.kind", "ray"
+        yield "runtime.num_training_workers", number
+        yield "runtime.resources_per_worker", {} if r("use_cpu") else {"GPU": 1}
+    if spread:
+        yield "runtime.strategy", "fsdp_offload" if "offload" in sharded else "fsdp"
+    elif "offload" in sharded:
+        r.refuse("fsdp", "offload is for shards: give full_shard beside it")
+    if set(sharded) - {"full_shard", "shard_grad_op", "auto_wrap", "offload"}:
+        r.refuse("fsdp", "full_shard, shard_grad_op, auto_wrap and offload are known here")
+    if (config := r("deepspeed")) is not None:
+        yield from deepspeed.settings(config, r)
+
+
+def loss(r: Reading) -> Found:
+    if r.method in ("dpo", "online-dpo", "sft", "kto"):
+        yield from plain_loss(r)
+        return
+    low = r("epsilon", 0.2)
+    yield "algorithm.clip", [low, r("epsilon_high", low)]
+    if r.method == "rloo":
+        yield from {"algorithm.ratio": "sequence", "algorithm.aggregation": "sequence"}.items()
+    elif r.method == "grpo":
+        yield from _grouped_loss(r)
+
+
+def _loss_type(r: Reading, default: str) -> str:
+    given = r("loss_type", default)
+    return given if isinstance(given, str) else ", ".join(given)
+
+
+def plain_loss(r: Reading) -> Found:
+    named = _loss_type(r, {"sft": "nll", "kto": "kto"}.get(r.method, "sigmoid"))
+    known = {"sft": ["nll", "chunked_nll"], "kto": ["kto"]}.get(r.method, [*PAIRWISE])
+    if named not in known:
+        r.refuse("loss_type", f"here it is one of {', '.join(known)}")
+    elif r.method == "sft" and not r("assistant_only_loss", False):
+        r.notes.append(
+            "of chats the last answer is trained, by assistant_only_loss: true every answer; in TRL all tokens"
+        )
+    elif r.method in ("dpo", "online-dpo"):
+        yield from ({"algorithm.loss": named} | PAIRWISE[named]).items()
+
+
+def _grouped_loss(r: Reading) -> Found:
+    kind, level, scale = _loss_type(r, "dapo"), r("importance_sampling_level", "token"), r("scale_rewards", "group")
+    if kind not in GROUPED:
+        r.refuse("loss_type", f"here it is one of {', '.join(GROUPED)}")
+    if level not in ("token", "sequence"):
+        r.refuse("importance_sampling_level", "it is token or sequence")
+    if scale not in ("group", "none", True, False):
+        r.refuse("scale_rewards", "rewards are divided by the deviation of their group, or not at all: group or none")
+    if r("entropy_coef", 0) and kind != "dapo":
+        r.refuse("entropy_coef", "the bonus is averaged as the loss is; TRL's is by token, as with loss_type: dapo")
+    by_kind = {"grpo": "sequence", "dr_grpo": float(r("max_completion_length"))}
+    yield "algorithm.aggregation", by_kind.get(kind, "token")
+    yield "algorithm.ratio", "geometric" if level == "sequence" else "token"
+    yield "algorithm.scale_rewards", scale in ("group", True)
+    yield "algorithm.kl_estimator", "weighted_k3" if r("use_bias_correction_kl", True) else "k3"
+
+
+def moving_reference(r: Reading) -> Found:
+    if r("sync_ref_model"):
+        if r("ref_model_sync_steps", 512) != 1:
+            r.refuse(
+                "ref_model_sync_steps", "the reference moves after every step: set it to 1, and a smaller mixup_alpha"
+            )
+        yield "reference.ema", r("ref_model_mixup_alpha", 0.6)
+
+
+def rewards(r: Reading) -> Found:
+    if entries := reward_entries(r):
+        yield "rewards", entries
+    if clip := r("reward_clip_range"):
+        if len(clip) != 2 or clip[0] != -clip[1]:
+            r.refuse("reward_clip_range", "rewards are clipped to the same size on both sides")
+        yield "shaping.clip", float(clip[-1])
+    if r("mask_truncated_completions"):
+        yield "shaping.unfinished", "mask_loss"
+
+
+def vllm(r: Reading) -> Found:
+    if not r("use_vllm"):
+        return
+    yield "rollout.engine", "vllm"
+    if r("vllm_mode", "colocate") != "colocate":
+        r.refuse("vllm_mode", "a run starts its own engines (rollout.workers): colocate")
+    if r("vllm_enable_sleep_mode"):
+        yield "rollout.share_devices", True
+    how = r("vllm_importance_sampling_mode", "token_truncate")
+    if how not in CORRECTIONS:
+        r.refuse("vllm_importance_sampling_mode", "token or sequence, with _truncate or _mask")
+    elif not r("vllm_importance_sampling_correction", True):
+        yield "algorithm.correction", "none"
+    else:
+        yield "algorithm.correction", how
+        cap = r("vllm_importance_sampling_cap", r("vllm_importance_sampling_clip_max", 2.0))
+        yield "algorithm.correction_cap", float(cap)
+        if how.endswith("mask"):
+            r.notes.append("samples that are kept weigh 1 here, their ratio in TRL (vllm_importance_sampling_mode)")
+
+
+def packing(r: Reading) -> Found:
+    if r("packing"):
+        if r("packing_strategy", "bfd") == "wrapped":
+            r.refuse("packing_strategy", "rows are packed whole, none is cut in two: bfd")
+        r.notes.append("packing: a step has train.batch_size rows, in TRL as many packs of max_length tokens: raise it")
+    yield from ()
+
+
+WORK: Mapping[str, Work] = {
+    work.__name__: work
+    for work in (
+        *(folder, steps, precision, schedule, optimizer, lengths, sources, order, evaluations, checkpoints, records),
+        *(adapters, processes, loss, moving_reference, rewards, vllm, packing),
+    )
+}
