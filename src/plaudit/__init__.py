@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from plaudit.data.formats import register_dialect
     from plaudit.models.families import register_family
     from plaudit.rewards.rules import register_reward
-    from plaudit.runs.assemble import run
     from plaudit.runs.pipeline import load_pipeline, run_pipeline
     from plaudit.runs.records import Run
+    from plaudit.runs.start import run
     from plaudit.settings.recipes import load_settings
     from plaudit.settings.tree import Settings, SettingsError
 
@@ -31,7 +31,7 @@ _PLACES = {
     "Objective": "algorithms",
     "PolicyGradient": "algorithms",
     "register_algorithm": "algorithms",
-    "run": "runs.assemble",
+    "run": "runs.start",
     "register_dialect": "data.formats",
     "register_family": "models.families",
     "load_pipeline": "runs.pipeline",

@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
-from plaudit.tasks.demo import DemoFiles
 from plaudit.runs.pipeline import merged
+from plaudit.tasks.demo import DemoFiles
 
 pytestmark = pytest.mark.slow
 

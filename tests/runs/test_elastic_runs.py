@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import eventually, until
 import yaml
+from waiting import eventually, until
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)

@@ -39,7 +39,9 @@ def tokenizer(demo: DemoFiles) -> Any:
 def model(tokenizer: Any) -> GPT2LMHeadModel:
     torch.manual_seed(7)
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=128, vocab_size=len(tokenizer), **ids))
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=128, vocab_size=len(tokenizer), **ids)
+    )
 
 
 def recipe(tmp_path: Path, method: str = "sft", **more: Any) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def test_a_resume_with_the_same_objects_is_exact_and_with_others_refused(
         ({"data": prompts[:8]}, "data has other rows than the run has read"),
         ({"rewards": [gold_and_length]}, "the reward gold_and_length differs"),
         ({"rewards": [lambda completion: len(completion) / 100]}, "the reward length was given then"),
-        ({"rewards": [Callable_()]}, "is no plain function"),
+        ({"rewards": [AnObject()]}, "is no plain function"),
     ]
     for changes, told in others:
         with pytest.raises(SettingsError, match=told):
@@ -123,7 +125,7 @@ def test_a_resume_with_the_same_objects_is_exact_and_with_others_refused(
     assert same(whole, run(more, **given))
 
 
-class Callable_:
+class AnObject:
     def __call__(self, completion: str) -> float:
         return 1.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,8 +23,8 @@ from faults import HEAD, HEADER, LONGEST, Kill, Killer
 from kills import Task, alike
 
 from plaudit import Run, load_settings, run
-from plaudit.tasks.demo import DemoFiles
 from plaudit.loop.checkpoint import Store
+from plaudit.tasks.demo import DemoFiles
 
 Recipe = Callable[..., dict[str, Any]]
 LONG = {"kind": "ray", "heartbeat_timeout": 20.0}

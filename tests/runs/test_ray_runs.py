@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
 import yaml
 from click.testing import CliRunner
+from waiting import until
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
@@ -31,10 +30,10 @@ from kills import Task, lasting, same_weights, summary, survive
 from rounds import of_drivers, of_nodes, of_ranks, of_sharded, of_workers
 
 from plaudit import Run, load_settings, run
-from plaudit.tasks.demo import DemoFiles
 from plaudit.loop.progress import Moment
 from plaudit.runs.pipeline import merged
 from plaudit.runtime.worker import TooManyFailures
+from plaudit.tasks.demo import DemoFiles
 from plaudit.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
@@ -307,7 +306,15 @@ def checkpoints(folder: Path) -> list[Path]:
 
 @contextmanager
 def driver(folder: Path, environment: dict[str, str], *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "plaudit.commands.cli", "grpo", str(folder / "recipe.yaml"), "runtime=ray", *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "plaudit.commands.cli",
+        "grpo",
+        str(folder / "recipe.yaml"),
+        "runtime=ray",
+        *overrides,
+    ]
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
         try:

@@ -18,7 +18,6 @@ from tiny import GPT2
 
 from plaudit import Settings, SettingsError, load_settings, run
 from plaudit.algorithms import ALGORITHMS, GRPO
-from plaudit.tasks.demo import DemoSize, make_demo
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import AS_CHAT
 from plaudit.loop.progress import Moment
@@ -27,11 +26,12 @@ from plaudit.models.config import HeadKind
 from plaudit.models.load import fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.settings import ModelSettings
 from plaudit.monitor.settings import LogSettings
-from plaudit.runs.assemble import last_block
-from plaudit.runs.pipeline import merged
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.settings import RolloutSettings
+from plaudit.runs.pipeline import merged
+from plaudit.runs.start import last_block
 from plaudit.runtime.worker import WorkerLost
+from plaudit.tasks.demo import DemoSize, make_demo
 from plaudit.types import Role, Stats
 
 pytestmark = pytest.mark.slow

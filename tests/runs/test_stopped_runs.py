@@ -21,9 +21,9 @@ from faults import HEAD, PHASES, Kill, Killer, descendants
 from kills import Task, alike, lasting, steps
 
 from plaudit import Run, load_settings, run
-from plaudit.tasks.demo import DemoFiles
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.stopping import Stopped
+from plaudit.tasks.demo import DemoFiles
 
 ALLOWED = 10.0
 """Seconds from the signal to the end."""

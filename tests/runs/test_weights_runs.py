@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import yaml
 
+from plaudit.commands import ahead
 from plaudit.commands.errors import plain_errors as plain_errors
-from plaudit.commands.options import TakesSettings
-from plaudit.support.paths import at_home
+from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed_option, plugin_option, traceback_option
 from plaudit.support.visible import visible
 
-METHODS: dict[str, str] = yaml.safe_load(
-    (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
-)
 Tree = TypeVar("Tree")
-
-
-class HomePath(click.Path):
-    """A path in which `~` is the home folder, since shells do not expand it in --out=~/answers.jsonl."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(str(at_home(value)), param, ctx)
 
 
 class Commands(click.Group):
@@ -62,26 +50,11 @@ def main() -> None:
     keep_freed_memory()
 
 
-def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "Show the whole traceback of an error."
-    return click.option("--traceback", is_flag=True, expose_value=False, help=text)(command)
-
-
-def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "A Python file that registers names, such as a dialect; repeatable."
-    return click.option("--plugin", "plugins", multiple=True, help=text)(command)
-
-
-def deepspeed_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "A configuration of DeepSpeed, which goes over the recipe."
-    return click.option("--deepspeed", type=HomePath(exists=True, dir_okay=False), help=text)(command)
-
-
 def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspeed: str | None) -> None:
     """Do one run."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
-        from plaudit.runs.assemble import run
+        from plaudit.runs.start import run
         from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 
@@ -149,25 +122,6 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
         done = run_pipeline(load_pipeline(recipe, overrides), reporter=reporter)
         if done.evaluation is not None:
             reporter.show(done.evaluation.table())
-
-
-@main.command(cls=TakesSettings)
-@click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
-@traceback_option
-def check(words: tuple[str, ...], as_json: bool) -> None:
-    """Say everything that is wrong or doubtful about a run or a pipeline, before it starts; exit status 1 for problems.
-
-    Settings, paths, the first rows as the model would read them, sizes, devices, disk, servers and the cluster are
-    looked at. Nothing is written, and no model is loaded.
-    """
-    began = time.time() - time.process_time()
-    with plain_errors():
-        from plaudit.commands.check import check as check_words
-
-        method = words[0] if words[0] in METHODS and not Path(words[0]).is_file() else None
-        rest = words[1:] if method else words
-        raise SystemExit(min(check_words(method, rest, as_json=as_json, began=began), 1))
 
 
 @main.command()
@@ -374,52 +328,8 @@ def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[s
         click.echo(visible(convert_data(source, target, columns=names, **options).summary()))
 
 
-@main.command()
-@click.argument("recipe")
-@click.argument("overrides", nargs=-1)
-@click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: all ranks as runtime.strategy says.')
-@click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: runtime.num_training_workers.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose boxes to print.")
-@click.option("--to", help="Another mesh: print what it takes to move the models there.")
-@traceback_option
-def layout(
-    recipe: str, overrides: tuple[str, ...], mesh: str | None, ranks: int | None, rank: int, to: str | None
-) -> None:
-    """Print which rank would hold which part of a recipe's models, and the bytes; nothing is loaded or started."""
-    with plain_errors():
-        from plaudit.commands.layout import plan, read_mesh, report, sends
-        from plaudit.settings.recipes import read_settings
-
-        words = (None, (recipe, *overrides)) if "=" in recipe and not Path(recipe).exists() else (recipe, overrides)
-        models = plan(read_settings(*words), mesh, ranks)
-        for line in (*report(models, rank), *(sends(models, read_mesh(to)) if to else ())):
-            click.echo(visible(line))
-
-
-@main.command("settings")
-@click.argument("method")
-@click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Print what it sets, beside the defaults.")
-@deepspeed_option
-@plugin_option
-@traceback_option
-def settings_command(
-    method: str, keys: tuple[str, ...], recipe: str | None, deepspeed: str | None, plugins: tuple[str, ...]
-) -> None:
-    """Print every setting of a METHOD or command with its default, what it does and what it may be, as a recipe.
-
-    KEY is a setting, a section or the last word of a setting. A file of another system (docs/switching.md) is printed
-    as a recipe of Plaudit.
-    """
-    with plain_errors(plugins=plugins):
-        from plaudit.commands.explain import explained, foreign, options
-
-        if method in ("generate", "serve-reward"):
-            click.echo(options(main.commands[method], keys))
-        elif (found := foreign(method, recipe, deepspeed)) is not None:
-            click.echo(visible(found), nl=False)
-        else:
-            click.echo(explained(method, keys, recipe=recipe, plugins=plugins))
+for _command in (ahead.check, ahead.layout, ahead.settings_command):
+    main.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from plaudit.monitor import plots
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import LlmJudge
 from plaudit.rewards.settings import RewardSettings
-from plaudit.runs.records import SETTINGS, Run, flat
+from plaudit.runs.differences import flat
+from plaudit.runs.records import SETTINGS, Run
 from plaudit.settings.recipes import load_tree, parse_override, read_yaml
 from plaudit.support.fields import leaves
 from plaudit.support.plugins import load_plugins

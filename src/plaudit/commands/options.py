@@ -1,10 +1,22 @@
-"""Commands that take settings: an option of another system is answered with our key."""
+"""What commands share: their common options, and commands that take settings, where an option of another system is
+answered with our key."""
 
 from __future__ import annotations
 
-import click
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import click
+import yaml
+
+from plaudit.support.paths import at_home
 from plaudit.support.visible import visible
+
+METHODS: dict[str, str] = yaml.safe_load(
+    (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
+)
+"""Methods, each with a line for `plaudit --help`."""
 
 
 class TakesSettings(click.Command):
@@ -32,3 +44,25 @@ def _as_setting(option: str, args: list[str]) -> str:
     written = key if "=" in key else f"{key.rstrip(',')}={value}"
     hint = f"{written}{f' ({ours})' if more else ''}" if ours else f"{name}={value}"
     return visible(f"there is no option {option}: settings are given as key=value, here {hint}")
+
+
+class HomePath(click.Path):
+    """A path in which `~` is the home folder, since shells do not expand it in --out=~/answers.jsonl."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(at_home(value)), param, ctx)
+
+
+def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "Show the whole traceback of an error."
+    return click.option("--traceback", is_flag=True, expose_value=False, help=text)(command)
+
+
+def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "A Python file that registers names, such as a dialect; repeatable."
+    return click.option("--plugin", "plugins", multiple=True, help=text)(command)
+
+
+def deepspeed_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    text = "A configuration of DeepSpeed, which goes over the recipe."
+    return click.option("--deepspeed", type=HomePath(exists=True, dir_okay=False), help=text)(command)

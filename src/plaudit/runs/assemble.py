@@ -5,23 +5,18 @@ settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from plaudit.runs import records
 from plaudit.algorithms.base import Algorithm, Objective
-from plaudit.settings.checks import check
 from plaudit.crew.base import Crew
 from plaudit.crew.opening import Crews
-from plaudit.runs.given import Given, GivenReward, Recipe
-from plaudit.runs.intake import Intake
+from plaudit.crew.trainer import Plan
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Store
@@ -41,10 +36,11 @@ from plaudit.loop.hooks import (
 from plaudit.loop.offline import OfflineSource, with_reference
 from plaudit.loop.online import OnlineSource
 from plaudit.loop.outage import Outage
-from plaudit.loop.progress import BatchSource, Hook, Moment, Progress, checked
+from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.recorded import Compare, Record, RecordGroups
 from plaudit.loop.restart import Restart
 from plaudit.loop.samples import RecordSamples
+from plaudit.loop.stopping import Stopped, unless
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import Reporter, Tracker
 from plaudit.monitor.events import Events
@@ -52,108 +48,18 @@ from plaudit.monitor.health import Health
 from plaudit.monitor.samples import Samples
 from plaudit.monitor.sinks import JsonLines
 from plaudit.monitor.trackers import opened_trackers
-from plaudit.runs.page import ShowPage, last_page
-from plaudit.settings.recipes import completed
-from plaudit.runs.records import Run, find_resume, let_go, named, open_folder, open_record, other_rows, save_start
 from plaudit.rewards.base import Reward, TimedReward
 from plaudit.rewards.protocol import vocabulary_digest
-from plaudit.rewards.remote import HttpReward, check_servers
+from plaudit.rewards.remote import HttpReward
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.weighted import WeightedReward
 from plaudit.rollout.rollouter import Rollouter
-from plaudit.runtime.coroutines import finished
-from plaudit.runtime.memory import keep_freed_memory
-from plaudit.runtime.token import check_cluster
-from plaudit.runtime.usual import usual_torch
+from plaudit.runs import records
+from plaudit.runs.intake import Intake
+from plaudit.runs.page import ShowPage
+from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.settings.tree import Settings, to_plain
-from plaudit.loop.stopping import Stopped, stop_signals, stopped_at_once, unless
-from plaudit.crew.trainer import Plan
 from plaudit.types import Group, Role, Sampling, Stats
-
-
-def run(
-    settings: Recipe,
-    *,
-    model: Any = None,
-    tokenizer: Any = None,
-    data: Any = None,
-    validation: Any = None,
-    rewards: Sequence[GivenReward] = (),
-    reporter: Reporter | None = None,
-    hooks: Iterable[Hook] = (),
-) -> Run:
-    """Do a run and return its records. Raises SettingsError before anything starts, and Stopped after SIGTERM or
-    Ctrl-C. The process keeps torch's number of threads, its seed, and its handling of memory (`runtime/memory.py`).
-
-    - `settings`: those of `load_settings`, or a recipe as a mapping or file.
-    - `model`, `tokenizer`: objects of transformers, or names as in `model.path`. The object itself is not trained: the
-      run's checkpoint is the trained model.
-    - `data`, `validation`: lists of dicts, a `datasets.Dataset`, or a source's name.
-    - `rewards`: functions of a completion (docs/rewards.md), each alone or with its weight, beside those of the
-      settings. They run in this process.
-    - `hooks` see every step; figures that they return are recorded with it.
-
-    Objects are stored in OUTPUT/.given. `resume` continues with the same ones and refuses others.
-    """
-    with Given(model, tokenizer, data, validation, rewards).placed(settings) as placed:
-        return _begun(placed, reporter, checked(hooks))
-
-
-def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook]) -> Run:
-    settings = named(completed(settings))
-    check(settings)
-    record = open_record(settings)
-    if record is not None:
-        settings = replace(settings, threads=record.threads)
-    reporter = reporter or Reporter(quiet=settings.log.quiet)
-    check_cluster(settings.runtime)
-    servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
-    absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
-    with usual_torch(), open_folder(settings) as folder:
-        return _run(settings, folder, record, reporter, absent, hooks)
-
-
-def _run(
-    settings: Settings,
-    folder: Path,
-    record: Record | None,
-    reporter: Reporter,
-    warnings: Iterable[str],
-    hooks: Iterable[Hook],
-) -> Run:
-    store = Store(folder / records.CHECKPOINTS)
-    store.sweep()
-    resume, problems = find_resume(settings, store)
-    reporter.log_to(folder / records.LOG)
-    for warning in (*warnings, *(f"{problem}; an older checkpoint is used" for problem in problems)):
-        reporter.say(f"warning: {warning}")
-    if resume is not None:
-        settings = records.resumed(settings, folder, reporter.say)
-    keep_freed_memory()
-    torch.set_num_threads(settings.threads or torch.get_num_threads())
-    torch.manual_seed(settings.seed)
-    reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
-    reporter.say(f"to watch and to read it in a browser: plaudit monitor --serve {shlex.quote(str(folder.parent))}")
-    with reporter.last_words(), last_page(folder / records.PAGE):
-        with stopped_at_once():
-            job = Job(settings, folder, store, resume, reporter, record=record)
-            if resume is None:
-                save_start(folder, settings, job.data.report.json())
-        with stop_signals() as stop, Crews(settings, reporter.say) as crews:
-            finished(job.train(crews, stop, hooks))
-    role = next(iter(job.objective.losses()))
-    reporter.say("\n".join(last_block(settings, folder, role, store.model(role))))
-    return Run(folder)
-
-
-def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> list[str]:
-    """Where a finished run's model, page and samples are, and what may come next."""
-    what = "best checkpoint, by " + settings.evaluate.best if settings.evaluate.best else "newest checkpoint"
-    shown = {"page": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
-    lines = [f"done: {role} in {model} ({what})"]
-    lines += [f"  {word + ':':9}{folder / name}" for word, name in shown.items() if (folder / name).exists()]
-    asked = f'generate {folder} --prompt "..."' if role is Role.POLICY else f"serve-reward {folder}"
-    return [*lines, f"  {'next:':9}plaudit {asked}"]
 
 
 class Job:

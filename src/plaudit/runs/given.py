@@ -13,7 +13,6 @@ import functools
 import hashlib
 import inspect
 import json
-import shutil
 import tempfile
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized

@@ -1,6 +1,6 @@
 """Read and measure a run's data before anything costly starts.
 
-    settings -> tokenizer -> data and its report -> number of steps, longest sequence -> does it fit every model?
+settings -> tokenizer -> data and its report -> number of steps, longest sequence -> does it fit every model?
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from plaudit.algorithms.base import Objective
 from plaudit.data.load import LOADERS
+from plaudit.data.report import SourceReport
 from plaudit.models.described import check_scores, end_ids, positions
 from plaudit.models.tokenizer import load_tokenizer
-from plaudit.data.report import SourceReport
 from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings
 from plaudit.support.fields import refuse
@@ -58,8 +58,10 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
     if not any(source.chat.get("prints_date") for source in sources):
         return []
     return [
-        "the chat template prints today's date, so tomorrow's rows would differ: fix it, for instance by "
-        f"'data.chat_template_kwargs={{strftime_now: \"{datetime.date.today()}\"}}'"
+        (
+            "the chat template prints today's date, so tomorrow's rows would differ: fix it, for instance by "
+            f"'data.chat_template_kwargs={{strftime_now: \"{datetime.date.today()}\"}}'"
+        )
     ]
 
 

@@ -26,7 +26,9 @@ def gpus() -> list[str]:
     """The GPUs that a process here could use, by the files of their driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")) or ["dxg"] * Path("/dev/dxg").exists()
-    return there if visible is None else there[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
+    return (
+        there if visible is None else there[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
+    )
 
 
 def on_gpu(s: Settings) -> bool:
@@ -72,8 +74,10 @@ def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
         return []
     told = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
     return [
-        f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: "
-        "take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more devices"
+        (
+            f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: "
+            "take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more devices"
+        )
     ]
 
 
@@ -84,8 +88,10 @@ def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
         return []
     told = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
     return [
-        f"memory: full passes would take {whole / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: lower "
-        "learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
+        (
+            f"memory: full passes would take {whole / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: lower "
+            "learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
+        )
     ]
 
 
@@ -96,8 +102,10 @@ def about_disk(needed: float, output: Path) -> list[str]:
     if needed <= free:
         return []
     return [
-        f"disk: checkpoints take {needed / GIB:.1f} GiB, and {there} has {free / GIB:.1f} GiB free: lower save.keep, "
-        "free some, or set output to another disk"
+        (
+            f"disk: checkpoints take {needed / GIB:.1f} GiB, and {there} has {free / GIB:.1f} GiB free: lower save.keep, "
+            "free some, or set output to another disk"
+        )
     ]
 
 

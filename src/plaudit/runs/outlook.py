@@ -104,7 +104,9 @@ def _single(text: str) -> list[str]:
     return listed if listed and head.startswith("the settings cannot be used") else [text]
 
 
-def outlooks(recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, method: str | None) -> list[Outlook]:
+def outlooks(
+    recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, method: str | None
+) -> list[Outlook]:
     """What is found about a recipe: one outlook, or of a pipeline one for each stage."""
     try:
         given = {} if recipe is None else dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
@@ -139,8 +141,8 @@ def outlook(
     stages: Mapping[str, Outlook] | None = None,
     written: float = 0.0,
 ) -> Outlook:
-    """What is found about one run. `stages` are those before it, whose models are still to come, and `written` the bytes
-    that they will have written."""
+    """What is found about one run. `stages` are those before it, whose models are still to come, and `written` the
+    bytes that they will have written."""
     found = Outlook()
     try:
         found.settings, problems = drafted(recipe, overrides, method=method)
@@ -201,7 +203,9 @@ def _data(found: Outlook, s: Settings) -> None:
         given = {"train": s.data.fed, "validation": s.data.apart}
         missing = [name for value in given.values() for name in absent(value)]
         far = [name for value in given.values() for name in value if fetched(name) and name not in missing]
-        found.doubt([f"{name} is no file here: `datasets` will load it; its rows were not looked at" for name in far], "data")
+        found.doubt(
+            [f"{name} is no file here: `datasets` will load it; its rows were not looked at" for name in far], "data"
+        )
         here = {k: [one for one in v if one not in (*far, *missing)] for k, v in given.items()}
         tokenizer = load_tokenizer(found.tokenizer)
         found.vocab_size = len(tokenizer)

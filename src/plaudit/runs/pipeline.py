@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.evaluate.settings import BeforeAfterSettings
-from plaudit.support.paths import at_home
 from plaudit.settings.recipes import (
     check_known,
     load_settings,
@@ -28,6 +27,7 @@ from plaudit.settings.recipes import (
     spelled_out,
 )
 from plaudit.settings.tree import Settings, SettingsError, to_plain
+from plaudit.support.paths import at_home
 
 if TYPE_CHECKING:
     from plaudit.evaluate.before_after import BeforeAfter
@@ -110,9 +110,9 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None) -> PipelineRun:
     """Run the stages in order and the evaluation at the end."""
-    from plaudit.runs.assemble import run
     from plaudit.monitor.console import Reporter
     from plaudit.runs.records import Run
+    from plaudit.runs.start import run
 
     reporter = reporter or Reporter()
     folder = Path(settings.output) / settings.name

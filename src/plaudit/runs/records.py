@@ -1,7 +1,7 @@
 """A run and its folder: the results of a finished or stopped run, for scripts and notebooks.
 
-    run folder: settings.yaml, data.json, log.txt, checkpoints/<role>/<name>/
-    and {metrics, samples, samples.index, events, health, groups}.jsonl
+run folder: settings.yaml, data.json, log.txt, checkpoints/<role>/<name>/
+and {metrics, samples, samples.index, events, health, groups}.jsonl
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf.errors import OmegaConfBaseException
-
 from plaudit.loop.checkpoint import Store, make_folder
 from plaudit.loop.recorded import Record
 from plaudit.monitor.sinks import read_jsonl, replace_file
+from plaudit.runs.differences import compared, differences, told, within
+from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.fields import refuse
 from plaudit.support.paths import PARTIAL, at_home
-from plaudit.settings.tree import Settings, SettingsError, resolved
 
 SETTINGS, DATA, METRICS, SAMPLES, EVENTS, HEALTH, GROUPS, LOG, PAGE, CHECKPOINTS = (
     "settings.yaml",
@@ -126,10 +124,10 @@ def _before(settings: Settings) -> str | None:
     """The newest unnamed run that saved something and had these settings. None if there is no unnamed run at all and
     `resume` is not set."""
     folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
-    here, newest = _told(settings), ""
+    here, newest = told(settings), ""
     for folder in sorted(folders, reverse=True):
         if (folder / SETTINGS).exists() and Store(folder / CHECKPOINTS).names():
-            different = _differences(folder / SETTINGS, here, (*OF_NO_CONSEQUENCE, *LENGTHS), never=("rollout.replay",))
+            different = differences(folder / SETTINGS, here, (*OF_NO_CONSEQUENCE, *LENGTHS), never=("rollout.replay",))
             if not different:
                 return folder.name
             newest = newest or f"{folder.name}; it differs in:\n" + "\n".join(f"  - {line}" for line in different)
@@ -269,12 +267,12 @@ def refuse_another(settings: Settings, folder: Path) -> None:
     path = folder / SETTINGS
     if settings.resume is None or not path.exists() or not Store(folder / CHECKPOINTS).names():
         return
-    different = _different(path, _told(settings)) or {}  # a truncated file has no information
+    different = compared(path, told(settings)) or {}  # a truncated file has no information
     lines = [
         f"\n  - {key}: {there} there, {here} here ({why})"
         for section, why in KEPT.items()
         for key, (there, here) in different.items()
-        if _within(key, (section,))
+        if within(key, (section,))
     ]
     if lines:
         raise SettingsError(
@@ -317,7 +315,7 @@ def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Set
     if settings.threads is None and threads is not None and threads.isdecimal():
         settings = replace(settings, threads=int(threads))
     path, free = folder / SETTINGS, (*OF_NO_CONSEQUENCE, *LENGTHS)
-    different = _differences(path, _told(settings), free) if path.exists() else []
+    different = differences(path, told(settings), free) if path.exists() else []
     if different:
         listed = "\n".join(f"  - {line}" for line in different)
         say(f"warning: the run continues from its checkpoint with other settings than it had:\n{listed}")
@@ -336,71 +334,12 @@ def open_record(settings: Settings) -> Record | None:
     record = Record(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
-    different = _differences(folder / SETTINGS, _told(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
+    different = differences(folder / SETTINGS, told(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
     if settings.threads not in (None, record.threads):
         different.append(f"threads: {record.threads} there, {settings.threads} here")
     if different:
         listed = "\n".join(f"  - {line}" for line in different)
-        raise SettingsError(f"{folder} was recorded with other settings. To replay it, set these to the same values:\n{listed}")
+        raise SettingsError(
+            f"{folder} was recorded with other settings. To replay it, set these to the same values:\n{listed}"
+        )
     return record
-
-
-def _told(settings: Settings) -> tuple[dict[str, Any], ...]:
-    """What settings say, the same with what is left to the method, and what they say by default."""
-    method: Any = settings.algorithm
-    plain = {one.name: one.default for one in fields(method) if one.default is not MISSING}
-    made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
-    fresh = replace(method, **plain, **made)
-    alike = settings, replace(settings, algorithm=settings.objective), Settings(algorithm=fresh)
-    return tuple(flat(resolved(one)) for one in alike)
-
-
-def _differences(
-    theirs: Path, told: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
-) -> list[str]:
-    """Differences from a run's file, except for settings in `free` and not in `never`."""
-    found = _different(theirs, told)
-    if found is None:
-        return ["its settings cannot be read"]
-    kept = {key: values for key, values in found.items() if key in never or not _within(key, free)}
-    return [f"{key}: {there} there, {here} here" for key, (there, here) in kept.items()]
-
-
-def _different(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
-    """By key what a run's file says and what settings say, where they differ. An older file lacks settings that came
-    later, which had their defaults, and has those that were left to the method as it took them. None if the file was
-    cut off by what ended the run."""
-    here, adapted, default = told
-    try:
-        there = flat(theirs.read_text(encoding="utf-8", errors="replace"))
-    except (yaml.YAMLError, OmegaConfBaseException):
-        return None
-    there = {key: default[key] for key in here if key in default} | there
-    pairs = {key: (there.get(key), here.get(key)) for key in {**there, **here}}
-    return {k: pair for k, pair in pairs.items() if pair[0] != adapted.get(k) and not _alike(k, *pair)}
-
-
-def _alike(key: str, there: Any, here: Any) -> bool:
-    """True if equal, or two spellings of one path."""
-    if there == here or not (isinstance(there, str) and isinstance(here, str)):
-        return bool(there == here)
-    return key.endswith((".path", ".tokenizer")) and at_home(there).resolve() == at_home(here).resolve()
-
-
-def _within(key: str, sections: tuple[str, ...]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
-
-
-def flat(text: str) -> dict[str, Any]:
-    """The values of a settings file by their dotted keys."""
-    from omegaconf import OmegaConf
-
-    def walk(prefix: str, value: Any) -> dict[str, Any]:
-        if isinstance(value, list):
-            value = dict(enumerate(value))
-        if not isinstance(value, dict) or not value:
-            return {prefix: value}
-        inner = [walk(f"{prefix}.{key}" if prefix else str(key), entry) for key, entry in value.items()]
-        return {key: leaf for leaves in inner for key, leaf in leaves.items()}
-
-    return walk("", OmegaConf.to_container(OmegaConf.create(text)))
