@@ -44,9 +44,9 @@ ROOMS = {
     "learn": (1490, "passes, sharding, the optimizer"),
     "loop": (2180, "one loop for every method; half of it is recovery; how often, in words"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
-    "settings": (2240, "the tree, recipes, what sections ask of each other; other systems' words and files"),
+    "settings": (2250, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (1060, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
-    "runs": (2050, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
+    "runs": (2060, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
     "commands": (2060, "the command line; what a run would take on a mesh (230)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

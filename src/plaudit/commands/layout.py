@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plaudit.crew.trainer import lora_settings
 from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.families import read_config
 from plaudit.models.files import read_json
@@ -120,7 +119,7 @@ def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]
     for role in objective.losses():
         critic = role is Role.CRITIC
         config = config_of(settings, settings.critic.path) if critic and settings.critic.path else policy
-        add(role, config, trained=True, lora=lora_settings(settings, role), bytes=low)
+        add(role, config, trained=True, lora=settings.adapters(role), bytes=low)
     reference = settings.reference
     if Role.REFERENCE in objective.asks and (reference.path or not settings.model.lora.rank):  # else adapters are off
         config = config_of(settings, reference.path) if reference.path else policy

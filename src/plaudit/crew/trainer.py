@@ -36,7 +36,6 @@ from plaudit.models.folders import local_folder
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, adapter_names, add_lora, lora_of, peft_names, restore_lora, save_lora
 from plaudit.models.lowrank import adapted_layers
-from plaudit.models.settings import LoraSettings
 from plaudit.models.share import Adapters, Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
@@ -102,12 +101,6 @@ def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
     if role is Role.CRITIC:
         return settings.critic.path or judge_for_critic(settings, tokenizer) or settings.model.path
     return settings.model.path
-
-
-def lora_settings(settings: Settings, role: Role) -> LoraSettings:
-    """The adapters that a trained role gets."""
-    lora = settings.model.lora
-    return replace(lora, rank=settings.critic.lora_rank) if role is Role.CRITIC else lora
 
 
 def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
@@ -237,7 +230,7 @@ class Trainer:
     def _trained(self, role: Role, *, head: HeadKind) -> LanguageModel:
         """Make a role's model as training continues here."""
         saved = None if self.plan.resume is None else self.store.model(role, self.plan.resume)
-        lora = lora_settings(self.settings, role)
+        lora = self.settings.adapters(role)
         if lora.rank > 0:
             adapted = add_lora(self._initial(role, head=head), lora, seed=self.settings.seed)
             return adapted if saved is None else restore_lora(adapted, saved)

@@ -68,15 +68,17 @@ def _text(path: str) -> str:
 
 def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     """Complain about models, gradients and moments that this machine cannot hold, however small a pass is."""
-    ranks = 1 if on_gpu(s) or s.runtime.sharded else s.runtime.num_training_workers
+    workers = s.runtime.num_training_workers
+    ranks: float = 1 if s.runtime.sharded else workers  # of this machine
+    ranks = ranks / workers if on_gpu(s) else ranks  # of one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
     if held <= there:
         return []
     told = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
     return [
         (
-            f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: "
-            "take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more devices"
+            f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are "
+            "left: take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more devices"
         )
     ]
 
@@ -89,8 +91,8 @@ def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     told = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts.items())
     return [
         (
-            f"memory: full passes would take {whole / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: lower "
-            "learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
+            f"memory: full passes would take {whole / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are left: "
+            "lower learn.micro_tokens or rollout.slots, or set learn.activation_checkpointing=true"
         )
     ]
 
@@ -103,8 +105,8 @@ def about_disk(needed: float, output: Path) -> list[str]:
         return []
     return [
         (
-            f"disk: checkpoints take {needed / GIB:.1f} GiB, and {there} has {free / GIB:.1f} GiB free: lower save.keep, "
-            "free some, or set output to another disk"
+            f"disk: checkpoints take {needed / GIB:.1f} GiB, and {there} has {free / GIB:.1f} GiB free: lower "
+            "save.keep, free some, or set output to another disk"
         )
     ]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit.data.settings import DataSettings
 from plaudit.learn.settings import CriticSettings, LearnSettings, OptimizerSettings, ReferenceSettings
 from plaudit.loop.settings import EvaluateSettings, SaveSettings, TrainSettings
-from plaudit.models.settings import ModelSettings
+from plaudit.models.settings import LoraSettings, ModelSettings
 from plaudit.monitor.settings import LogSettings
 from plaudit.rewards.settings import RewardSettings, ShapingSettings
 from plaudit.rollout.settings import RolloutSettings
@@ -26,6 +26,7 @@ from plaudit.support.fields import SettingsError as SettingsError
 
 if TYPE_CHECKING:
     from plaudit.algorithms.base import Objective
+    from plaudit.types import Role
 
 
 @dataclass
@@ -79,6 +80,11 @@ class Settings(Section):
         off_policy = self.rollout.max_lag > 0 or self.rollout.engine != "native"
         objective: Objective = self.algorithm.adapted(off_policy=off_policy)
         return objective
+
+    def adapters(self, role: Role) -> LoraSettings:
+        """The adapters that a trained role gets."""
+        lora = self.model.lora
+        return dataclasses.replace(lora, rank=self.critic.lora_rank) if role == "critic" else lora
 
     @property
     def samples(self) -> bool:
