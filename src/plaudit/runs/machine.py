@@ -78,7 +78,8 @@ def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     return [
         (
             f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are "
-            "left: take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more devices"
+            "left: take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more "
+            "devices"
         )
     ]
 
