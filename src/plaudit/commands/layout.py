@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from plaudit.models.config import DecoderConfig, HeadKind
@@ -236,7 +236,7 @@ def sends(models: Sequence[Model], mesh: Mesh) -> Iterator[str]:
 def boxes(layout: Layout, rank: int) -> Iterator[str]:
     """The boxes that a rank holds; layers with the same ones stand in one line."""
     place = layout.mesh.place(rank)
-    axes = ", ".join(f"{axis} {getattr(place, axis)}" for axis in place.__dataclass_fields__)
+    axes = ", ".join(f"{axis} {index}" for axis, index in asdict(place).items())
     layers: dict[tuple[str, Box, bool], list[int]] = {}
     for one in layout.slices(rank):
         number, pattern = numbered(one.name)
