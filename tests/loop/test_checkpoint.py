@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -87,7 +88,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
 
     guard(os, "fsync")
     guard(shutil, "rmtree")
-    guard(checkpoint, "save_file")
+    guard(safetensors.torch, "save_file")
     guard(checkpoint, "_digest")
     for method in ("rename", "write_text", "mkdir"):
         guard(Path, method)
@@ -167,8 +168,8 @@ def killed_at(folder: Path, at: int, act: Callable[[], object]) -> None:
                 os._exit(KILLED)
 
     os.fsync = lambda handle: touch("fsync")  # type: ignore[assignment]  # of a process that ends with this function
-    original = checkpoint.save_file
-    checkpoint.save_file = lambda *a, **k: (touch("save_file"), original(*a, **k))  # type: ignore[assignment]
+    original = safetensors.torch.save_file
+    safetensors.torch.save_file = lambda *a, **k: (touch("save_file"), original(*a, **k))  # type: ignore[assignment]
     sys.addaudithook(touch)
     act()
 
