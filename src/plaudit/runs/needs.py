@@ -5,8 +5,6 @@ Leaves out time, and what is left of both (`outlook.py`).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from plaudit.models.config import DecoderConfig
 from plaudit.models.settings import LoraSettings
 from plaudit.settings.tree import Settings
@@ -20,7 +18,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     takes its keys and values. Judges count as models of the policy's size, the reference as one beside it."""
     width, weights = _width(s), config.parameters
     losses = s.objective.losses()
-    parts = {"trained": sum(_trained(config, s, _lora(s, Role(role))) for role in losses)}
+    parts = {"trained": sum(_trained(config, s, s.adapters(Role(role))) for role in losses)}
     if Role.REFERENCE in s.objective.asks and not s.reference.offload and (s.reference.path or not s.model.lora.rank):
         parts["reference"] = weights * (4 if s.reference.ema else width)
     judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
@@ -37,16 +35,12 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
 
 def disk(config: DecoderConfig, s: Settings) -> float:
     """Bytes of the checkpoints that a run keeps at once, the one that is being written among them."""
-    one = sum(_checkpoint(config, s, _lora(s, Role(role))) for role in s.objective.losses())
+    one = sum(_checkpoint(config, s, s.adapters(Role(role))) for role in s.objective.losses())
     return one * ((s.save.keep or 1) + 1 + (s.evaluate.best is not None))
 
 
 def _width(s: Settings) -> int:
     return 2 if s.learn.precision == "bfloat16" else 4
-
-
-def _lora(s: Settings, role: Role) -> LoraSettings:
-    return replace(s.model.lora, rank=s.critic.lora_rank) if role is Role.CRITIC else s.model.lora
 
 
 def _adapters(config: DecoderConfig, lora: LoraSettings) -> int:
