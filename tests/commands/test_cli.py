@@ -323,7 +323,7 @@ def test_a_run_is_overwritten_once_the_new_one_has_done_a_step(recipe: Path, tmp
     settings = load_settings(recipe, ["overwrite=true"])
     with pytest.raises(RuntimeError, match="after the first step"):
         run(settings, hooks=[failing])
-    assert seen == [{"settings.yaml", "data.json", "log.txt"}]
+    assert seen == [{"settings.yaml", "data.json", "log.txt", "events.jsonl"}]
     assert not before.keys() <= contents(folder).keys()
 
 
