@@ -116,7 +116,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["rollout.max_lag=-1"], "rollout.max_lag=-1"),
         ("sft", ["device=tpu"], "device=tpu must be"),
         ("sft", ["runtime=slurm"], "runtime.kind=slurm must be"),
-        ("ppo", ["rollout.workers=2"], "rollout.workers=2 needs processes of their own: set runtime=ray"),
+        ("ppo", ["rollout.workers=2"], "rollout.workers=2 needs separate processes: set runtime=ray"),
         ("ppo", ["runtime=ray", "rollout.workers=0"], "rollout.workers=0 must be"),
         ("sft", ["runtime.num_training_workers=2"], "runtime.num_training_workers=2 needs runtime=ray"),
         (

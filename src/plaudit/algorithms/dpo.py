@@ -25,7 +25,7 @@ class DPO(Pairs):
     the policy than the reference prefers the chosen answer. Rafailov et al. 2023."""
 
     loss: str = setting("sigmoid", choices=VARIANTS)
-    """Which convex loss of h."""
+    """Convex loss of h."""
     beta: float = setting(0.1, above=0)
     """Strength of the pull to the reference."""
     label_smoothing: float = setting(0.0, least=0, below=0.5)

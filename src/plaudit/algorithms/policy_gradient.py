@@ -30,7 +30,7 @@ class PolicyGradient(Algorithm):
     """Base: the policy is sampled, the child's `credit` gives advantages, and the clipped loss is minimised."""
 
     clip: tuple[float, float] = setting((0.2, 0.2), count=2, least=0, infinite=True)
-    """The ratio earns nothing below 1 - the first, and above 1 + the second; DAPO takes [0.2, 0.28]."""
+    """How far the ratio may lie below and above 1 before it is clipped; DAPO takes [0.2, 0.28]."""
     dual_clip: float | None = setting(None, least=1)
     """Largest loss for A < 0, as a multiple of |A|; 3 is usual."""
     ratio: str = setting("token", choices=LEVELS)
@@ -59,7 +59,7 @@ class PolicyGradient(Algorithm):
     """With recompute_old, weigh samples by w = learner / sampler: none, truncate (w is at most correction_cap) or mask
     (leave out those with w above the cap or below 1 / cap). w is of `ratio`'s level, or of one named: sequence_mask."""
     correction_cap: float = setting(2.0, least=1, infinite=True)
-    """The largest w that counts."""
+    """Bound of w."""
 
     uses_ratio: ClassVar[bool] = True
 

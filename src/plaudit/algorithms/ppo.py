@@ -35,7 +35,7 @@ class PPO(PolicyGradient):
 
     minibatches: int = setting(4, least=1)
     kl_coefficient: float = setting(0.05, least=0)
-    """beta of the KL penalty in the reward; the start value where it adapts."""
+    """beta of the KL penalty in the reward; its first value if kl_target is set."""
     kl_target: float | None = setting(None, above=0, unit="nats")
     """Adapt beta towards this KL a sequence; null keeps it fixed."""
     discount: float = setting(1.0, least=0, most=1)
@@ -45,7 +45,7 @@ class PPO(PolicyGradient):
     whiten_advantages: bool = True
     """Give the step's advantages mean 0 and deviation 1."""
     value_clip: float | None = setting(0.2, least=0)
-    """Largest change of values that counts; null: no limit."""
+    """Clip the change of values at this size; null sets no limit."""
     value_coefficient: float = setting(0.1, least=0)
     """Factor of the critic's loss."""
     normalise_values: bool = False

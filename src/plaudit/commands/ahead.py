@@ -1,4 +1,4 @@
-"""Commands that look before a run and start nothing: what can be set, what is wrong, who would hold what."""
+"""Commands that inspect a run and start nothing: `check`, `layout` and `settings`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from plaudit.support.visible import visible
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @traceback_option
 def check(words: tuple[str, ...], as_json: bool) -> None:
-    """Say everything that is wrong or doubtful about a run or a pipeline, before it starts; exit status 1 for problems.
+    """Report everything that is wrong or doubtful about a run or a pipeline; exit status 1 if there are problems.
 
-    Settings, paths, the first rows as the model would read them, sizes, devices, disk, servers and the cluster are
-    looked at. Nothing is written, and no model is loaded.
+    This looks at settings, paths, sizes, devices, disk, servers, the cluster, and the first rows as the model would
+    read them. Nothing is written, and no model is loaded.
     """
     began = time.time() - time.process_time()
     with plain_errors():
@@ -36,13 +36,13 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.argument("overrides", nargs=-1)
 @click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: all ranks as runtime.strategy says.')
 @click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: runtime.num_training_workers.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Whose boxes to print.")
-@click.option("--to", help="Another mesh: print what it takes to move the models there.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank whose boxes are printed.")
+@click.option("--to", help="Another mesh: print what moving the models there takes.")
 @traceback_option
 def layout(
     recipe: str, overrides: tuple[str, ...], mesh: str | None, ranks: int | None, rank: int, to: str | None
 ) -> None:
-    """Print which rank would hold which part of a recipe's models, and the bytes; nothing is loaded or started."""
+    """Print which rank would hold which part of a recipe's models, and its bytes. Nothing is loaded or started."""
     with plain_errors():
         from plaudit.commands.layout import plan, read_mesh, report, sends
         from plaudit.settings.recipes import read_settings
@@ -56,7 +56,7 @@ def layout(
 @click.command("settings")
 @click.argument("method")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Print what it sets, beside the defaults.")
+@click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Recipe to print beside the defaults.")
 @deepspeed_option
 @plugin_option
 @traceback_option
@@ -69,7 +69,7 @@ def settings_command(
     deepspeed: str | None,
     plugins: tuple[str, ...],
 ) -> None:
-    """Print every setting of a METHOD or command with its default, what it does and what it may be, as a recipe.
+    """Print the settings of a METHOD or command as a recipe: defaults, meaning and allowed values.
 
     KEY is a setting, a section or the last word of a setting. A file of another system (docs/switching.md) is printed
     as a recipe of Plaudit.

@@ -38,11 +38,11 @@ def main() -> None:
     """Reinforcement learning from human feedback: one command a method, one recipe a run.
 
     \b
-    plaudit ppo RECIPE.yaml key=value ...      train by a method
-    plaudit pipeline RECIPE.yaml               several stages, each from what the ones before made
-    plaudit demo                               the whole job on a generated task, in minutes on a CPU
+    plaudit ppo RECIPE.yaml key=value ...      train with a method
+    plaudit pipeline RECIPE.yaml               several stages; each uses the results of earlier ones
+    plaudit demo                               the whole pipeline on generated data, in minutes on a CPU
 
-    Settings are those of the recipe and the command line (Hydra's grammar; null is None); `plaudit settings METHOD`
+    Settings come from the recipe, then from the command line (Hydra's grammar; null is None). `plaudit settings METHOD`
     lists them all.
     """
     from plaudit.runtime.memory import keep_freed_memory
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspeed: str | None) -> None:
-    """Do one run."""
+    """Do one run, from a recipe, overrides, or both."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
@@ -71,7 +71,7 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
 
 
 def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[str]) -> Tree:
-    """Settings of an evaluation from an optional recipe and overrides."""
+    """Read the settings of an evaluation from an optional recipe and overrides."""
     from plaudit.settings.recipes import load_tree, read_yaml
 
     words = [word for word in (recipe, *overrides) if word is not None]
@@ -104,7 +104,7 @@ for _name, _text in METHODS.items():
 @deepspeed_option
 @traceback_option
 def train_command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None) -> None:
-    """Train by the method that the recipe names (`method: ...`), a plugin's own too."""
+    """Train with the method that the recipe names (`method: ...`), built in or from a plugin."""
     train_by(None, recipe, overrides, deepspeed)
 
 
@@ -113,7 +113,7 @@ def train_command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Run the stages of a recipe in order; overrides begin with the stage's name (ppo.train.steps=50)."""
+    """Run the stages of a recipe in order. Overrides begin with the stage's name (ppo.train.steps=50)."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.pipeline import load_pipeline, run_pipeline
@@ -125,7 +125,7 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
 
 
 @main.command()
-@click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Repeat for several.")
+@click.option("--seed", "seeds", type=int, multiple=True, default=(0,), show_default=True, help="Seed; repeatable.")
 @click.option("--seeds", "count", type=click.IntRange(1), help="Run this many seeds, from 0 on.")
 @click.option("--output", type=HomePath(), default="runs/demo", show_default=True, help="Folder to write to.")
 @click.option(
@@ -142,9 +142,9 @@ def demo(
     data_only: Path | None,
     overrides: tuple[str, ...],
 ) -> None:
-    """Do the main job on a generated task: SFT, reward model, PPO, and a table of before and after.
+    """Run SFT, a reward model and PPO on generated data, and print figures from before and after PPO.
 
-    The folder's content is replaced. `plaudit demo resume=latest` continues a stopped demo instead.
+    The content of --output is replaced. `plaudit demo resume=latest` continues a stopped demo instead.
     """
     with plain_errors(data_only or output):
         from plaudit.commands.demo import demo_data, run_demo
@@ -161,7 +161,7 @@ def demo(
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
-    """Measure perplexity, generations, preference accuracy, KL to a reference, or compare two models.
+    """Measure perplexity, generations, preference accuracy and KL to a reference, or compare two models.
 
     \b
     plaudit evaluate model=runs/ppo/checkpoints/policy/... prompts=test.jsonl kinds=[generation,kl] reference=...
@@ -225,15 +225,15 @@ def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
 @click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions a prompt.")
 @click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens of this share.")
-@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the likeliest; 0: all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Probability that the likeliest tokens kept must hold.")
+@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the likeliest tokens; 0: all.")
 @click.option("--max-tokens", default=64, show_default=True, help="Longest answer.")
-@click.option("--seed", default=0, show_default=True, help="Of the answers.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the answers.")
 @click.option(
-    "--chat/--text", "as_chat", default=None, help="How prompts are asked; the checkpoint decides by default."
+    "--chat/--text", "as_chat", default=None, help="Ask prompts as chats or as text. By default the checkpoint decides."
 )
 @click.option("--system", help="System message; prompts are then asked as chats.")
-@click.option("--template", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument of its chat template.")
+@click.option("--template", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument of the chat template.")
 @click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
 @click.option(
     "--out", type=HomePath(path_type=Path, dir_okay=False), help="Write JSON lines here instead of the terminal."
@@ -282,9 +282,9 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
 @main.command()
 @click.argument("log_dir", type=HomePath(exists=True, path_type=Path), default="runs")
 @click.option("--serve", is_flag=True, help="Show the runs in a browser instead: curves, answers, workers, settings.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of --serve; others ask for a token.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of --serve; any other asks for a token.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8010, show_default=True, help="0 takes a free one.")
-@click.option("--allow-host", "allow_hosts", multiple=True, help="A name by which browsers call it; repeatable.")
+@click.option("--allow-host", "allow_hosts", multiple=True, help="Name by which browsers call the page; repeatable.")
 @click.option(
     "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."
 )
@@ -310,14 +310,14 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, out: Path | None, **addr
 @click.argument("target")
 @click.option("--to", required=True, help="Dialect of the target, such as prompt/chosen/rejected.")
 @click.option("--from", "dialect", default="auto", show_default=True, help="Dialect of the source.")
-@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="Another name of a column; repeatable.")
+@click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help="The file's column name; repeatable.")
 @click.option("--split", default="train", show_default=True, help="Split of a source that has splits.")
 @click.option("--bad-rows", default=0, show_default=True, help="Number of unreadable rows that may be skipped.")
 @click.option("--overwrite", is_flag=True)
 @plugin_option
 @traceback_option
 def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[str, ...], **options: Any) -> None:
-    """Rewrite a data file in another dialect; the ending of TARGET (.jsonl, .json, .parquet) is its format."""
+    """Rewrite a data file in another dialect. The ending of TARGET (.jsonl, .json, .parquet) chooses its format."""
     with plain_errors(target, plugins):
         from plaudit.commands.convert import convert as convert_data
 

@@ -32,8 +32,8 @@ class DataSettings(Section):
     loads ("owner/name" or "owner/name:config"), or "file.py:function" that gives dict rows. A mapping from sources to
     numbers says their shares in an epoch; otherwise every row comes once an epoch."""
     validation: Any = None
-    """One source or a list, as `train`; or "5%" of the train prompts, each with all its rows (unless every prompt has
-    more than that). The same seed sets the same ones aside."""
+    """One source or a list, as `train`; or "5%": this share of the train prompts is set aside, each with all its rows
+    (unless every prompt has more than that). The seed decides which."""
     split: str = "train"
     """Split of train sources that are folders or loaded by `datasets`."""
     validation_split: str = "validation"
@@ -57,10 +57,10 @@ class DataSettings(Section):
     the end of answers; "drop" leaves rows out; both are counted. "error" refuses them. Null drops chats and truncates
     texts."""
     max_pairs_per_prompt: int = setting(2, least=1)
-    """Most preference pairs of one prompt; of judged answers twice as many. The first are used, the rest is counted."""
+    """Most preference pairs of one prompt; of judged answers twice as many. The first are used, the others counted."""
     every_turn: bool = False
-    """In chats to imitate, train every assistant turn, with all before it as its prompt, not only the last one. Other
-    data ignores it."""
+    """In demonstrations that are chats, train every assistant turn, not only the last one. The turns before it are its
+    prompt."""
     stream: int = setting(0, least=0)
     """Items to read at a time, for data that fits on no disk: every pass reads the train sources again, and shuffles
     within each block of items. The run is one epoch and needs train.steps. 0 reads sources once and stores tokens."""
@@ -125,7 +125,7 @@ class DataSettings(Section):
 
 
 def unfed(settings: DataSettings) -> list[str]:
-    """Complain if a run has no source to train on."""
+    """Return a problem if a run has no source to train on."""
     none = "data.train is empty: give it a file, a folder, a dataset name or file.py:function"
     return [none] if settings.train is None or settings.train in ("", [], (), {}) else []
 

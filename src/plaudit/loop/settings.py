@@ -42,8 +42,8 @@ class EverySettings(Section):
     """How often something happens."""
 
     every: Any = None
-    """From one to the next: a number of training steps, "2 epochs", "30 seconds", "10 minutes", "1 hour", or a list of
-    such, of which the first that is due counts. Null: only at the run's end."""
+    """Time between two evaluations: a number of training steps, "2 epochs", "30 seconds", "10 minutes", "1 hour", or a
+    list of these, of which the first that is due counts. Null: only at the run's end."""
 
     @property
     def interval(self) -> Every:
@@ -63,9 +63,9 @@ class TrainSettings:
     steps: int | None = setting(None, least=1)
     """Training steps; null lets `epochs` decide."""
     epochs: float = setting(1.0, above=0)
-    """Passes over the data, to their end: online the last step, which is a whole one, may begin the next pass."""
+    """Passes over the data. An online run's last step is always a whole one, so it may begin the next pass."""
     batch_size: int = setting(32, least=1)
-    """Offline methods: demonstrations, or prompts with all their pairs, of one step."""
+    """Offline methods: demonstrations of one step, or prompts with all their pairs."""
     log_every: int = setting(10, least=1)
     """Steps between two lines on the terminal."""
 
@@ -75,10 +75,10 @@ class SaveSettings(EverySettings):
     """Checkpoints. One is always written at the end."""
 
     every: Any = "10 minutes"
-    """What a run that ends before its time must do again, at most: a number of training steps, "2 epochs", "10
-    minutes", or a list of such, of which the first that is due counts. Null: only the run's end is saved."""
+    """Time between two checkpoints, the most that an interrupted run repeats: a number of training steps, "2 epochs",
+    "10 minutes", or a list of these, of which the first that is due counts. Null: only the run's end is saved."""
     keep: int = setting(2, least=0)
-    """The newest this many stay; 0 keeps all."""
+    """Number of checkpoints to keep, the newest ones; 0 keeps all."""
 
 
 @dataclass
@@ -86,8 +86,8 @@ class EvaluateSettings(EverySettings):
     """Evaluation on the validation data during training."""
 
     limit: int = setting(256, least=1)
-    """At most this many validation items, the first ones."""
+    """Most validation items of one evaluation, the first ones."""
     best: str | None = None
     """Figure of an evaluation (loss, accuracy, reward/mean) whose best checkpoint is kept and is the run's model."""
     patience: int | None = setting(None, least=1)
-    """Evaluations in a row without a better one after which the run ends."""
+    """End the run after this many evaluations in a row without a better one."""

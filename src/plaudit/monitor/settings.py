@@ -9,15 +9,15 @@ from plaudit.support.fields import setting
 
 @dataclass
 class LogSettings:
-    """Records of a run. Metrics are written at every step, always."""
+    """Records of a run. Metrics are written at every step in any case."""
 
     samples_megabytes: float = setting(200.0, least=0)
-    """Largest size of samples.jsonl in MB (online methods): all answers within it, else some of every step."""
+    """Largest size of samples.jsonl in MB (online methods). Above it, only some answers of every step are kept."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run's folder."""
     wandb: str | None = None
     """Also log to this Weights & Biases project."""
     page: bool = True
-    """Keep page.html in the run's folder up to date: curves, and who works on the run. A browser shows it, live."""
+    """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
     quiet: bool = False
-    """Say nothing on the terminal; log.txt is written all the same."""
+    """Print nothing on the terminal; log.txt is still written."""

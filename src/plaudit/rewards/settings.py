@@ -31,9 +31,9 @@ class RewardSettings(Section):
     """"judge" (a reward model), "function" (your Python function), "http" (servers of the protocol in docs/rewards.md),
     "code" (unit tests of code, in a sandbox) or the name of a rule, such as "gsm8k"."""
     name: str = ""
-    """Name of its part in metrics and samples. Empty: the rule's or function's own name, "judge" or "http"."""
+    """Name of the reward in metrics and samples. Empty: the rule's or function's own name, "judge" or "http"."""
     weight: float = 1.0
-    """Factor in the sum. With a weight of 0 it is only computed and shown."""
+    """Factor in the sum. A reward of weight 0 is only computed and shown."""
     path: str = ""
     """Checkpoint of the judge. In a pipeline, empty means the judge that is trained there."""
     workers: int = setting(0, least=0)
@@ -41,9 +41,9 @@ class RewardSettings(Section):
     resources: dict[str, float] = setting(dict, least=0)
     """judge: what each of its processes reserves, such as {GPU: 1}. Empty takes an equal share of the CPUs."""
     offload: bool = False
-    """judge, on GPUs: it is in host memory, and on the device only while it scores."""
+    """judge, on GPUs: keep it in host memory, and on the device only while it scores."""
     function: str = ""
-    """The function, for kind "function": "file.py:name" or "package.module:name"."""
+    """function: where it is, "file.py:name" or "package.module:name"."""
     options: dict[str, Any] = field(default_factory=dict)
     """function, rules: keyword arguments passed at every call; http: sent with every request."""
     deadline: float = setting(60.0, above=0, unit="seconds")

@@ -10,7 +10,7 @@ from plaudit.support.fields import Section, setting, shown
 
 ENGINES = ("native", "vllm")
 LEAST_TEMPERATURE = 0.01
-"""vLLM silently raises lower ones to this."""
+"""vLLM silently raises lower temperatures to this."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class VllmStart(VllmSettings):
     max_length: int | None = None
     """Longest prompt and answer together, in tokens; None: the model's positions. The cache must hold all of them."""
     sleeps: bool = True
-    """`sleep` gives memory up."""
+    """True if `sleep` frees memory."""
 
 
 @dataclass
@@ -38,14 +38,14 @@ class RolloutSettings(Section):
     """How answers are drawn from the policy."""
 
     engine: str = setting("native", choices=ENGINES)
-    """native computes on the learner's own weights (or a copy, with lag), vllm has its own (docs/vllm.md)."""
+    """native computes on the learner's weights (on a copy, with lag); vllm holds its own (docs/vllm.md)."""
     vllm: VllmSettings = field(default_factory=VllmSettings)
     prompts_per_step: int = setting(32, least=1)
     """Prompts of one training step (each has the method's number of samples)."""
     max_tokens: int = setting(64, least=1, unit="tokens")
     """Longest answer."""
     min_tokens: int = setting(0, least=0, unit="tokens")
-    """The answer may not end before; biases ratios unless algorithm.recompute_old is set."""
+    """Shortest answer; above 0 it biases ratios unless algorithm.recompute_old is set."""
     temperature: float = setting(1.0, least=0)
     """Divides the logits before they become probabilities; 0 is greedy."""
     top_p: float = setting(1.0, above=0, most=1)
@@ -53,30 +53,30 @@ class RolloutSettings(Section):
     top_k: int = setting(0, least=0)
     """Draw from this many of the likeliest tokens; 0 keeps all."""
     stop: list[str] = field(default_factory=list)
-    """Texts that end an answer; they may hold special tokens."""
+    """Texts that end an answer; they may contain special tokens."""
     special_tokens: bool = False
-    """Rewards and samples show the special tokens in an answer, such as <|channel|>; its end token is never shown."""
+    """Show rewards and samples the special tokens of an answer, such as <|channel|>, but never its end token."""
     slots: int = setting(64, least=1)
-    """Sequences decoded side by side, by each worker."""
+    """Sequences that each worker decodes at once."""
     workers: Any = 1
-    """Rollout workers; more than one needs runtime=ray. [2, 6]: a run starts with the first number; further ones, up to
-    the second, are used while nodes have room for them."""
+    """Number of rollout workers; more than one needs runtime=ray. With [2, 6] a run starts with two and uses up to six
+    while nodes have room for them."""
     max_lag: int = setting(0, least=0)
-    """Policy versions that a sample may be old; 0 is synchronous."""
+    """Most policy versions that a sample may be old; 0 is synchronous."""
     share_devices: bool = False
-    """Learner and engine take turns: the engine gives its memory up while the learner works, and the learner's moments
-    wait in host memory while the engine does. Needs max_lag=0."""
+    """Let learner and engine take turns: the engine frees its memory while the learner works, and the learner's moments
+    are in host memory while the engine works. Needs max_lag=0."""
     interrupt: bool = True
-    """New weights take over answers under way; false lets those end first, and begins no other meanwhile. Only with
-    max_lag."""
+    """With max_lag: continue running answers with new weights. False finishes them with the old weights first, and
+    starts no others meanwhile."""
     max_failed: float = setting(0.1, least=0, most=1)
-    """Share of a step's rewards that may fail: they are masked. Where more do, training pauses and asks again."""
+    """Share of a step's rewards that may fail; their answers are masked. Above it, training pauses and asks again."""
     reward_patience: float = setting(1800.0, least=0, unit="seconds")
-    """How long training pauses for rewards that fail for reasons that may pass; then the run ends, saved."""
+    """Longest pause for rewards whose failure may pass; after it the run ends, saved."""
     record: bool = False
-    """Write what each step learns from into the run's folder, for a replay."""
+    """Record what each step learns from in the run's folder, for a replay."""
     replay: str | None = None
-    """The folder of a run that was recorded: learn from its samples, in place of any drawn now."""
+    """Folder of a recorded run: learn from its samples instead of drawing new ones."""
 
     def for_vllm(self, *, longest_prompt: int) -> VllmStart | None:
         """Return what vLLM is started with, None for the native engine. One with its own device need not sleep."""
@@ -110,7 +110,7 @@ class RolloutSettings(Section):
         asked = self.workers if isinstance(self.workers, list | tuple) else [self.workers] * 2
         whole = len(asked) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n <= 2**64 for n in asked)
         if not whole or not 1 <= asked[0] <= asked[1]:
-            yield f"workers={shown(self.workers)} must be a number of at least 1, or the least and the most"
+            yield f"workers={shown(self.workers)} must be a number of at least 1, or [least, most]"
             return
         if self.share_devices and self.max_lag > 0:
             yield (

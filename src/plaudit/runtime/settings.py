@@ -10,9 +10,9 @@ from plaudit.support.fields import Section, leaves, setting
 STRATEGIES = ("replicate", "fsdp", "fsdp_offload")
 """How a training step is spread over ranks."""
 WEIGHTS = ("store", "collective")
-"""How new weights get to rollout workers."""
+"""How new weights reach rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
-"""What carries collectives: those of training ranks, and weights that travel by one."""
+"""Libraries for collectives of training ranks and of weights."""
 OF_RANKS = ("num_training_workers", "strategy")
 """What only ray follows, and weights depend on."""
 OF_RAY = (
@@ -31,7 +31,7 @@ OF_RAY = (
 """What only ray follows."""
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
-    "CPU's memory alone. Take nccl, or runtime.strategy=replicate"
+    "CPU's memory only. Take nccl, or runtime.strategy=replicate"
 )
 
 SHARED = (
@@ -45,7 +45,7 @@ class RuntimeSettings(Section):
     """Where the processes of a run are. `runtime=ray` is short for `runtime.kind=ray`."""
 
     kind: str = setting("local", choices=("local", "ray"))
-    """local: everything in this process; ray: training ranks and rollout workers in processes of their own."""
+    """local: everything in this process; ray: training ranks and rollout workers in separate processes."""
     address: str | None = None
     """ray: a running cluster (host:port, or auto); null starts one on this machine for the length of the run."""
     num_training_workers: int = setting(1, least=1)
@@ -55,22 +55,22 @@ class RuntimeSettings(Section):
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
     """ray: likewise for a rollout worker."""
     strategy: str = setting("replicate", choices=STRATEGIES)
-    """ray: replicate keeps the whole model on every training rank, fsdp shards weights, gradients and moments;
-    fsdp_offload keeps these shards of GPUs in the CPU's memory."""
+    """ray: replicate keeps the whole model on every training rank; fsdp shards weights, gradients and moments;
+    fsdp_offload, for GPUs, keeps these shards in host memory."""
     weights: str = setting("store", choices=WEIGHTS)
-    """ray: how new weights get to rollout workers, by the object store or by a collective."""
+    """ray: how new weights reach rollout workers: through the object store or by a collective."""
     backend: str = setting("auto", choices=BACKENDS)
-    """ray: what carries collectives, of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
+    """ray: library for collectives of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
     object_store_mb: int = setting(512, least=80, unit="MB")
-    """ray: memory for what processes hand each other, where we start the cluster."""
+    """ray: memory for objects that processes exchange, on a cluster that the run starts."""
     start_timeout: float = setting(300.0, above=0, infinite=True, unit="seconds")
-    """How long workers may take to be placed and to be ready."""
+    """Longest time that placing a worker may take, and that its start may take."""
     collective_timeout: float = setting(120.0, above=0, unit="seconds")
-    """How long training ranks wait for each other, and rollout workers for weights, before one counts as stuck."""
+    """Longest time that training ranks wait for each other, and rollout workers for weights by a collective."""
     heartbeat_timeout: float = setting(10.0, above=0, unit="seconds")
-    """A worker that gives no sign for so long counts as lost; it is asked four times as often."""
+    """A worker that gives no sign for this long counts as lost. It is asked four times in this time."""
     max_failures_per_hour: int = setting(3, least=-1)
-    """Lost workers that are replaced within any hour; one more ends the run with the reasons; -1 never gives up."""
+    """Lost workers that are replaced within any hour. One more ends the run with the reasons; -1 sets no limit."""
 
     @property
     def sharded(self) -> bool:
@@ -91,7 +91,7 @@ class RuntimeSettings(Section):
             yield from (f"{told} {where}" for told in self._changed(("object_store_mb",)))
 
     def unread(self, *, replays: bool) -> list[str]:
-        """What has no effect in this process. A run that replays another may say how that one's processes were held."""
+        """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""
         keys = () if self.kind == "ray" else OF_RANKS if replays else OF_RAY
         return [f"{told} needs runtime=ray" for told in self._changed(keys)]
 

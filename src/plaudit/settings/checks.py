@@ -1,4 +1,4 @@
-"""What contradicts what in a run's settings: each `_about_...` tells a part's problems, with what to do.
+"""Contradictions in a run's settings: each `_about_...` returns the problems of a part, with what to do.
 
 `check` runs before anything is loaded.
 """
@@ -17,7 +17,7 @@ from plaudit.support import fields
 from plaudit.support.plugins import known_here_alone
 
 FIGURES = {"mean", "std", "failed", "not_applicable", "greedy"}
-"""Of the whole reward, as reward/NAME, where those of its parts stand too."""
+"""Figures of the whole reward, reward/NAME; a part of a reward may not take these names."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Longest:
     """Description of the sequence for messages."""
 
     def unfit(self, whose: str, room: int) -> list[str]:
-        """Complain about rows that do not fit a model with room for this many tokens."""
+        """Return a problem if rows do not fit a model with room for this many tokens."""
         if self.tokens <= room:
             return []
         advice = "lower data.max_tokens, data.max_prompt_tokens or rollout.max_tokens"
@@ -41,12 +41,12 @@ class Longest:
 
 
 def check(settings: Settings) -> None:
-    """Raise SettingsError with every value and contradiction that cannot be, at once."""
+    """Raise SettingsError with all invalid values and contradictions."""
     fields.refuse(wrong(settings))
 
 
 def wrong(settings: Settings) -> list[str]:
-    """Every value and contradiction that cannot be."""
+    """Return all invalid values and contradictions."""
     return fields.wrong(settings, *FINDERS)
 
 
@@ -57,7 +57,7 @@ def _about_model(s: Settings) -> list[str]:
     if s.model.path is not None and s.model.config:
         problems.append(f"model.path={s.model.path} and model.config are both set: keep one")
     if s.model.path is None and s.model.tokenizer is None:
-        problems.append("a fresh model needs model.tokenizer, the folder of one")
+        problems.append("a fresh model needs model.tokenizer, the folder of a tokenizer")
     unread = _unread(s.model.config) if s.model.path is None and s.model.config else []
     problems += unread
     problems += _about_lora("model.lora", s.model, unread=bool(unread))
@@ -73,7 +73,7 @@ def _about_model(s: Settings) -> list[str]:
 
 
 def _about_lora(setting: str, model: ModelSettings, *, unread: bool) -> list[str]:
-    """What is wrong with the adapters that a setting asks for; `unread`: the model's keys cannot be read anyway."""
+    """Return problems of the adapters that a setting asks for. `unread`: the model's keys could not be read."""
     problems, lora = [], model.lora
     if lora.rank > 0 and not unread:
         from plaudit.models.lora import check_lora
@@ -86,7 +86,7 @@ def _about_lora(setting: str, model: ModelSettings, *, unread: bool) -> list[str
 
 
 def _unread(config: dict[str, Any]) -> list[str]:
-    """What is wrong with the keys of a fresh model; those of a family that is not ours are left to transformers."""
+    """Return problems of a fresh model's keys; transformers checks those of families that are not ours."""
     from plaudit.models.families import read_config
     from plaudit.models.keys import UnknownKeyError, UnsupportedError
 
@@ -151,7 +151,7 @@ def _about_method(s: Settings) -> list[str]:
 
 
 def _about_best(s: Settings) -> list[str]:
-    """What evaluations are compared by, and whether there are any to compare."""
+    """Return problems of the figure that compares evaluations, and of a run without evaluations."""
     best = s.evaluate.best
     if best is None:
         patience = s.evaluate.patience
@@ -174,7 +174,7 @@ def _about_best(s: Settings) -> list[str]:
 
 
 def _about_offload(s: Settings, *, referred: bool) -> list[str]:
-    """Where reference.offload would change nothing, whatever the device."""
+    """Return why reference.offload has no effect on any device."""
     if not s.reference.offload:
         return []
     if not referred:
@@ -217,12 +217,12 @@ def _about_rewards(s: Settings) -> list[str]:
     for name in sorted({*names} & FIGURES):
         problems.append(f"a reward called {name!r} would take the place of the figure reward/{name}: give it a name")
     twice = sorted({name for name in names if names.count(name) > 1})
-    problems += [f"two rewards are called {name!r}: give each a name of its own" for name in twice]
+    problems += [f"two rewards are called {name!r}: give them different names" for name in twice]
     return problems or _about_parts(s, names, functions)
 
 
 def _about_parts(s: Settings, names: list[str], functions: list[str]) -> list[str]:
-    """Parts of rewards that there are not. Which parts of its own a function has shows when it is asked."""
+    """Return settings that name a missing part of a reward. A function's own parts are known only once it is called."""
 
     def absent(part: str) -> bool:
         return s.samples and part not in names and not part.startswith(tuple(f"{name}/" for name in functions))
@@ -272,7 +272,7 @@ def _about_runtime(s: Settings) -> list[str]:
             "NVIDIA GPUs, make vllm for a CPU (docs/vllm.md)"
         )
     if s.runtime.kind == "local" and s.rollout.workers not in (0, 1) and s.samples:
-        problems.append(f"rollout.workers={s.rollout.workers} needs processes of their own: set runtime=ray")
+        problems.append(f"rollout.workers={s.rollout.workers} needs separate processes: set runtime=ray")
     return problems
 
 

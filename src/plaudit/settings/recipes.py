@@ -29,7 +29,7 @@ from plaudit.support.plugins import registered_again
 
 Tree = typing.TypeVar("Tree")
 NO_VALUE = (IndexError, ValueError, TypeError, OverflowError)
-"""What OmegaConf raises beside its own errors, of places in lists and of numbers that no float holds."""
+"""What OmegaConf raises besides its own errors, for positions in lists and numbers too large for a float."""
 
 WHOLE = ("data.train",)
 """Mappings that an override replaces: sources are not added to others."""
@@ -59,7 +59,7 @@ def read_settings(
     method: str | None = None,
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Settings:
-    """As `load_settings`, without the checks that a run asks for: that files are there, and what contradicts what."""
+    """Like `load_settings`, without checking that files exist and that settings agree."""
     settings, problems = drafted(recipe, overrides, method=method, deepspeed=deepspeed)
     refuse(problems, plain=True)
     return settings
@@ -72,7 +72,7 @@ def drafted(
     method: str | None = None,
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> tuple[Settings, list[str]]:
-    """Settings as far as they can be read, unchecked, and what cannot be read of them: unknown keys and wrong types.
+    """Return settings as far as they can be read, unchecked, and the problems: unknown keys and wrong types.
 
     Raises SettingsError for a file, a method or a plugin that cannot be read at all.
     """
@@ -116,7 +116,7 @@ def as_ours(
     method: str | None,
     deepspeed: str | Path | Mapping[str, Any] | None = None,
 ) -> Imported:
-    """A recipe as it is, or another system's file as one. Its environment variables are set in this process."""
+    """Return a recipe, or another system's file as one. That file's environment variables are set in this process."""
     from plaudit.settings.importers.files import opened
 
     given = {} if recipe is None else recipe if isinstance(recipe, Mapping) else read(recipe)
@@ -126,7 +126,7 @@ def as_ours(
 
 
 def completed(settings: Settings) -> Settings:
-    """Typed settings with the method's own where they give none, and what their plugins register."""
+    """Return typed settings; without `algorithm`, the method's defaults are used. Plugins are loaded first."""
     _load_plugins({"plugins": settings.plugins}, ())
     algorithm = _algorithm_class(settings.method)
     if settings.algorithm is None:
@@ -134,8 +134,8 @@ def completed(settings: Settings) -> Settings:
     if not isinstance(settings.algorithm, algorithm):
         if registered_again(algorithm, type(settings.algorithm)):
             raise SettingsError(
-                f"method={settings.method}: the class {algorithm.__name__} was made anew, and these settings have the "
-                "other form of it: register it, and make the settings again"
+                f"method={settings.method}: these settings hold another version of the class {algorithm.__name__} "
+                "than the registered one: register it, and make the settings again"
             )
         raise SettingsError(
             f"method={settings.method} takes a {algorithm.__name__} as its algorithm, not {settings.algorithm!r}"
@@ -206,14 +206,14 @@ def spelled_out(override: Override) -> Override:
 
 
 def defaults(method: str) -> Settings:
-    """The settings of a method as they are before a recipe."""
+    """Return the default settings of a method."""
     return _to_object(_structured(dataclasses.replace(Settings(), method=method), _algorithm_class(method)))
 
 
 def load_tree(
     template: type[Tree], given: Mapping[str, Any], overrides: Sequence[str] = (), *, free: Sequence[str] = ()
 ) -> Tree:
-    """Any dataclass of settings from a mapping and overrides; `free` names fields whose content is not checked."""
+    """Fill any dataclass of settings from a mapping and overrides; `free` names fields whose content is not checked."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -282,7 +282,7 @@ def _structured(template: Settings, algorithm: type) -> Any:
 
 
 def _merged(config: Any, key: str, value: Any, *, skip: Collection[str]) -> list[str]:
-    """Merge a value; return what cannot be. A section that cannot be merged as it stands is, setting by setting."""
+    """Merge a value and return the problems. A section that cannot be merged whole is merged setting by setting."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -317,7 +317,7 @@ def _to_object(config: Any) -> Settings:
 
 
 def _with_tuples(method: Any) -> Any:
-    """The method with tuples where its defaults are tuples: OmegaConf makes lists of them."""
+    """Return the method with tuples where its defaults are tuples; OmegaConf turns them into lists."""
     if not dataclasses.is_dataclass(method) or isinstance(method, type):
         return method  # it is refused later
     pairs = {one.name: vars(method)[one.name] for one in dataclasses.fields(method) if isinstance(one.default, tuple)}
@@ -368,7 +368,7 @@ def _paths(path: str, value: Any) -> list[str]:
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:
-    """A list's entries (of an override, `rewards.0.kind=...`, as a mapping from numbers), or the value alone."""
+    """Return a list's entries, or the value. An override (`rewards.0.kind=...`) gives a mapping from numbers."""
     if isinstance(value, list):
         return [(f"{number}.", entry) for number, entry in enumerate(value)]
     if isinstance(value, Mapping) and value and all(str(key).isdigit() for key in value):
@@ -377,7 +377,7 @@ def _entries(value: Any) -> list[tuple[str, Any]]:
 
 
 def _where(error: Exception, key: str) -> str:
-    """The key that an error under this one speaks of. Of a list's entry OmegaConf tells what stands in it alone."""
+    """Return the full key of an error below `key`. For a list's entry, OmegaConf names only the key within it."""
     from omegaconf.errors import OmegaConfBaseException
 
     full = str((error.full_key if isinstance(error, OmegaConfBaseException) else None) or key)

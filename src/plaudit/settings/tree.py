@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings(Section):
-    """Everything that a run is told."""
+    """All settings of a run."""
 
     method: str = "sft"
     """A name of `algorithms/methods.yaml`, which `plaudit --help` lists, or one that a plugin registers."""
     name: str | None = None
-    """The run's folder under `output`; null takes the method and the time."""
+    """The run's folder under `output`; null names it after the method and the time."""
     output: str = "runs"
-    """Where run folders lie."""
+    """Folder that holds the run folders."""
     seed: int = setting(0, least=0, below=2**64)
-    """Of initial weights, data order and samples."""
+    """Seed of initial weights, data order and samples."""
     resume: str | None = None
-    """latest, or the name of a checkpoint of this run; latest starts afresh where there is none yet."""
+    """Checkpoint to continue from: its name, or latest, which starts from the beginning if there is none yet."""
     overwrite: bool = False
     """Replace a run folder of the same name."""
     device: str = "auto"
-    """cpu, cuda, or auto."""
+    """Where models are computed: cpu, cuda, or auto, which takes a GPU if torch finds one."""
     threads: int | None = setting(None, least=1)
-    """CPU threads of a process; null takes all cores, under Ray those that it reserves, on resuming those of before.
-    Where other programs keep cores busy, fewer are faster."""
+    """CPU threads of a process. Null takes all cores, or those that the process reserves under Ray; a resumed run keeps
+    its number. If other programs keep cores busy, fewer threads are faster."""
     plugins: list[str] = field(default_factory=list)
     """Python files that register your own algorithms, rewards, dialects or model families."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -76,7 +76,7 @@ class Settings(Section):
 
     @property
     def objective(self) -> Objective:
-        """The method, as the samples of this run ask for it."""
+        """The method, adapted to samples that may be old or come from another engine."""
         off_policy = self.rollout.max_lag > 0 or self.rollout.engine != "native"
         objective: Objective = self.algorithm.adapted(off_policy=off_policy)
         return objective
@@ -88,19 +88,19 @@ class Settings(Section):
 
     @property
     def samples(self) -> bool:
-        """Whether the run draws answers and has them scored: it learns from the policy's own, and replays none."""
+        """True if the run draws and scores answers: the method is online, and nothing is replayed."""
         return bool(self.algorithm.data == "prompts" and self.rollout.replay is None)
 
 
 def resolved(settings: Settings) -> str:
-    """The whole tree as YAML, to be saved with the run; it loads back as a recipe."""
+    """Return all settings as YAML that loads back as a recipe; it is saved with the run."""
     from omegaconf import OmegaConf
 
     return str(OmegaConf.to_yaml(OmegaConf.create(to_plain(settings))))
 
 
 def to_plain(settings: Any) -> Any:
-    """Dataclasses, tuples and enums as plain dicts, lists and strings."""
+    """Return dataclasses, tuples and enums as plain dicts, lists and strings."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {f.name: to_plain(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):
@@ -111,7 +111,7 @@ def to_plain(settings: Any) -> Any:
 
 
 def unused(s: Settings) -> list[str]:
-    """What was set and this method does not read, as key=value: a recipe may serve several methods."""
+    """Return changed settings that this method does not read, as key=value; a recipe may serve several methods."""
     from plaudit.types import Role
 
     online = s.algorithm.data == "prompts"
@@ -123,8 +123,8 @@ def unused(s: Settings) -> list[str]:
 
 
 def annotated(found: Iterable[Leaf], default: Mapping[str, Any]) -> str:
-    """Settings as YAML that loads back as a recipe; above each stands what it does and what it may be, beside it what
-    it is by default, where it differs."""
+    """Return settings as YAML that loads back as a recipe. A comment above each says what it does and which values are
+    allowed; one beside it gives the default if the value differs."""
     import yaml
 
     lines, before = [], [""]
