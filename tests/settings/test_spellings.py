@@ -29,7 +29,7 @@ def test_every_answer_names_keys_that_there_are(theirs: str, ours: str) -> None:
 
 def test_what_the_page_translates_is_translated_here() -> None:
     """The first column of the page's tables of settings and of methods, where it names a plain key."""
-    text = PAGE.read_text(encoding="utf-8").partition("## Settings")[2].partition("### The KL")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("## What counts differently")[2].partition("### The KL")[0]
     text = text.partition("## Data")[0] + text.partition("## Methods")[2]
     named = {word for line in text.splitlines() for word in re.findall(r"`([a-z_0-9]+)`", line.partition(" | ")[0])}
     ours = {key.rpartition(".")[2] for key in KEYS}
@@ -37,7 +37,7 @@ def test_what_the_page_translates_is_translated_here() -> None:
     assert sorted(word for word in named - ours if not meant(word)) == sorted(NOT_KEYS)
 
 
-NOT_KEYS = ("margin", "model_init_kwargs", "packing", "padding_free", "r", "vllm_importance_sampling_mode")
+NOT_KEYS = ("margin", "packing", "padding_free", "r", "vllm_importance_sampling_mode")
 """Words of those columns that are values, or that have no setting here."""
 
 
