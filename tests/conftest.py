@@ -25,10 +25,10 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
-def pytest_configure() -> None:
-    """Clusters have deadlines, so the processes of other tests give way to the first one, which has the clusters."""
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-        os.nice(5)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Clusters have deadlines, so processes of other tests give way to the one that starts with the clusters."""
+    if "PYTEST_XDIST_WORKER" in os.environ and not item.get_closest_marker("clusters"):
+        os.nice(max(0, 5 - os.nice(0)))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks

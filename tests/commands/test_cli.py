@@ -472,7 +472,7 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
 
     folder = tmp_path / "runs/run"
     left = f"Free or open that storage. The newest whole checkpoint is {first}: resume=latest continues from there"
-    place, before = folder / "checkpoints/policy" / second, contents(folder)
+    place, before = folder / "checkpoints/state" / second, contents(folder)
     assert f"the run ended: {folder} cannot be written: File too large. {left}" in resumed(2_000)
     assert contents(folder) | {"log.txt": before["log.txt"]} == before, "its settings, longer than that, are whole yet"
     assert resumed(40_000)[-1:] == [f"the run ended: {place} cannot be written: File too large. {left}"]

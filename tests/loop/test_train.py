@@ -426,7 +426,7 @@ def test_too_many_failed_rewards_end_the_run_with_their_reasons(make_recipe: Any
         rewards=function("raises_on_some"),
         rollout={"max_failed": 0.1},
     )
-    with pytest.raises(RewardFailureError, match=r"\d\d% .* 10% .*ValueError: odd'\]"):
+    with pytest.raises(RewardFailureError, match=r"\d\d% .* 10% .*ValueError: odd \(test_train\.py, line \d+\)'\]"):
         run(settings)
 
 

@@ -46,7 +46,7 @@ def model(tokenizer: Any) -> GPT2LMHeadModel:
 
 def recipe(tmp_path: Path, method: str = "sft", **more: Any) -> dict[str, Any]:
     small: dict[str, Any] = {"method": method, "name": "run", "output": str(tmp_path), "threads": 1}
-    small |= {"train": {"steps": 2, "batch_size": 4}, "log": {"quiet": True, "samples_every": 1}}
+    small |= {"train": {"steps": 2, "batch_size": 4}, "log": {"quiet": True}}
     small |= {"optimizer": {"learning_rate": 0.01, "schedule": "constant"}}
     if method == "grpo":
         small["rollout"] = {"prompts_per_step": 2, "max_tokens": 6, "slots": 8}

@@ -85,7 +85,8 @@ class Store:
             if reason is None:
                 raise
             self.sweep()
-            place = (error.filename if isinstance(error, OSError) else None) or what
+            named = (error.filename if isinstance(error, OSError) else None) or what
+            place = what if "/.writing" in str(named) else named  # those were swept
             mend = f"Free or open that storage. {self.left()}"
             raise UnwritableError(f"{place} cannot be written: {reason}. {mend}") from error
 

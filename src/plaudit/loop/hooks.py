@@ -238,7 +238,7 @@ class SaveCheckpoint:
         actors: dict[str, Any] = {}
         ahead = self.store.staging(STATE)
         ahead = ahead.with_name(f"{ahead.name}-{secrets.token_hex(4)}")  # a rank that was given up may still be writing
-        with self.store.writing(ahead):
+        with self.store.writing(self.store.folder / STATE / progress.name):
             for role, actor in self.cast.trained.items():
                 actors[role] = await actor.save(ahead / f"{role}.safetensors")
         writers: dict[str, Writer] = {}
