@@ -9,8 +9,8 @@ from typing import Any
 
 from plaudit.commands.layout import GIB, Model, amounts, extremes
 from plaudit.models.families import read_config
-from plaudit.models.layout import Layout, Mesh, MeshError
-from plaudit.models.settings import LoraSettings
+from plaudit.models.layout import Layout
+from plaudit.models.mesh import Mesh, MeshError
 
 
 def llama(width: int, layers: int, heads: int, inner: int, **more: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ ROOM = 64 * GIB
 def trained(name: str, mesh: Mesh) -> Model:
     """The model's full training in bfloat16. Raises MeshError."""
     layout = Layout(read_config(CONFIGS[name]), "lm", mesh)
-    return Model("policy", layout, trained=True, lora=LoraSettings(), bytes=2)
+    return Model("policy", layout, trained=True, bytes=2)
 
 
 def cell(name: str, mesh: Mesh) -> str:

@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plaudit import load_settings
 from plaudit.algorithms import Output
 from plaudit.batch import Batch
+from plaudit.compute import logprobs
 from plaudit.crew.trainer import Plan, Trainer
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
@@ -43,7 +44,11 @@ from plaudit.settings.checks import Longest
 from plaudit.types import Role, Row, Stats
 
 Job = dict[str, Any]
+GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
+"""Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
+logprobs.CHUNK_ELEMENTS, logprobs.LEAST_ROWS = 1, 16  # log-probs of a pass take several chunks, and
+logprobs.KEEP_ELEMENTS = 5000  # those of the longer passes are computed again
 
 
 class Among(Gang[Trainer]):
@@ -51,6 +56,7 @@ class Among(Gang[Trainer]):
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.world = trainer, trainer.ranks.world
+        self.width = trainer.settings.runtime.width
 
     async def scatter(self, method: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         answer = ask(self.trainer, self.name, method.__name__, *arguments[self.trainer.ranks.rank])
@@ -177,6 +183,28 @@ def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str
         for process in running:
             process.kill()
     assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+def furthest(one: Path, other: Path) -> float:
+    """The largest difference of any weight of any model; large weights in bfloat16 count in shares of their size."""
+    files = sorted(one.glob("*.safetensors"))
+    assert files and [f.name for f in files] == [f.name for f in sorted(other.glob("*.safetensors"))]
+    found = 0.0
+    for file in files:
+        mine, theirs = load_file(file), load_file(other / file.name)
+        assert {n: (x.shape, x.dtype) for n, x in mine.items()} == {n: (x.shape, x.dtype) for n, x in theirs.items()}
+        found = max(found, *(difference(mine[name], theirs[name]) for name in mine))
+    return found
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    size = 4 * other.float().abs().clamp(min=0.25) if one.dtype is torch.bfloat16 else 1.0
+    return float(((one.float() - other.float()).abs() / size).max())
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "figures.json").read_text())
+    return found
 
 
 if __name__ == "__main__":

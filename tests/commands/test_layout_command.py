@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from plaudit.commands.cli import main
 from plaudit.commands.layout import Model, amounts, extremes, plan, read_mesh
 from plaudit.models.families import read_config
-from plaudit.models.layout import Layout, Mesh, MeshError
+from plaudit.models.layout import Layout
+from plaudit.models.mesh import Mesh, MeshError
 from plaudit.models.settings import LoraSettings
 from plaudit.settings.recipes import read_settings
 from plaudit.types import Role
@@ -38,8 +39,7 @@ WHOLE = 2 * LAYER + 2 * 10 * 4 + 4
 
 
 def model(mesh: Mesh, *, low: int = 4, trained: bool = True, lora: LoraSettings | None = None) -> Model:
-    layout = Layout(read_config(LLAMA), "lm", mesh)
-    return Model(Role.POLICY, layout, trained=trained, lora=lora or LoraSettings(), bytes=low)
+    return Model(Role.POLICY, Layout(read_config(LLAMA), "lm", mesh, lora), trained=trained, bytes=low)
 
 
 def bytes_a_weight(one: Model) -> tuple[float, ...]:
@@ -104,7 +104,7 @@ def test_the_models_of_a_run_are_those_that_its_method_has(make_recipe: Recipe, 
     assert models[0].layout.mesh == Mesh(data=2)
     words = ["model.lora.rank=2", "critic.lora_rank=3", "runtime.strategy=fsdp_offload"]
     adapted = plan(read_settings(recipe, words), None, 4)
-    ranks = [(one.role, one.lora.rank) for one in adapted]
+    ranks = [(one.role, one.layout.lora.rank) for one in adapted]
     assert ranks == [(Role.POLICY, 2), (Role.CRITIC, 3)]  # the reference is the policy without adapters
     assert adapted[0].layout.mesh == Mesh(data=4)
 

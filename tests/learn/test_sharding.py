@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_at_work import Job, at_work, do
-from safetensors.torch import load_file
+from ranks_at_work import GRADIENT, Job, at_work, do, figures, furthest
 from tiny import GPT2
-from torch import Tensor
 
 from plaudit import load_settings
 from plaudit.batch import Batch
@@ -49,8 +46,6 @@ CASES: dict[str, dict[str, Any]] = {
     "half": {"learn": {"precision": "bfloat16"}},
 }
 METHOD = {"lora": "grpo", "half": "sft"}
-GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
-"""Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
 ON_TWO = [*((case, "replicate") for case in ("dpo", "reward", "ppo", "half")), *((case, "fsdp") for case in CASES)]
 ON_ONE = [("grpo", "fsdp"), ("ppo", "replicate"), ("lora", "fsdp"), ("half", "fsdp")]
 FROM_ONE = [("sft", "fsdp"), ("ppo", "replicate")]
@@ -113,30 +108,8 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
     return root
 
 
-def furthest(one: Path, other: Path) -> float:
-    """The largest difference of any weight of any model; large weights in bfloat16 count in shares of their size."""
-    files = sorted(one.glob("*.safetensors"))
-    assert files and [f.name for f in files] == [f.name for f in sorted(other.glob("*.safetensors"))]
-    found = 0.0
-    for file in files:
-        mine, theirs = load_file(file), load_file(other / file.name)
-        assert {n: (x.shape, x.dtype) for n, x in mine.items()} == {n: (x.shape, x.dtype) for n, x in theirs.items()}
-        found = max(found, *(difference(mine[name], theirs[name]) for name in mine))
-    return found
-
-
-def difference(one: Tensor, other: Tensor) -> float:
-    size = 4 * other.float().abs().clamp(min=0.25) if one.dtype is torch.bfloat16 else 1.0
-    return float(((one.float() - other.float()).abs() / size).max())
-
-
 def tolerance(case: str) -> float:
     return 2e-3 if case == "half" else 1e-6  # the next bfloat16 is 1/128 of a number away, at most
-
-
-def figures(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "figures.json").read_text())
-    return found
 
 
 @pytest.mark.parametrize(("case", "how"), ON_TWO)

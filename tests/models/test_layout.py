@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import FAMILIES, family_of
-from plaudit.models.layout import Layout, Mesh, MeshError, Slice, check_mesh, faults, moves, nearest_mesh
+from plaudit.models.layout import Layout, Slice, moves
+from plaudit.models.mesh import Mesh, MeshError, check_mesh, faults, nearest_mesh
 from plaudit.models.parts import shapes
+from plaudit.models.settings import LoraSettings
 
 FAMILY = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 HEADS: tuple[HeadKind, ...] = ("lm", "scalar")
@@ -117,6 +119,25 @@ def test_slices_fill_a_ranks_parameters(config: DecoderConfig, head: HeadKind, m
             assert target.shape == one.sizes
             target += 1
         assert all((count == 1).all() for count in filled.values())
+
+
+@given(*CASES, st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_pieces_cover_parameters_and_adapters(config: DecoderConfig, head: HeadKind, mesh: Mesh, some: bool) -> None:
+    """The whole once, or once a tensor rank where it is copied, and each rank's part once."""
+    mesh = replace(fitted(config, mesh), replicas=1, context=1)
+    targets = (["c_attn", "c_proj"] if config.family == "gpt2" else ["k_proj", "down_proj"]) if some else []
+    layout = Layout(config, head, mesh, LoraSettings(rank=3, targets=targets))
+    assert len(layout.adapters) >= 2 * config.layers
+    for ours in (*layout.parameters, *layout.adapters):
+        whole = np.zeros(layout.whole(ours), int)
+        for place in (place for place in map(mesh.place, range(mesh.world)) if place.stage == layout.stages(ours)[0]):
+            part = np.zeros(layout.shape(ours, place), int)
+            for piece in layout.pieces(ours, place):
+                whole[index(piece.box)] += 1
+                part[tuple(slice(at, at + size) for at, size in zip(piece.at, piece.sizes, strict=True))] += 1
+            assert (part == 1).all()
+        assert (whole == (mesh.tensor if layout.copied(ours) else 1)).all(), ours
 
 
 def values(layout: Layout) -> dict[str, Any]:

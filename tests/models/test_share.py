@@ -20,12 +20,12 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.families import read_config
 from plaudit.models.files import weight_files
 from plaudit.models.fresh import generator
-from plaudit.models.layout import Layout, Mesh, Slice
+from plaudit.models.layout import Layout, Slice
 from plaudit.models.load import fresh_model, load_model, save_model
 from plaudit.models.lora import add_lora, load_lora, merge_lora, restore_lora, save_lora
-from plaudit.models.lowrank import adapted_layers
+from plaudit.models.mesh import Mesh
 from plaudit.models.settings import LoraSettings
-from plaudit.models.share import Adapters, Share, begin_weights, draw_weights, merged, read_weights, write_weights
+from plaudit.models.share import Share, begin_weights, draw_weights, merged, read_weights, write_weights
 
 Tiny = Callable[..., dict[str, Any]]
 MESHES = [Mesh(data=3), Mesh(data=5), Mesh(data=2, tensor=2), Mesh(tensor=2, pipeline=2), Mesh(replicas=2, context=2)]
@@ -182,7 +182,6 @@ def test_boxes_of_any_kind_of_number_are_read(dtype: torch.dtype, tmp_path: Path
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_adapters_are_merged_in_boxes(model_type: str, mesh: Mesh, tiny: Tiny) -> None:
     model = add_lora(fresh_model(tiny(model_type, vocab_size=96), seed=3), LoraSettings(rank=3), seed=1)
-    layers = dict(adapted_layers(model))
     adapters = {name: p.detach() for name, p in model.named_parameters() if ".lora_" in name}
     for name, tensor in adapters.items():
         if ".lora_b." in name:
@@ -190,7 +189,7 @@ def test_adapters_are_merged_in_boxes(model_type: str, mesh: Mesh, tiny: Tiny) -
     own = parameters(model)
     shares = []
     for rank in range(mesh.world):
-        mine = empty(Layout(model.config, "lm", mesh), rank)
+        mine = empty(Layout(model.config, "lm", mesh, model.lora), rank)
         for one, target in mine.slices():
             target.copy_(box_of(one, own[one.ours]))
         shares.append(mine)
@@ -200,7 +199,7 @@ def test_adapters_are_merged_in_boxes(model_type: str, mesh: Mesh, tiny: Tiny) -
     for mine in shares:
         for one, held in mine.slices():
             box = box_of(one, whole[one.ours])
-            torch.testing.assert_close(merged(one, held, Adapters(layers, adapters)), box, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(merged(mine.layout, one, held, adapters), box, rtol=1e-6, atol=1e-6)
 
 
 def test_adapters_wait_for_room_as_weights_do(tiny: Tiny, tmp_path: Path) -> None:
@@ -219,7 +218,7 @@ def test_adapters_wait_for_room_as_weights_do(tiny: Tiny, tmp_path: Path) -> Non
     assert deferred.pending is not None
     shapes = {name: tuple(parameter.shape) for name, parameter in deferred.named_parameters()}
     mine = Share(
-        Layout(deferred.config, "lm", Mesh(data=2)),
+        Layout(deferred.config, "lm", Mesh(data=2), deferred.lora),
         1,
         {name: torch.full((rows - -(-rows // 2), *others), math.nan) for name, (rows, *others) in shapes.items()},
         torch.float32,

@@ -1,4 +1,4 @@
-"""Whole runs whose model is spread over training ranks, with real Ray processes."""
+"""Whole runs whose model is spread over training ranks, in shards or cut, with real Ray processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "object_store_mb": 100, "strategy": "fsdp", "num_training_workers": 2}
+CUT = {"kind": "ray", "object_store_mb": 100, "mesh": {"tensor": 2}}
 
 
 def furthest(a: Run, b: Run) -> float:
@@ -43,6 +44,35 @@ def test_grpo_on_sharded_ranks_and_on_from_their_checkpoint_on_one(make_recipe: 
     ]
     assert [m["step"] for m in further[1].metrics] == list(range(1, 7))
     assert furthest(*further) < 1e-6
+
+
+def test_ppo_on_ranks_that_share_each_matrix_and_on_from_their_checkpoint_on_one(
+    make_recipe: Recipe, tmp_path: Path
+) -> None:
+    """Policy, critic and reference are cut; the sampler gets weights put together from parts."""
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "critic": {"learning_rate": 0.003}, "save": {"every": 2}}
+    alone = run(load_settings(make_recipe("ppo", tmp_path / "alone", **more)))
+    pair = run(load_settings(make_recipe("ppo", tmp_path / "ray", **more, runtime=CUT)))
+    assert "2 training and 1 rollout workers are ready" in (pair.folder / "log.txt").read_text()
+    assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
+    assert all(abs(record["kl/sampler"]) < 1e-6 for record in pair.metrics), "sampler and learner agree"
+    assert furthest(alone, pair) < 1e-6
+    longer = {**more, "train": {"steps": 6}}
+    further = [
+        run(load_settings({**make_recipe("ppo", tmp_path / name, **longer), "resume": "latest"}))
+        for name in ("alone", "ray")
+    ]
+    assert [m["step"] for m in further[1].metrics] == list(range(1, 7))
+    assert furthest(*further) < 1e-6
+
+
+def test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Only they travel, and the sampler's model is the ranks' by its digest."""
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "train": {"steps": 3}, "model": {"lora": {"rank": 3}}}
+    alone = run(load_settings(make_recipe("grpo", tmp_path / "alone", **more)))
+    pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime={**CUT, "weights": "collective"})))
+    assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
+    assert furthest(alone, pair) < 1e-6
 
 
 SHORT = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings
-from plaudit.runtime.settings import NO_SHARDS, SHARED, RuntimeSettings
+from plaudit.runtime.settings import LATER, NO_SHARDS, SHARED, RuntimeSettings
 from plaudit.settings.importers.distributed import imported
 from plaudit.support.fields import complaints
 from plaudit.weights.transport import Collective, transport_of
@@ -41,6 +41,10 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
             for key in ("resources_per_worker", "resources_per_rollout_worker")
         ),
         ({"kind": "ray", "num_training_workers": 0}, "num_training_workers=0 must be"),
+        ({"kind": "ray", "mesh": {"tensor": 0}}, "mesh={'tensor': 0} must be at least 1"),
+        ({"kind": "ray", "mesh": {"tensr": 2}}, "mesh has no axis 'tensr'; did you mean tensor?"),
+        *(({"kind": "ray", "mesh": {axis: 2}}, f"mesh has {axis}=2, an axis that does not") for axis in LATER),
+        ({"mesh": {"tensor": 2}}, "mesh={'tensor': 2} needs runtime=ray"),
         ({"kind": "ray", "max_failures_per_hour": -2}, "max_failures_per_hour=-2 must be at least -1"),
         ({"kind": "ray", "object_store_mb": 79}, "object_store_mb=79 must be at least 80"),
         ({"kind": "ray", "resources_per_worker": {"GPU": -1.0}}, "resources_per_worker={'GPU': -1.0} must be"),
@@ -64,6 +68,12 @@ def test_a_replay_may_say_how_the_processes_of_the_run_were_held() -> None:
     """Its settings are those of that run, and it has none; how many ranks there were matters to the weights."""
     given = RuntimeSettings(heartbeat_timeout=5.0, weights="collective", backend="gloo", num_training_workers=2)
     assert problems(given, replays=True) == ["num_training_workers=2 needs runtime=ray"]
+
+
+def test_a_mesh_multiplies_training_workers() -> None:
+    given = RuntimeSettings(kind="ray", num_training_workers=3, mesh={"data": 2, "tensor": 4, "context": 1})
+    assert problems(given) == []
+    assert (given.replicas, given.width, given.ranks) == (6, 4, 24)
 
 
 def test_shards_of_ray_ranks_are_no_problem() -> None:

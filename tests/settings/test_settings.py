@@ -21,6 +21,7 @@ from plaudit.support.fields import leaves
 pytestmark = pytest.mark.slow
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
+CUT = ["runtime=ray", "runtime.mesh.tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
 DYNAMIC = ["algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling_part=right/x"]
 VALID: dict[str, Any] = {
     "model": {"path": "some/model"},
@@ -124,6 +125,13 @@ def problems_of(method: str, overrides: list[str]) -> str:
             ["runtime=ray", "runtime.resources_per_worker={CPU: -1}"],
             "resources_per_worker={'CPU': -1.0} must be",
         ),
+        (
+            "sft",
+            [*CUT, "model.config={model_type: gpt2}"],
+            "mesh={'tensor': 5} for the model: tensor=5 does not fit this",
+        ),
+        ("sft", [*CUT, "model.config={model_type: gpt2}"], "divide 12 attention heads"),
+        ("sft", [*CUT, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
         ("sft", ["runtime.start_timeout=60"], "runtime.start_timeout=60.0 needs runtime=ray"),
         ("sft", [*SHARDS, "runtime.strategy=fsdp_offload", "device=cpu"], "fsdp_offload has no effect with device=cpu"),
         ("sft", ["evaluate.patience=2"], "evaluate.patience=2 counts evaluations: set evaluate.best"),

@@ -34,8 +34,8 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
-@click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: all ranks as runtime.strategy says.')
-@click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: runtime.num_training_workers.")
+@click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: as the section `runtime` says.')
+@click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: as the section `runtime` says.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank whose boxes are printed.")
 @click.option("--to", help="Another mesh: print what moving the models there takes.")
 @traceback_option

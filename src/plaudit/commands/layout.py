@@ -19,7 +19,8 @@ from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.families import read_config
 from plaudit.models.files import read_json
 from plaudit.models.folders import local_folder
-from plaudit.models.layout import Box, Layout, Mesh, MeshError, Place, check_mesh, plans
+from plaudit.models.layout import Box, Layout, plans
+from plaudit.models.mesh import Mesh, MeshError, Place, check_mesh
 from plaudit.models.parts import numbered
 from plaudit.models.settings import LoraSettings
 from plaudit.settings.tree import Settings
@@ -29,8 +30,6 @@ from plaudit.types import Role
 
 GIB = 2**30
 PARTS = ("weights", "gradients", "moments", "masters")
-LINEAR = (".qkv.weight", ".output.weight", ".up.weight", ".down.weight")
-"""Parameters that may have adapters."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Model:
     role: str
     layout: Layout
     trained: bool
-    lora: LoraSettings
     bytes: int
     """Of a weight in the precision that passes compute in."""
 
@@ -51,27 +49,11 @@ class Model:
         held = sum(math.prod(layout.shape(ours, place)) for ours in mine)
         if not self.trained:
             return held, 0
-        if not self.lora.rank:
+        if not layout.lora.rank:
             return 0, held
         head = math.prod(layout.shape("head.weight", place)) if layout.head == "scalar" and "head.weight" in mine else 0
-        return held - head, head + sum(self._adapters(ours, place) for ours in mine if ours.endswith(LINEAR))
-
-    def _adapters(self, ours: str, place: Place) -> int:
-        """Numbers of a projection's adapters: A (rank, in) and B (out, rank) of each stored part, in rows."""
-        mesh, rank = self.layout.mesh, self.lora.rank
-        rows, columns = self.layout.parameters[ours]
-        by_columns = ours.endswith((".output.weight", ".down.weight"))
-        columns //= mesh.tensor if by_columns else 1
-
-        def chunk(size: int) -> int:
-            return max(0, min(share := -(-size // mesh.data), size - place.data * share))
-
-        found = 0
-        for name, part in self.layout.parts.items():
-            if part.ours == ours and name.split(".")[-2] in (self.lora.targets or [name.split(".")[-2]]):
-                size = (part.size or rows) // (1 if by_columns else mesh.tensor)
-                found += chunk(rank) * columns + chunk(size) * rank
-        return found
+        adapters = (name for name in layout.adapters if place.stage in layout.stages(name))
+        return held - head, head + sum(math.prod(layout.shape(name, place)) for name in adapters)
 
     def held(self, place: Place) -> dict[str, int]:
         """Bytes by part that a rank keeps between passes: AdamW in float32. Shards of trained weights are float32 and
@@ -102,18 +84,19 @@ class Model:
 
 
 def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]:
-    """A run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as `runtime.strategy` says. Raises
+    """A run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as the section `runtime` says. Raises
     MeshError, with the nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
-    world = ranks or runtime.num_training_workers
-    axes = read_mesh(mesh) if mesh else Mesh(**{"data" if runtime.sharded else "replicas": world})
+    data = max(1, ranks // runtime.width) if ranks else runtime.replicas
+    along = Mesh(**{"data" if runtime.sharded else "replicas": data}, tensor=runtime.width)
+    axes = read_mesh(mesh) if mesh else along
     policy = config_of(settings, settings.model.path)
     models = []
 
     def add(role: Role, config: DecoderConfig, *, trained: bool, lora: LoraSettings, bytes: int) -> None:
         head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
         check_mesh(config, axes, ranks)
-        models.append(Model(role, Layout(config, head, axes), trained, lora, bytes))
+        models.append(Model(role, Layout(config, head, axes, lora), trained, bytes))
 
     low = 2 if settings.learn.precision == "bfloat16" else 4
     for role in objective.losses():

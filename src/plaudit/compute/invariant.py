@@ -59,3 +59,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
+
+    def product(self, input: Tensor) -> Tensor:
+        """As `forward`, without the bias."""
+        return linear(input, self.weight)

@@ -1,7 +1,8 @@
 """Log-probs and entropies of chosen tokens directly from hidden states, without the full logits tensor.
 
 Only trained tokens pass the head, in chunks. The backward pass is written out, so that autograd keeps no logits either.
-If tokens times vocabulary is small the probabilities are kept, otherwise they are computed again.
+If tokens times vocabulary is small the probabilities are kept, otherwise they are computed again. On a tensor axis each
+rank has rows of the head: a chunk takes one maximum and one sum over ranks, and the gradient of all states one sum.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from plaudit.compute.axis import ALONE, Axis
 from plaudit.compute.invariant import linear
 from plaudit.compute.products import by_onednn, product, summed_outer_products
 
@@ -29,7 +31,8 @@ KEEP_ELEMENTS = 1 << 25
 
 
 class _ChosenLogprobs(torch.autograd.Function):
-    """hidden (n, width), weight (vocab, width), bias (vocab,) or None, targets (n,) -> log-probs, entropies (n,)."""
+    """hidden (n, width), weight (vocab, width), bias (vocab,) or None, targets (n,) -> log-probs, entropies (n,). On a
+    tensor axis weight and bias are this rank's rows, and all else is equal on its ranks."""
 
     @staticmethod
     def forward(
@@ -40,39 +43,48 @@ class _ChosenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         head: Callable[..., Tensor],
+        axis: Axis,
     ) -> tuple[Tensor, Tensor]:
         n, vocab = hidden.shape[0], weight.shape[0]
         rows = _chunk_rows(hidden, vocab)
         keep = n * vocab <= KEEP_ELEMENTS and any(ctx.needs_input_grad)
         chosen = torch.empty(n, dtype=torch.float32, device=hidden.device)
-        entropy = torch.empty_like(chosen)
+        entropy, total = torch.empty_like(chosen), torch.empty_like(chosen)
         kept: list[Tensor] = []
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))
-            logp = _log_softmax(head(hidden[part], weight, bias), temperature)
-            p = logp.exp()
-            chosen[part] = logp.gather(1, targets[part, None])[:, 0]
-            entropy[part] = -torch.linalg.vecdot(p, logp)
+            logits = head(hidden[part], weight, bias)
+            if axis.size > 1:
+                p, chosen[part], entropy[part], total[part] = _among(logits, targets[part], temperature, axis)
+            else:
+                logp = _log_softmax(logits, temperature)
+                p = logp.exp()
+                chosen[part] = logp.gather(1, targets[part, None])[:, 0]
+                entropy[part] = -torch.linalg.vecdot(p, logp)
             if keep:
                 kept.append(p)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
-        ctx.rows, ctx.temperature, ctx.head = rows, temperature, head
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total if axis.size > 1 else None, *kept)
+        ctx.rows, ctx.temperature, ctx.head, ctx.axis = rows, temperature, head, axis
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy, total, *kept = ctx.saved_tensors
         grad_chosen = torch.zeros_like(entropy) if grad_chosen is None else grad_chosen / ctx.temperature
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for number, start in enumerate(range(0, hidden.shape[0], ctx.rows)):
             part = slice(start, min(start + ctx.rows, hidden.shape[0]))
-            p = kept[number] if kept else _log_softmax(ctx.head(hidden[part], weight, bias), ctx.temperature).exp_()
+            p = kept[number] if kept else _again(ctx, part, hidden, weight, bias, total)
             grad = p * -grad_chosen[part, None]
-            grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])
+            if total is None:
+                grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])
+            else:
+                mine, others = ctx.axis.own(targets[part], len(weight))
+                grad.scatter_add_(1, mine[:, None], grad_chosen[part, None].masked_fill(others[:, None], 0.0))
             if grad_entropy is not None:  # dH/dlogit = -p log p - p H
                 slope = torch.special.entr(p).addcmul_(p, entropy[part, None], value=-1.0)
                 grad.addcmul_(slope, grad_entropy[part, None], value=1.0 / ctx.temperature)
@@ -82,7 +94,32 @@ class _ChosenLogprobs(torch.autograd.Function):
                 _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+        if total is not None and ctx.needs_input_grad[0]:
+            grad_hidden = ctx.axis.sum(grad_hidden)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _among(logits: Tensor, targets: Tensor, temperature: float, axis: Axis) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Probabilities of this rank's tokens, (n, its part of the vocabulary); of all ranks' the targets' log-probs, the
+    entropies and log sum(exp(logits)), (n,)."""
+    logits = logits.float() / temperature
+    largest = axis.most(logits.amax(dim=1))
+    logits -= largest[:, None]
+    e = logits.exp()
+    mine, others = axis.own(targets, logits.shape[1])
+    chosen = logits.gather(1, mine[:, None])[:, 0].masked_fill(others, 0.0)
+    sums, chosen, moment = axis.in_order(torch.stack((e.sum(dim=1), chosen, torch.linalg.vecdot(e, logits))))
+    logs = sums.log()
+    return e.div_(sums[:, None]), chosen - logs, logs - moment / sums, largest + logs
+
+
+def _again(ctx: Any, part: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None) -> Tensor:
+    """Probabilities of these tokens, computed again."""
+    logits: Tensor = ctx.head(hidden[part], weight, bias)
+    if total is None:
+        return _log_softmax(logits, ctx.temperature).exp_()
+    logits = logits.float() / ctx.temperature
+    return logits.sub_(total[part, None]).exp_()
 
 
 def _chunk_rows(hidden: Tensor, vocab: int) -> int:
@@ -105,14 +142,21 @@ def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
 
 
 def chosen_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, bias: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """log softmax((hidden @ weight.T + bias) / temperature)[targets] and that distribution's entropy, (n,) float32.
 
-    hidden (n, width) is the state before each target; weight (vocab, width) is the LM head; targets (n,) int64.
+    hidden (n, width) is the state before each target; weight (vocab, width) is the LM head, or this rank's rows of it
+    on a tensor axis; targets (n,) int64.
     """
     chosen, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, product if torch.is_grad_enabled() else linear
+        hidden, weight, bias, targets, temperature, product if torch.is_grad_enabled() else linear, axis
     )
     return chosen, entropy
 

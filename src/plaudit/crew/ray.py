@@ -67,7 +67,7 @@ class RayCrew:
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
         least, most = settings.rollout.workers_range
-        training, rollout = settings.runtime.num_training_workers, least * settings.samples
+        training, rollout = settings.runtime.ranks, least * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
         told: list[Mapping[str, float]] = [settings.runtime.resources_per_worker] * training
@@ -172,7 +172,7 @@ class RayCrew:
                     self.say(f"lost {lost}")
                     self.failures(lost)
                 await asyncio.sleep(nodes * PAUSE)
-        gang = RayGang(self.ranks, patience=settings.collective_timeout)
+        gang = RayGang(self.ranks, patience=settings.collective_timeout, width=settings.width)
         address = await gang.first.call(RankProcess.address)
         mine = [(address, number, world, settings.collective_timeout) for number in range(world)]
         await gang.scatter(RankProcess.build, mine, starts=True)

@@ -9,6 +9,7 @@ rollout and rewards, which belong to the driver.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,23 +21,25 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import Objective
+from plaudit.compute.axis import ALONE, Axis
 from plaudit.compute.digest import digest
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
 from plaudit.learn.ranks import Alone, Ranks, join
 from plaudit.learn.scorer import BaseScorer, Scorer
-from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, recompute_layers
+from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, local, recompute_layers
+from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
 from plaudit.models.base import LanguageModel
 from plaudit.models.config import HeadKind
+from plaudit.models.decoder import Decoder
 from plaudit.models.device import device_of
 from plaudit.models.folders import local_folder
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, adapter_names, add_lora, lora_of, peft_names, restore_lora, save_lora
-from plaudit.models.lowrank import adapted_layers
-from plaudit.models.share import Adapters, Share, begin_weights, write_weights
+from plaudit.models.share import Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
     RankOutOfMemory,
@@ -87,13 +90,16 @@ def initial_model(
     *,
     head: HeadKind = "lm",
     deferred: bool = False,
+    axis: Axis = ALONE,
 ) -> LanguageModel:
-    """Make a role's model as a run starts. `deferred`: its values wait for its placement, if it is a native one."""
+    """Make a role's model as a run starts. `deferred`: its values wait for its placement, if it is a native one. On a
+    tensor `axis` it is this rank's part."""
     path = initial_path(settings, tokenizer, role)
     common: dict[str, Any] = {"head": head, "seed": settings.seed, "dtype": dtype_of(settings), "device": device}
+    common |= {"deferred": deferred, "axis": axis}
     if path is not None:
-        return load_model(path, deferred=deferred, **common)
-    return fresh_model(settings.model.config, vocab_size=len(tokenizer), deferred=deferred, **common)
+        return load_model(path, **common)
+    return fresh_model(settings.model.config, vocab_size=len(tokenizer), **common)
 
 
 def initial_path(settings: Settings, tokenizer: Any, role: Role) -> str | None:
@@ -123,6 +129,8 @@ class Trainer:
         for room, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
             room.lower(tokens)
         self.device = device_of(settings.device)
+        width, timeout = settings.runtime.width, settings.runtime.collective_timeout
+        self.axes = Axes.along(self.ranks, width, device=torch.device(self.device), timeout=timeout)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
@@ -168,8 +176,7 @@ class Trainer:
             if (whole := place.whole()) is not None:
                 save_model(whole, folder, tokenizer=self.tokenizer)
             return
-        trained = place.parameters(peft_names(model).values(), everyone=True)
-        adapters = Adapters(dict(adapted_layers(model)), trained)
+        adapters = place.parameters(peft_names(model).values(), everyone=True)
         if not place.begin(partial(self._begin, role, folder, share, adapters)):
             return
         if not folder.is_dir():
@@ -179,16 +186,16 @@ class Trainer:
             )
         write_weights(share, folder, most=FILE_BYTES, adapters=adapters)
 
-    def _begin(self, role: str, folder: Path, share: Share, adapters: Adapters) -> None:
+    def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
         """Write everything of a model's folder but the weights themselves, for which there is room then."""
         model = self.models[Role(role)]
         folder.mkdir(parents=True, exist_ok=True)
         begin_weights(share, folder, most=FILE_BYTES)
         describe(model, folder, dtype=share.dtype, tokenizer=self.tokenizer)
-        if adapters.layers:
+        if adapters:
             path = initial_path(self.settings, self.tokenizer, Role(role))
             base = str(local_folder(path).resolve()) if path is not None and Path(path).is_dir() else path
-            save_lora(model, folder / FOLDER, base=base, tensors=adapters.tensors)
+            save_lora(model, folder / FOLDER, base=base, tensors=adapters)
 
     def rise(self) -> None:
         """Be ready to train."""
@@ -220,9 +227,10 @@ class Trainer:
 
     def parcel_bytes(self) -> int:
         """The size of what `packed` returns."""
-        model = self.models[Role.POLICY]
+        model, place = self.models[Role.POLICY], self.placements[Role.POLICY]
         adapters = adapter_names(model)
-        numbers = sum(p.numel() for name, p in model.named_parameters() if not adapters or name in adapters)
+        sent = {name: local(p) for name, p in model.named_parameters() if not adapters or name in adapters}
+        numbers = sum(math.prod(place.within(name, p).shape) for name, p in sent.items())
         return numbers * dtype_of(self.settings).itemsize
 
     # --- models
@@ -252,11 +260,13 @@ class Trainer:
         return reference.requires_grad_(False)
 
     def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
-        return initial_model(self.settings, self.tokenizer, self.device, role, head=head, deferred=self._shards)
+        placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis}
+        return initial_model(self.settings, self.tokenizer, self.device, role, head=head, **placed)
 
     def _load(self, path: str, *, head: HeadKind = "lm", dtype: torch.dtype | None = None) -> LanguageModel:
         dtype, seed = dtype or dtype_of(self.settings), self.settings.seed
-        return load_model(path, head=head, dtype=dtype, device=self.device, seed=seed, deferred=self._shards)
+        placed: dict[str, Any] = {"device": self.device, "deferred": self._shards, "axis": self.axes.axis}
+        return load_model(path, head=head, dtype=dtype, seed=seed, **placed)
 
     def _place(self, role: Role, model: LanguageModel) -> None:
         """Give a model its placement among the ranks. A model in two roles has one already."""
@@ -276,18 +286,22 @@ class Trainer:
 
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
         """Choose a placement. `waits`: in host memory until it is used."""
-        runtime, device = self.settings.runtime, torch.device(self.device)
+        place = self._along_data(model, waits=waits)
+        return Cut(place, model, self.axes.tensor) if isinstance(model, Decoder) and model.axis.size > 1 else place
+
+    def _along_data(self, model: LanguageModel, *, waits: bool) -> Placement:
+        runtime, device, ranks = self.settings.runtime, torch.device(self.device), self.axes.data
         if not self._shards:
-            return Waiting(model, self.ranks, device=device) if waits else Whole(model, self.ranks)
+            return Waiting(model, ranks, device=device) if waits else Whole(model, ranks)
         if runtime.offloaded and self.device == "cpu":
             raise SettingsError("runtime.strategy=fsdp_offload has no effect on the CPU: take fsdp, or device=cuda")
-        place = Sharded(model, self.ranks, device=device, cpu_offload=runtime.offloaded or waits)
+        place = Sharded(model, ranks, device=device, cpu_offload=runtime.offloaded or waits)
         release_freed_memory()  # of a whole model that came through transformers
         return place
 
     @property
     def _shards(self) -> bool:
-        return self.settings.runtime.sharded and not isinstance(self.ranks, Alone)
+        return self.settings.runtime.sharded and not isinstance(self.axes.data, Alone)
 
     # --- members
 

@@ -77,8 +77,7 @@ class Learner(Scorer):
         self.optimizer.collect()
         self.placement.sum(self.optimizer.gradients())
         norm = self.optimizer.gradient_norm()
-        stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate}
-        stats |= {"skipped": 0.0, "halted": 0.0}
+        stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate, "skipped": 0.0, "halted": 0.0}
         if not (torch.isfinite(torch.tensor([norm, stats[f"loss/{self.role}"]])).all()):
             stats["skipped"] = 1.0
         elif self.halt(stats) is not None:
@@ -106,9 +105,8 @@ class Learner(Scorer):
 
     def _micro(self, batch: Batch, tokens: int) -> list[Batch]:
         """Cut the batch into as many micro-batches as every other rank has, if forward passes contain collectives."""
-        together = self.model.caches
-        once = together and counts_once(self.model, self.placement.device)
-        parts = batch.micro(tokens, together=together, once=once)
+        once = self.model.caches and counts_once(self.model, self.placement.device)
+        parts = batch.micro(tokens, together=self.model.caches, once=once)
         return parts + [parts[-1].weightless()] * (self.placement.passes(len(parts)) - len(parts))
 
     def _backwards(self, batch: Batch) -> Stats:

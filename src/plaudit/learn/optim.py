@@ -6,7 +6,7 @@ summed gradients -> collect -> gradient_norm -> step: AdamW on the masters -> pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -60,17 +60,19 @@ class Optimizer:
             if master is not parameter and parameter.grad is not None:
                 master.grad = local(parameter.grad)
 
-    def gradients(self) -> Iterator[Tensor]:
-        """Yield the collected gradient of every trained parameter: zeros if no row used it."""
-        for master in self.masters.values():
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the collected gradient of every trained parameter: zeros if no row used it."""
+        found = {}
+        for name, master in self.masters.items():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-            yield master.grad
+            found[name] = master.grad
+        return found
 
     def gradient_norm(self) -> float:
         """Norm of all collected gradients; the next step is scaled by it."""
-        gradients = [master.grad for master in self.masters.values() if master.grad is not None]
-        self.norm = self.placement.norm(float(torch.nn.utils.get_total_norm(gradients, foreach=True)))
+        gradients = {name: master.grad for name, master in self.masters.items() if master.grad is not None}
+        self.norm = self.placement.norm(gradients)
         return self.norm
 
     @torch.no_grad()

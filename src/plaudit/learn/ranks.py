@@ -10,7 +10,7 @@ JSON in plain tensors; nothing is pickled. Every collective has the group's time
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -32,6 +32,8 @@ class Ranks(Protocol):
 
     rank: int
     world: int
+    group: dist.ProcessGroup | None
+    """None: the default one."""
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over ranks, with equal bits on all ranks."""
@@ -58,6 +60,7 @@ class Alone:
     """A gang of one."""
 
     rank, world = 0, 1
+    group: dist.ProcessGroup | None = None
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         return None
@@ -76,20 +79,20 @@ class Alone:
 
 
 class Together:
-    """One of several ranks of the default process group, which `join` makes. Gloo sums tensors of GPUs but gathers only
-    those of CPUs: figures travel on `device`, gradients stay where they are."""
+    """One of several ranks of a process group: the default one, which `join` makes, or a part of it. Gloo sums tensors
+    of GPUs but gathers only those of CPUs: figures travel on `device`, gradients stay where they are."""
 
-    def __init__(self, device: torch.device):
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.device = torch.device("cpu") if dist.get_backend() == "gloo" else device
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None):
+        self.rank, self.world, self.group = dist.get_rank(group), dist.get_world_size(group), group
+        self.device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
         for bucket in buckets(tensors):
             if len(bucket) == 1 and bucket[0].is_contiguous():
-                dist.all_reduce(bucket[0])
+                dist.all_reduce(bucket[0], group=self.group)
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=self.group)
             for tensor, summed in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(summed.view_as(tensor))
 
@@ -99,28 +102,43 @@ class Together:
         mine = torch.full((longest,), ord(" "), dtype=torch.uint8)
         mine[: len(words)] = words
         all_words = torch.empty(self.world * longest, dtype=torch.uint8, device=self.device)
-        dist.all_gather_into_tensor(all_words, mine.to(self.device))
+        dist.all_gather_into_tensor(all_words, mine.to(self.device), group=self.group)
         texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest))
         return merge_stats(json.loads(text) for text in texts)
 
     def most(self, count: int) -> int:
         found = torch.tensor(count, device=self.device)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
         return int(found)
 
     def total(self, value: float) -> float:
         found = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(found)
+        dist.all_reduce(found, group=self.group)
         return float(found)
 
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         mine = tensor.to(self.device)
         parts = [torch.empty_like(mine) for _ in range(self.world)] if everyone or self.rank == 0 else []
         if everyone:
-            dist.all_gather(parts, mine)
+            dist.all_gather(parts, mine, group=self.group)
         else:
-            dist.gather(mine, parts or None)
+            dist.gather(mine, parts or None, group=self.group, group_dst=0)
         return parts
+
+
+def begun(work: Callable[[], None], first: bool, most: Callable[[int], int]) -> bool:
+    """Let the first rank work while the others wait, which `most` makes them do. True on all if it did not fail; its
+    error is raised there."""
+    failed: Exception | None = None
+    if first:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # the others wait
+            failed = error
+    broken = most(failed is not None)
+    if failed is not None:
+        raise failed
+    return not broken
 
 
 def buckets(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:

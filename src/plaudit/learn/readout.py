@@ -72,7 +72,9 @@ def policy_output(model: LanguageModel, batch: Batch, temperature: float, *, sha
     targets = F.pad(batch.tokens[place], (0, len(before) - n))
     head = model.head
     if isinstance(head, nn.Linear):
-        chosen, entropy = chosen_logprobs(before, head.weight, targets, temperature=temperature, bias=head.bias)
+        chosen, entropy = chosen_logprobs(
+            before, head.weight, targets, temperature=temperature, bias=head.bias, axis=model.axis
+        )
     else:  # a family that runs through transformers
         chosen, entropy = logprobs_by(head, before, targets, vocabulary=model.vocab_size, temperature=temperature)
     return Output(logprobs=_placed(chosen[:n], place, batch), entropy=_placed(entropy[:n], place, batch))

@@ -6,7 +6,7 @@
                       computes, and its gradients are summed directly into shards
 
 A placement also knows where a rank's tensors lie in whole ones, for checkpoints, and gathers whole ones for samplers.
-Left out: tensor and pipeline parallelism.
+Parts of matrices are placed by `tensor.py`. Left out: pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from plaudit.learn.ranks import Alone, Ranks, buckets
+from plaudit.learn.ranks import Alone, Ranks, begun, buckets
 from plaudit.models.base import LanguageModel
-from plaudit.models.layout import Box, Mesh
+from plaudit.models.layout import Box
+from plaudit.models.mesh import Mesh
 from plaudit.models.parts import Shape
 from plaudit.models.share import Share
 
@@ -33,7 +34,8 @@ class Within(NamedTuple):
 
     shape: Shape
     """Of the whole tensor."""
-    box: Box
+    held: tuple[tuple[Box, Tensor], ...]
+    """Boxes of it, and this rank's values of each."""
     mine: bool
     """True if this rank saves it: it is not empty, and no copy of another rank's."""
 
@@ -64,12 +66,12 @@ class Placement(Protocol):
         """Call after forward passes that no backward pass follows."""
         ...
 
-    def sum(self, gradients: Iterable[Tensor]) -> None:
-        """Sum gradients over ranks, unless the backward pass has done so."""
+    def sum(self, gradients: Mapping[str, Tensor]) -> None:
+        """Sum gradients, by their parameters' names, over ranks, unless the backward pass has done so."""
         ...
 
-    def norm(self, mine: float) -> float:
-        """Return the norm of the whole gradient, from the norm of this rank's part."""
+    def norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Return the norm of the whole gradient, from this rank's part."""
         ...
 
     def within(self, key: str, tensor: Tensor) -> Within:
@@ -116,24 +118,23 @@ class Whole:
     def settle(self) -> None:
         return None
 
-    def sum(self, gradients: Iterable[Tensor]) -> None:
-        self.ranks.sum(gradients)
+    def sum(self, gradients: Mapping[str, Tensor]) -> None:
+        self.ranks.sum(gradients.values())
 
-    def norm(self, mine: float) -> float:
-        return mine
+    def norm(self, gradients: Mapping[str, Tensor]) -> float:
+        return norm_of(gradients)
 
     def within(self, key: str, tensor: Tensor) -> Within:
         shape = tuple(tensor.shape)
-        return Within(shape, tuple((0, size) for size in shape), self.ranks.rank == 0)
+        return Within(shape, ((tuple((0, size) for size in shape), tensor),), self.ranks.rank == 0)
 
     def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
         return {name: self.model.get_parameter(name) for name in names} if everyone or not self.ranks.rank else {}
 
     def share(self) -> Share | None:
-        found: Share | None = self.model.share(
-            Mesh(replicas=self.ranks.world), self.ranks.rank, dict(self.model.named_parameters())
-        )
-        return found
+        axis, own = self.model.axis, dict(self.model.named_parameters())
+        mesh, rank = Mesh(replicas=self.ranks.world, tensor=axis.size), self.ranks.rank * axis.size + axis.rank
+        return self.model.share(mesh, rank, own)  # type: ignore[no-any-return]
 
     def begin(self, work: Callable[[], None]) -> bool:
         if self.ranks.rank:
@@ -195,7 +196,8 @@ class Sharded:
         for parameter in model.parameters():
             if parameter.requires_grad and self.rounds:
                 parameter.data = parameter.data.float()
-        _shard(model, device, ranks.world, compute=low[0] if low else None, cpu_offload=cpu_offload)
+        compute = low[0] if low else None
+        _shard(model, device, ranks.world, compute=compute, cpu_offload=cpu_offload, group=ranks.group)
         if values is not None:
             model.to_empty(device="cpu" if cpu_offload else device)
             model.tie()
@@ -219,11 +221,11 @@ class Sharded:
         """Free what the last forward pass gathered: it would become stale, and takes memory."""
         self.model.reshard()  # type: ignore[operator]
 
-    def sum(self, gradients: Iterable[Tensor]) -> None:
-        for _ in gradients:  # parameters that no row touched get their zeros
-            pass
+    def sum(self, gradients: Mapping[str, Tensor]) -> None:
+        return None
 
-    def norm(self, mine: float) -> float:
+    def norm(self, gradients: Mapping[str, Tensor]) -> float:
+        mine = norm_of(gradients)
         return math.sqrt(self.ranks.total(mine * mine))
 
     def _full(self, tensors: Mapping[str, Tensor], *, everyone: bool) -> dict[str, Tensor]:
@@ -243,11 +245,11 @@ class Sharded:
     def within(self, key: str, tensor: Tensor) -> Within:
         """Rows of a parameter's tensors; numbers of which every rank has the same are saved by the first."""
         if tensor.dim() == 0:
-            return Within((), (), self.ranks.rank == 0)
+            return Within((), (((), tensor),), self.ranks.rank == 0)
         name, others = key.rpartition("/")[2], tuple(tensor.shape[1:])
         first = self.ranks.rank * self._share(name)
         box = ((first, first + len(tensor)), *((0, size) for size in others))
-        return Within((self.rows[name], *others), box, len(tensor) > 0)
+        return Within((self.rows[name], *others), ((box, tensor),), len(tensor) > 0)
 
     def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
         mine = {name: local(self.model.get_parameter(name)).to(self.dtypes[name]) for name in names}
@@ -265,19 +267,12 @@ class Sharded:
 
     def share(self) -> Share | None:
         mine = {name: local(parameter) for name, parameter in self.model.named_parameters()}
-        return self.empty.share(Mesh(data=self.ranks.world), self.ranks.rank, mine)
+        axis = self.model.axis
+        mesh, rank = Mesh(data=self.ranks.world, tensor=axis.size), self.ranks.rank * axis.size + axis.rank
+        return self.empty.share(mesh, rank, mine)
 
     def begin(self, work: Callable[[], None]) -> bool:
-        failed: Exception | None = None
-        if self.ranks.rank == 0:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001  # the others wait
-                failed = error
-        broken = self.ranks.most(failed is not None)
-        if failed is not None:
-            raise failed
-        return not broken
+        return begun(work, self.ranks.rank == 0, self.ranks.most)
 
     def _share(self, name: str) -> int:
         """Return a rank's rows of a parameter; the last ranks may have fewer, or none."""
@@ -287,6 +282,10 @@ class Sharded:
         """As many rows as on every other rank."""
         lacking = self._share(name) - shard.shape[0]
         return shard if not lacking else torch.cat((shard, shard.new_zeros(lacking, *shard.shape[1:])))
+
+
+def norm_of(gradients: Mapping[str, Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(list(gradients.values()), foreach=True))
 
 
 @torch.no_grad()
@@ -342,7 +341,13 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
 
 def _shard(
-    model: LanguageModel, device: torch.device, world: int, *, compute: torch.dtype | None, cpu_offload: bool
+    model: LanguageModel,
+    device: torch.device,
+    world: int,
+    *,
+    compute: torch.dtype | None,
+    cpu_offload: bool,
+    group: Any = None,
 ) -> None:
     """Shard the model: each layer is a unit, and embeddings, last norm and head are one. The latter stays gathered
     until its backward pass, since log-probs are read from the head's weight after `forward`.
@@ -356,7 +361,7 @@ def _shard(
             "either kind are computed apart, and ranks would wait for passes that others do not make. Set "
             "runtime.strategy=replicate"
         )
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         FSDPModule,
@@ -372,7 +377,7 @@ def _shard(
             "transformers: if only some tokens use some of its parameters (experts), ranks would sum others' "
             "gradients. Take torch 2.13 or newer, or set runtime.strategy=replicate"
         )
-    mesh = init_device_mesh(device.type, (world,))
+    mesh = init_device_mesh(device.type, (world,)) if group is None else DeviceMesh.from_group(group, device.type)
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=None if compute is None else torch.float32)
     offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     for block in model.blocks:

@@ -27,8 +27,9 @@ def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path)
         create(places, headers)
 
     if placement.begin(begin):
-        for key in (key for key, one in within.items() if one.mine):
-            write_box(places[key], within[key].box, tensors[key])
+        for key, one in within.items():
+            for box, values in one.held if one.mine else ():
+                write_box(places[key], box, values)
         flush([path])
 
 
@@ -41,13 +42,14 @@ def opened(placement: Placement, path: Path) -> tuple[Collection[str], Callable[
 @torch.no_grad()
 def _read(placement: Placement, stored: Mapping[str, Stored], key: str, tensor: Tensor) -> None:
     """Read this rank's box of a tensor. Raises ValueError if the stored one is of another shape."""
-    shape, box, _ = placement.within(key, tensor)
+    shape, held, _ = placement.within(key, tensor)
     if stored[key].shape != shape:
         raise ValueError(
             f"the optimizer state's {key} has shape {stored[key].shape}, the model's parameter {shape}. Resume with "
             "the model that the run began with"
         )
-    rows = tensor if tensor.dim() else tensor.view(1)
-    if rows.numel():
-        for first, piece in read_box(stored[key], box):
-            rows[first : first + len(piece)] = piece.to(rows)
+    for box, values in held:
+        rows = values if values.dim() else values.view(1)
+        if rows.numel():
+            for first, piece in read_box(stored[key], box):
+                rows[first : first + len(piece)] = piece.to(rows)

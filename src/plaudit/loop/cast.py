@@ -107,7 +107,9 @@ class Cast:
 
     async def seen(self) -> list[Seen]:
         """Return what the policy's ranks computed of sampled tokens since the last call."""
-        ranks = [] if self.watched is None else await self.watched.each(Watched.taken)
+        if self.watched is None:
+            return []
+        ranks = (await self.watched.each(Watched.taken))[:: self.watched.width]  # others have seen the same
         return [one for rank in ranks for one in rank]
 
     async def annotate(self, batch: Batch) -> Batch:

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from plaudit.compute.axis import ALONE, Axis
 from plaudit.compute.context import Context, Packed
 from plaudit.models.config import HeadKind
-from plaudit.models.layout import Mesh
+from plaudit.models.mesh import Mesh
 from plaudit.models.share import Share
 
 
@@ -44,6 +45,8 @@ class LanguageModel(nn.Module, ABC):
     """Hidden states (tokens, width) to logits (tokens, vocab_size), or to one number a token (tokens, 1)."""
     head_kind: HeadKind
     special: SpecialTokens
+    axis: Axis = ALONE
+    """The ranks that hold parts of its matrices; alone, a rank has whole ones."""
     pending: list[Callable[[Share], None]] | None = None
     """What will give a model without memory its values: each in turn fills what a rank holds."""
 

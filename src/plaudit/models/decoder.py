@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from plaudit.compute.axis import ALONE, Axis
 from plaudit.compute.context import Context
 from plaudit.compute.fused import activate, embed, rms_norm, rotate, swiglu
 from plaudit.compute.gather import Reading, gathered
@@ -26,11 +27,12 @@ from plaudit.compute.invariant import Linear, filled
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
 from plaudit.models.families import write_config
-from plaudit.models.layout import Layout, Mesh
-from plaudit.models.lowrank import adapted_layers, merged_parameters
+from plaudit.models.layout import Layout
+from plaudit.models.lowrank import merged_parameters
+from plaudit.models.mesh import Mesh, cut
 from plaudit.models.parts import stored_tensors
 from plaudit.models.settings import LoraSettings
-from plaudit.models.share import Adapters, Share, begin_weights, draw_weights, write_weights
+from plaudit.models.share import Share, begin_weights, draw_weights, write_weights
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
 
@@ -73,9 +75,9 @@ def rotary_frequencies(config: DecoderConfig) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention with one fused projection for query, key and value."""
 
-    def __init__(self, config: DecoderConfig, layer: int):
+    def __init__(self, config: DecoderConfig, layer: int, axis: Axis = ALONE):
         super().__init__()
-        self.layer = layer
+        self.layer, self.axis = layer, axis
         self.heads, self.kv_heads, self.dim = config.heads, config.kv_heads, config.head_dim
         out = self.heads * self.dim
         self.qkv = Linear(config.width, out + 2 * self.kv_heads * self.dim, bias=config.qkv_bias)
@@ -87,28 +89,29 @@ class Attention(nn.Module):
         self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None
     ) -> Tensor:
         n, dim = x.shape[0], self.dim
-        sizes = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim]
+        sizes, x = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim], self.axis.enter(x)
         query, key, value = (part.view(n, -1, dim) for part in self.qkv(x).split(sizes, dim=-1))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         attended = context.attend(self.layer, query, key, value)
-        return self.output(attended if read is None else gathered(attended, read))  # type: ignore[no-any-return]
+        return _back(self.output, attended if read is None else gathered(attended, read), self.axis)
 
 
 class MLP(nn.Module):
     """Plain (up, activation, down) or gated (activation(gate) * up, down) with gate and up in one projection."""
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: DecoderConfig, axis: Axis = ALONE):
         super().__init__()
+        self.axis = axis
         self.gated, self.activation = config.mlp == "gated", config.activation
         self.up = Linear(config.width, config.mlp_width * (2 if self.gated else 1), bias=config.mlp_bias)
         self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        hidden = self.up(filled(x))
+        hidden = self.up(filled(self.axis.enter(x)))
         if not self.gated:
             hidden = activate(hidden, self.activation)
         elif self.activation == "silu":
@@ -116,19 +119,28 @@ class MLP(nn.Module):
         else:
             gate, up = hidden.chunk(2, dim=-1)
             hidden = activate(gate, self.activation) * up
-        out: Tensor = self.down(hidden)
+        out = _back(self.down, hidden, self.axis)
         return out if out.shape[0] == rows else out[:rows]
+
+
+def _back(layer: Linear, x: Tensor, axis: Axis) -> Tensor:
+    """A projection back into the residual stream: ranks' products are summed, and then the bias is added, once."""
+    if axis.size == 1:
+        return layer(x)  # type: ignore[no-any-return]
+    out = axis.leave(layer.product(x))
+    bias: Tensor | None = layer.bias
+    return out if bias is None else out + bias
 
 
 class Layer(nn.Module):
     """Pre-norm residual block; after attention it may continue with some of the tokens only."""
 
-    def __init__(self, config: DecoderConfig, layer: int):
+    def __init__(self, config: DecoderConfig, layer: int, axis: Axis = ALONE):
         super().__init__()
         self.attention_norm = _norm(config, config.width)
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config, layer, axis)
         self.mlp_norm = _norm(config, config.width)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, axis)
 
     def forward(
         self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None = None
@@ -139,33 +151,41 @@ class Layer(nn.Module):
 
 
 class Decoder(LanguageModel):
-    """The trunk and one head: token logits (`lm`) or one number a token (`scalar`, for judges and critics)."""
+    """The trunk and one head: token logits (`lm`) or one number a token (`scalar`, for judges and critics). On a tensor
+    axis it has this rank's heads, channels of the MLP and tokens of the vocabulary; all else is a copy."""
 
     caches: ClassVar[bool] = True
 
-    def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm"):
+    def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm", axis: Axis = ALONE):
         super().__init__()
-        self.config = config
+        self.config, self.axis = config, axis
+        self.sizes = sizes = cut(config, axis.size)
         self.head_kind: HeadKind = head
         self.special = SpecialTokens()
         self.lora: LoraSettings | None = None  # set by add_lora
-        self.embedding = Embedding(config.vocab_size, config.width)
+        self.embedding = Embedding(sizes.vocab_size, config.width)
         learned = config.positions == "learned"
         self.position_embedding = Embedding(config.max_positions, config.width) if learned else None
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+        self.layers = nn.ModuleList(Layer(sizes, index, axis) for index in range(config.layers))
         self.norm = _norm(config, config.width)
-        self.head: nn.Linear = Linear(config.width, config.vocab_size if head == "lm" else 1, bias=False)
+        self.head: nn.Linear = Linear(config.width, sizes.vocab_size if head == "lm" else 1, bias=False)
         self._frequencies: Tensor | None = None
         self.tie()
 
     @classmethod
     def empty(
-        cls, config: DecoderConfig, *, head: HeadKind, dtype: torch.dtype, device: torch.device | str | None
+        cls,
+        config: DecoderConfig,
+        *,
+        head: HeadKind,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        axis: Axis = ALONE,
     ) -> Decoder:
         """Make a decoder with uninitialised parameters, for weights that will be read. Without a device it has no
         memory before its placement makes room, and `fill` waits for that."""
         with torch.device("meta"):
-            model = cls(config, head=head).to(dtype)
+            model = cls(config, head=head, axis=axis).to(dtype)
         if device is None:
             model.pending = []
             return model
@@ -200,7 +220,7 @@ class Decoder(LanguageModel):
                 f"The context has window={context.window}, the model window={self.config.window}. "
                 "Make the context with model.packed(lengths) or pass window=model.window."
             )
-        x = embed(tokens, self.embedding.weight)
+        x = self.axis.embed(tokens, self.embedding.weight)
         rotary = None
         if self.position_embedding is not None:
             x = x + embed(context.positions, self.position_embedding.weight)
@@ -230,17 +250,17 @@ class Decoder(LanguageModel):
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
         share, own = self._whole(), dict(self.named_parameters())
         begin_weights(share, folder, most=max_shard_bytes)
-        write_weights(share, folder, most=max_shard_bytes, adapters=Adapters(dict(adapted_layers(self)), own))
+        write_weights(share, folder, most=max_shard_bytes, adapters=own)
 
     def _whole(self) -> Share:
-        return self.share(Mesh(), 0, dict(self.named_parameters()))
+        return self.share(Mesh(tensor=self.axis.size), self.axis.rank, dict(self.named_parameters()))
 
     def initialise(self, seed: int) -> None:
         """Draw fresh weights."""
         self.fill(partial(draw_weights, dtype=self.dtype, seed=seed))
 
     def share(self, mesh: Mesh, rank: int, tensors: Mapping[str, Tensor]) -> Share:
-        return Share(Layout(self.config, self.head_kind, mesh), rank, tensors, self.dtype)
+        return Share(Layout(self.config, self.head_kind, mesh, self.lora), rank, tensors, self.dtype)
 
     def fill(self, values: Callable[[Share], None]) -> None:
         """Give the model values: now, or once its placement has made room for them."""

@@ -15,7 +15,8 @@ from plaudit.models.config import SCALAR_HEAD
 from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, tensor_names, weight_files
 from plaudit.models.folders import local_folder
-from plaudit.models.keys import UnsupportedError
+from plaudit.models.keys import UnknownKeyError, UnsupportedError
+from plaudit.models.mesh import Mesh, MeshError, check_mesh
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
@@ -26,6 +27,25 @@ def folder_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json. Give the folder of a model saved in Hugging Face's form."
         )
     return read_json(path)
+
+
+def check_cut(keys: Mapping[str, Any], mesh: Mesh) -> None:
+    """Raise MeshError if a model with these keys of config.json cannot be cut by a mesh. A vocabulary that they do not
+    name, since it is the tokenizer's, is left out."""
+    try:
+        config = read_config({"vocab_size": mesh.tensor, **keys})
+    except UnknownKeyError:
+        return  # the loader reports it
+    except UnsupportedError as reason:
+        raise not_cut(mesh.tensor, reason) from reason
+    check_mesh(config, mesh)
+
+
+def not_cut(tensor: int, reason: Exception) -> MeshError:
+    return MeshError(
+        f"tensor={tensor} cuts the families that the native decoder computes, and not this model "
+        f"({str(reason).rstrip('.')}). Leave it out, and take more data-parallel workers with runtime.strategy=fsdp."
+    )
 
 
 def check_scores(path: str) -> None:

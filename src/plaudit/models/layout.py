@@ -5,84 +5,44 @@
 
 A rank's part of a parameter is found in two steps. The tensor axis takes rows (query, key, value, gate, up, the
 vocabulary) or columns (the projections back into the residual stream), or copies (norms, biases of columns, learned
-positions, a scalar head). Then the data axis takes rows of what is left, in equal chunks from the front, as FSDP2 does:
-the last chunks may be shorter, or empty. The pipeline axis takes whole layers; replicas and context hold copies. The
-stored buffers of these families hold no weights, so no rank holds them.
+positions, a scalar head); adapters go with their projection. Then the data axis takes rows of what is left, in equal
+chunks from the front, as FSDP2 does: the last chunks may be shorter, or empty. The pipeline axis takes whole layers;
+replicas and context hold copies. The stored buffers of these families hold no weights, so no rank holds them.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from bisect import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import NamedTuple
 
 from plaudit.models.config import DecoderConfig, HeadKind
+from plaudit.models.mesh import Mesh, Place, check_mesh
 from plaudit.models.parts import Part, Shape, blocks, numbered, parts_of, shapes
+from plaudit.models.settings import LoraSettings
 
 Box = tuple[tuple[int, int], ...]
 """First and last (excluded) index in each dimension."""
 
 
-class MeshError(ValueError):
-    """A mesh does not fit a model or the number of ranks."""
+ADAPTABLE = (".qkv.weight", ".output.weight", ".up.weight", ".down.weight")
+"""Parameters that may have adapters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
-    """Ranks by axis. Neighbours along `tensor` have neighbouring numbers, then come context, data, replicas, pipeline:
-    what communicates most lies closest."""
+class Piece(NamedTuple):
+    """Where a block of a rank's part of a parameter lies."""
 
-    replicas: int = 1
-    """Copies of everything that the data axis shards."""
-    data: int = 1
-    """Shards of rows (FSDP2)."""
-    context: int = 1
-    """Parts of the tokens; weights are copied."""
-    tensor: int = 1
-    """Parts of each matrix product."""
-    pipeline: int = 1
-    """Stages of layers."""
-
-    def __post_init__(self) -> None:
-        if low := [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) < 1]:
-            raise MeshError(f"{', '.join(low)}: an axis has at least 1 rank. Leave it out.")
+    start: tuple[int, ...]
+    """Where it begins in the whole parameter, and"""
+    at: tuple[int, ...]
+    """where in the rank's part of it."""
+    sizes: Shape
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return (self.replicas, self.data, self.context, self.tensor, self.pipeline)
-
-    @property
-    def world(self) -> int:
-        return math.prod(self.sizes)
-
-    def place(self, rank: int) -> Place:
-        """Raises MeshError for a rank that does not exist."""
-        if not 0 <= rank < self.world:
-            raise MeshError(f"rank {rank} does not exist: {self} has ranks 0 to {self.world - 1}.")
-        rank, tensor = divmod(rank, self.tensor)
-        rank, context = divmod(rank, self.context)
-        rank, data = divmod(rank, self.data)
-        stage, replica = divmod(rank, self.replicas)
-        return Place(replica=replica, data=data, context=context, tensor=tensor, stage=stage)
-
-    def __str__(self) -> str:
-        given = [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) > 1]
-        return " ".join(given) or "data=1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A rank's index along each axis."""
-
-    replica: int
-    data: int
-    context: int
-    tensor: int
-    stage: int
+    def box(self) -> Box:
+        return tuple((start, start + size) for start, size in zip(self.start, self.sizes, strict=True))
 
 
 class Slice(NamedTuple):
@@ -107,69 +67,35 @@ class Slice(NamedTuple):
         return tuple(reversed(stored)) if self.transposed else stored
 
 
-def faults(config: DecoderConfig, mesh: Mesh) -> list[str]:
-    """Reasons why a model cannot be cut by a mesh."""
-    heads = mesh.tensor * mesh.context
-    axes = f"tensor={mesh.tensor}" + (f" times context={mesh.context}" if mesh.context > 1 else "")
-    asked = [
-        (axes, heads, config.heads, "attention heads"),
-        (axes, heads, config.kv_heads, "key-value heads"),
-        (f"tensor={mesh.tensor}", mesh.tensor, config.mlp_width, "channels of the MLP"),
-        # With rows to spare on some ranks only, each product and log-prob of the vocabulary would need a mask.
-        (f"tensor={mesh.tensor}", mesh.tensor, config.vocab_size, "tokens of the vocabulary"),
-        (f"pipeline={mesh.pipeline}", mesh.pipeline, config.layers, "layers"),
-    ]
-    return [f"{axis} does not divide {whole} {what}" for axis, by, whole, what in asked if whole % by]
-
-
-def check_mesh(config: DecoderConfig, mesh: Mesh, world: int | None = None) -> None:
-    """Raise MeshError, with the nearest mesh that fits, if the model or the number of ranks is not divided by it."""
-    world = world or mesh.world
-    wrong = faults(config, mesh)
-    if mesh.world != world:
-        wrong.insert(0, f"it has {mesh.world} ranks, and there are {world}")
-    if wrong:
-        near = nearest_mesh(config, mesh, world)
-        raise MeshError(f"{mesh} does not fit this {config.family}: {'; '.join(wrong)}. Take {near}.")
-
-
-def nearest_mesh(config: DecoderConfig, mesh: Mesh, world: int) -> Mesh:
-    """The mesh of `world` ranks that fits and whose axes differ least from those of `mesh`, as ratios. There is one:
-    the data axis divides everything."""
-    fitting = (found for found in _meshes(world) if not faults(config, found))
-
-    def distance(other: Mesh) -> float:
-        return round(sum(abs(math.log(a / b)) for a, b in zip(mesh.sizes, other.sizes, strict=True)), 9)
-
-    return min(
-        fitting, key=lambda found: (distance(found), found.pipeline, found.tensor, found.context, found.replicas)
-    )
-
-
-def _meshes(world: int) -> Iterator[Mesh]:
-    def factors(rest: int, count: int) -> Iterator[tuple[int, ...]]:
-        if count == 1:
-            yield (rest,)
-            return
-        for size in (size for size in range(1, rest + 1) if rest % size == 0):
-            yield from ((size, *others) for others in factors(rest // size, count - 1))
-
-    for replicas, data, context, tensor, pipeline in factors(world, 5):
-        yield Mesh(replicas=replicas, data=data, context=context, tensor=tensor, pipeline=pipeline)
-
-
 class Layout:
-    """The slices of every rank. Raises MeshError for a mesh that does not fit the model."""
+    """The slices of every rank. Raises MeshError for a mesh that does not fit the model. With `lora`, it also knows the
+    adapters, which no stored tensor holds."""
 
-    def __init__(self, config: DecoderConfig, head: HeadKind = "lm", mesh: Mesh | None = None):
-        self.config, self.head, self.mesh = config, head, mesh or Mesh()
+    def __init__(
+        self,
+        config: DecoderConfig,
+        head: HeadKind = "lm",
+        mesh: Mesh | None = None,
+        lora: LoraSettings | None = None,
+    ):
+        self.config, self.head, self.mesh, self.lora = config, head, mesh or Mesh(), lora or LoraSettings()
         check_mesh(config, self.mesh)
         self.parameters = shapes(config, head)
         """Our parameters and their whole shapes."""
         self.parts = parts_of(config, head, self.parameters)
         """Stored tensors, and the parameter that each is a part of."""
+        self.adapted: dict[str, dict[str, Part]] = {}
+        """Parameters with adapters: the part that each adapter changes, by its name."""
+        self.adapters: dict[str, Shape] = {}
+        """Adapters and their whole shapes, by our names."""
+        for stored, part in self.parts.items() if self.lora.rank else ():
+            if part.ours.endswith(ADAPTABLE) and (leaf := stored.split(".")[-2]) in (self.lora.targets or [leaf]):
+                self.adapted.setdefault(part.ours, {})[leaf] = part
+                (rows, columns), module = self.parameters[part.ours], part.ours.removesuffix(".weight")
+                self.adapters[f"{module}.lora_a.{leaf}"] = (self.lora.rank, columns)
+                self.adapters[f"{module}.lora_b.{leaf}"] = (part.size or rows, self.lora.rank)
         self._kinds = {ours: (numbered(ours)[1], self._split(ours)) for ours in self.parameters}
-        self._stages = {ours: self._stages_of(ours) for ours in self.parameters}
+        self._stages = {ours: self._stages_of(ours) for ours in (*self.parameters, *self.adapters)}
         self._cuts: dict[tuple[str, int, int], list[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]] = {}
 
     @cached_property
@@ -202,11 +128,25 @@ class Layout:
         shared = ours == "embedding.weight" and self.head == "lm" and self.config.tied and last > 0
         return (0, last) if shared else (0,)
 
+    def whole(self, ours: str) -> Shape:
+        """The whole shape of a parameter or adapter."""
+        return self.parameters[ours] if ours in self.parameters else self.adapters[ours]
+
     def shape(self, ours: str, place: Place) -> Shape:
-        """The shape of a rank's part of a parameter."""
+        """The shape of a rank's part of a parameter or adapter."""
         first, last = self._chunk(ours, place.data)
         columns = [stop - start for start, stop in self._columns(ours, place.tensor)]
         return (last - first, *columns)
+
+    def copied(self, ours: str) -> bool:
+        """True if all ranks of the tensor axis hold the same of a parameter or adapter."""
+        return self.mesh.tensor == 1 or self._split(ours) == "copied"
+
+    def partial(self, ours: str) -> bool:
+        """True if each rank of the tensor axis computes a part of the gradient of what is copied: it is used within the
+        rank's own heads or rows."""
+        inside = ".query_norm." in ours or ".key_norm." in ours or ours in self.adapters
+        return self.mesh.tensor > 1 and inside and self.copied(ours)
 
     def slices(self, rank: int) -> Iterator[Slice]:
         """What a rank holds."""
@@ -230,23 +170,38 @@ class Layout:
     def _cut(self, ours: str, tensor: int, data: int) -> Iterator[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]:
         """Which part each slice is of, its box, and where it begins in the whole and in the rank's part: the same for
         this parameter of every layer."""
+        for piece in self._held(ours, tensor, data):
+            (start, *left), (at, *others) = piece.start, piece.at
+            for which, (_, part) in enumerate(self._parts[ours]):
+                stop = part.start + (part.size or self.parameters[ours][0])
+                first, last = max(part.start, start), min(stop, start + piece.sizes[0])
+                if first < last:
+                    box = ((first - part.start, last - part.start), *piece.box[1:])
+                    begins = (first, *left), (first - start + at, *others)
+                    yield which, tuple(reversed(box)) if part.transposed else box, *begins
+
+    def pieces(self, ours: str, place: Place) -> list[Piece]:
+        """The blocks of a rank's part of a parameter or adapter."""
+        return list(self._held(ours, place.tensor, place.data))
+
+    def _held(self, ours: str, tensor: int, data: int) -> Iterator[Piece]:
         columns = self._columns(ours, tensor)
         begin, end = self._chunk(ours, data)
         done = 0
         for start, size in self._pieces(ours, tensor):
             low, high = max(begin, done), min(end, done + size)
-            for which, (_, part) in enumerate(self._parts[ours]) if low < high else ():
-                stop = part.start + (part.size or self.parameters[ours][0])
-                first, last = max(part.start, start + low - done), min(stop, start + high - done)
-                if first < last:
-                    box = ((first - part.start, last - part.start), *columns)
-                    whole = (first, *(column for column, _ in columns))
-                    at = (first - start + done - begin, *(0 for _ in columns))
-                    yield which, tuple(reversed(box)) if part.transposed else box, whole, at
+            if low < high:
+                whole = (start + low - done, *(column for column, _ in columns))
+                sizes = (high - low, *(stop - first for first, stop in columns))
+                yield Piece(whole, (low - begin, *(0 for _ in columns)), sizes)
             done += size
 
     def _split(self, ours: str) -> str:
-        """What the tensor axis takes of a parameter: rows, columns or copies."""
+        """What the tensor axis takes of a parameter or adapter: rows, columns or copies."""
+        if ours in self.adapters:
+            module, half, _ = ours.rsplit(".", 2)
+            of_weight = self._split(f"{module}.weight")
+            return of_weight if (half == "lora_b") == (of_weight == "rows") else "copied"
         module, kind = ours.rsplit(".", 1)
         if module.endswith((".qkv", ".mlp.up")) or module == "embedding" or (module == "head" and self.head == "lm"):
             return "rows"
@@ -254,16 +209,24 @@ class Layout:
 
     def _pieces(self, ours: str, tensor: int) -> list[tuple[int, int]]:
         """First row in the whole parameter, and number of rows, of what a rank's part of it joins."""
-        rows = self.parameters[ours][0]
-        if self.mesh.tensor == 1 or self._split(ours) != "rows":
+        rows = self.whole(ours)[0]
+        if self.copied(ours) or self._split(ours) != "rows":
             return [(0, rows)]
+        if ours in self.adapters:  # those of the projection's rows that it changes
+            module, _, leaf = ours.rsplit(".", 2)
+            first = self.adapted[f"{module}.weight"][leaf].start
+            inside = [
+                (max(start, first), min(start + size, first + rows))
+                for start, size in self._pieces(f"{module}.weight", tensor)
+            ]
+            return [(start - first, stop - start) for start, stop in inside if start < stop]
         sizes = blocks(self.config, ours.rsplit(".", 1)[0]) or [rows]
         starts = itertools.accumulate(sizes, initial=0)
         shares = [size // self.mesh.tensor for size in sizes]
         return [(start + tensor * share, share) for start, share in zip(starts, shares, strict=False)]
 
     def _columns(self, ours: str, tensor: int) -> Box:
-        others = self.parameters[ours][1:]
+        others = self.whole(ours)[1:]
         if self._split(ours) != "columns":
             return tuple((0, size) for size in others)
         (size,) = others

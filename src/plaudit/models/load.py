@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
+from plaudit.compute.axis import ALONE, Axis
 from plaudit.models.base import LanguageModel, SpecialTokens
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
-from plaudit.models.described import end_ids_of, folder_config
+from plaudit.models.described import end_ids_of, folder_config, not_cut
 from plaudit.models.families import read_config
 from plaudit.models.files import read_json, weight_files, write_json
 from plaudit.models.folders import local_folder
@@ -45,24 +46,28 @@ def load_model(
     device: torch.device | str = "cpu",
     seed: int = 0,
     deferred: bool = False,
+    axis: Axis = ALONE,
 ) -> LanguageModel:
     """The model of a folder or hub id, with an LM head or a scalar one.
 
     `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM. With
-    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`).
+    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`). On a tensor `axis` it is this
+    rank's part; raises MeshError if it cannot be cut.
     """
     folder = local_folder(path)
     config = folder_config(folder)
     try:
         decoder_config = read_config(config)
     except UnsupportedError as reason:
+        if axis.size > 1:
+            raise not_cut(axis.size, reason) from reason
         from plaudit.models.fallback import load_fallback
 
         fallback = load_fallback(folder, head=head, dtype=dtype, reason=str(reason), seed=seed)
         model: LanguageModel = fallback.to(device)
         config = {**config, "pad_token_id": fallback.pad}
     else:
-        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device)
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device, axis=axis)
         decoder.fill(partial(read_weights, files=weight_files(folder), dtype=dtype, seed=seed))
         model = decoder
     model.special = _special(config, folder)
@@ -78,11 +83,12 @@ def fresh_model(
     device: torch.device | str = "cpu",
     vocab_size: int | None = None,
     deferred: bool = False,
+    axis: Axis = ALONE,
 ) -> LanguageModel:
     """A model with random weights from Hugging Face config keys; keys that are left out take transformers' defaults.
 
     `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name. `deferred`
-    as in `load_model`.
+    and `axis` as in `load_model`.
     """
     config = dict(config)
     named = config.setdefault("vocab_size", vocab_size) if vocab_size is not None else None
@@ -96,13 +102,15 @@ def fresh_model(
     except UnknownKeyError:
         raise  # a slip in the settings, which transformers would take in silence
     except UnsupportedError as reason:
+        if axis.size > 1:
+            raise not_cut(axis.size, reason) from reason
         from plaudit.models.fallback import fresh_fallback
 
         fallback = fresh_fallback(config, head=head, reason=str(reason), seed=seed)
         model: LanguageModel = fallback.to(device, dtype)
         config = {**config, "pad_token_id": fallback.pad}
     else:
-        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device)
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device, axis=axis)
         decoder.initialise(seed)
         model = decoder
     model.special = _special(config, None)

@@ -27,15 +27,16 @@ from plaudit.models.files import read_json, read_tensors, weight_files, write_js
 from plaudit.models.folders import local_folder
 from plaudit.models.fresh import generator
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
+from plaudit.models.layout import Layout
 from plaudit.models.lowrank import LoraLinear, adapted_layers
 from plaudit.models.parts import Part, parts_of
 from plaudit.models.settings import LoraSettings, ModelSettings
-from plaudit.models.share import Adapters, Share, merged, pieces
+from plaudit.models.share import Share, merged, pieces
 from plaudit.support.paths import at_home
 
 __all__ = [
     *("add_lora", "adapter_names", "check_lora", "load_lora", "lora_of"),
-    *("merge_lora", "merged_copy", "peft_names", "restore_lora", "save_lora"),
+    *("merge_lora", "merged_copy", "peft_names", "restore_lora", "save_lora", "whole_model"),
 ]
 
 FOLDER = "adapter"
@@ -93,11 +94,15 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
 
 
 def _draw(share: Share, *, layers: Mapping[str, LoraLinear], dtype: torch.dtype, seed: int) -> None:
-    """Fresh adapters."""
+    """Fresh adapters: A drawn uniformly from +-1/sqrt(in), B zero, as in peft."""
     source = generator(seed)
     for layer, module in layers.items():
-        for name, whole in module.fresh(dtype, source):
-            share.put(f"{layer}.{name}", whole)
+        for name in module.rows:
+            low, high = (f"{layer}.{half}.{name}" for half in ("lora_a", "lora_b"))
+            rank, columns = share.layout.adapters[low]
+            bound = 1.0 / math.sqrt(columns)
+            share.put(low, torch.empty(rank, columns, dtype=dtype).uniform_(-bound, bound, generator=source))
+            share.put(high, torch.zeros(share.layout.adapters[high], dtype=dtype))
 
 
 def check_lora(settings: ModelSettings) -> None:
@@ -141,6 +146,15 @@ def merged_copy(model: LanguageModel) -> LanguageModel:
     plain = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     merge_lora(plain)
     return plain
+
+
+def whole_model(model: Decoder) -> Decoder:
+    """Make a decoder of which this one is a rank's part, without memory."""
+    whole = Decoder.empty(model.config, head=model.head_kind, dtype=model.dtype, device=None)
+    if model.lora is not None:
+        add_lora(whole, model.lora)
+    whole.special = model.special
+    return whole
 
 
 def adapter_names(model: LanguageModel) -> list[str]:
@@ -198,9 +212,10 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
     if found.keys() != wanted.keys():
         missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
         raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
+    layout = Layout(decoder.config, decoder.head_kind, lora=decoder.lora)
     for name, tensor in found.items():
-        if tensor.shape != (own := decoder.get_parameter(wanted[name]).shape):
-            shapes = f"{tuple(tensor.shape)}, the model's {tuple(own)}"
+        if tensor.shape != (own := layout.whole(wanted[name])):
+            shapes = f"{tuple(tensor.shape)}, the model's {own}"
             raise ValueError(f"{name} of {folder} has shape {shapes}. It belongs to another model.")
     decoder.fill(partial(_put, tensors={wanted[name]: tensor for name, tensor in found.items()}))
     return decoder
@@ -216,16 +231,16 @@ def restore_lora(model: LanguageModel, checkpoint: Path) -> Decoder:
     decoder = load_lora(model, checkpoint / FOLDER)
     tensors = dict(read_tensors([checkpoint / FOLDER / WEIGHTS]))
     adapters = {ours: tensors[name] for name, ours in peft_names(decoder).items()}
-    decoder.fill(partial(_check_base, Adapters(dict(adapted_layers(decoder)), adapters), checkpoint))
+    decoder.fill(partial(_check_base, adapters, checkpoint))
     return decoder
 
 
-def _check_base(adapters: Adapters, checkpoint: Path, share: Share) -> None:
+def _check_base(adapters: Mapping[str, Tensor], checkpoint: Path, share: Share) -> None:
     """Compare this rank's boxes of the merged model with the checkpoint's."""
     there = stored_in(weight_files(checkpoint))
     for one, held in share.slices():
         # Equal bit for bit on one machine; another may round the product B A differently.
-        for rows, saved in pieces(there[one.name], one, merged(one, held, adapters)):
+        for rows, saved in pieces(there[one.name], one, merged(share.layout, one, held, adapters)):
             if not torch.allclose(rows, saved.to(rows), rtol=1e-4, atol=1e-6):
                 raise ValueError(
                     f"{checkpoint} was trained on another model than the given one: {one.name} differs. "
@@ -272,7 +287,7 @@ def _targets(model: Decoder) -> dict[str, Target]:
     """Every projection except the head, by its stored module's name."""
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     layers = {name: module for name, module in linear if name != "head"}
-    parts = parts_of(model.config, model.head_kind, [f"{name}.weight" for name in layers])
+    parts = parts_of(model.sizes, model.head_kind, [f"{name}.weight" for name in layers])
     return {name.removesuffix(".weight"): _target(part, layers) for name, part in parts.items()}
 
 

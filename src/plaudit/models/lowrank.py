@@ -6,7 +6,6 @@ the query's rows. Which layers get one, and peft's files, are in `lora.py`. Left
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from plaudit.compute.invariant import Linear, linear
 
 
-class LoraLinear(nn.Linear):
+class LoraLinear(Linear):
     """A linear layer with frozen weights and trained adapters, each on some of the output rows.
 
     `rows` maps an adapter's name to its first row and their number. Fresh adapters change nothing: B is zero.
@@ -37,15 +36,13 @@ class LoraLinear(nn.Linear):
         self.lora_a = nn.ParameterDict({name: nn.Parameter(new(rank, base.in_features)) for name in self.rows})
         self.lora_b = nn.ParameterDict({name: nn.Parameter(new(size, rank)) for name, (_, size) in self.rows.items()})
 
-    def fresh(self, dtype: torch.dtype, source: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole adapters by name within the layer: A drawn uniformly from +-1/sqrt(in), B zero, as in peft."""
-        bound, rank = 1.0 / math.sqrt(self.in_features), len(next(iter(self.lora_a.values())))
-        for name, (_, size) in self.rows.items():
-            drawn = torch.empty(rank, self.in_features, dtype=dtype).uniform_(-bound, bound, generator=source)
-            yield from ((f"lora_a.{name}", drawn), (f"lora_b.{name}", torch.zeros(size, rank, dtype=dtype)))
-
     def forward(self, input: Tensor) -> Tensor:
-        output = linear(input, self.weight, self.bias)
+        return self._adapted(input, linear(input, self.weight, self.bias))
+
+    def product(self, input: Tensor) -> Tensor:
+        return self._adapted(input, linear(input, self.weight))
+
+    def _adapted(self, input: Tensor, output: Tensor) -> Tensor:
         if not self.active:
             return output
         low, high = self.joined()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,8 +22,7 @@ from plaudit.models.boxes import BUCKET_BYTES, Stored, create, flush, laid_out, 
 from plaudit.models.families import family_of
 from plaudit.models.files import INDEX, write_json
 from plaudit.models.fresh import generator
-from plaudit.models.layout import Layout, Slice
-from plaudit.models.lowrank import LoraLinear
+from plaudit.models.layout import Layout, Piece, Slice
 from plaudit.models.parts import Shape, stored_name
 
 BLOCK = 16
@@ -52,18 +51,24 @@ class Share:
         return [(one, self._view(one)) for one in held]
 
     def _view(self, one: Slice) -> Tensor:
-        found = self.tensors[one.ours].detach()
-        for dimension, (at, size) in enumerate(zip(one.at, one.sizes, strict=True)):
-            found = found.narrow(dimension, at, size)
-        return found
+        return narrowed(self.tensors[one.ours].detach(), one.at, one.sizes)
+
+    def pieces(self, name: str) -> list[Piece]:
+        """The blocks of this rank's part of a parameter or adapter."""
+        return self.layout.pieces(name, self.layout.mesh.place(self.rank))
 
     def put(self, name: str, whole: Tensor) -> None:
-        """Copy this rank's rows of a tensor that the layout does not name: an adapter, of which the data axis takes
-        chunks of rows."""
-        data = self.layout.mesh.data
-        rows = -(-len(whole) // data)
-        mine = whole[self.layout.mesh.place(self.rank).data * rows :][:rows]
-        self.tensors[name].detach().copy_(mine)
+        """Copy this rank's part of a parameter or adapter."""
+        for piece in self.pieces(name):
+            mine = narrowed(self.tensors[name].detach(), piece.at, piece.sizes)
+            mine.copy_(narrowed(whole, piece.start, piece.sizes))
+
+
+def narrowed(tensor: Tensor, at: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """The view of a block."""
+    for dimension, (start, size) in enumerate(zip(at, sizes, strict=True)):
+        tensor = tensor.narrow(dimension, start, size)
+    return tensor
 
 
 def read_weights(share: Share, *, files: Sequence[Path], dtype: torch.dtype, seed: int) -> None:
@@ -177,15 +182,6 @@ def _draw(share: Share, name: str, shape: Shape, std: float, dtype: torch.dtype,
         begin = end
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """What is added to a share's weights."""
-
-    layers: Mapping[str, LoraLinear] = field(default_factory=dict)
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """Whole adapters by their parameters' names."""
-
-
 def begin_weights(share: Share, folder: Path, *, most: float) -> None:
     """Create the files of the whole model, of at most `most` bytes each (a larger tensor has its own), with their
     index, in place of those that are there. For one process, before others write."""
@@ -199,13 +195,14 @@ def begin_weights(share: Share, folder: Path, *, most: float) -> None:
         write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": names})
 
 
-def write_weights(share: Share, folder: Path, *, most: float, adapters: Adapters | None = None) -> None:
-    """Write this rank's boxes, unless they are copies of another rank's, with adapters merged."""
+def write_weights(share: Share, folder: Path, *, most: float, adapters: Mapping[str, Tensor] | None = None) -> None:
+    """Write this rank's boxes, unless they are copies of another rank's. `adapters`, whole ones by their parameters'
+    names, are merged."""
     places, _ = _files(share, folder, most)
     written = set()
     for one, held in share.slices():
         if one.first:
-            values = merged(one, held, adapters or Adapters())
+            values = merged(share.layout, one, held, adapters or {})
             write_box(places[one.name], one.box, values.t() if one.transposed else values)
             written.add(places[one.name].path)
     flush(written)
@@ -216,19 +213,19 @@ def _files(share: Share, folder: Path, most: float) -> tuple[dict[str, Stored], 
 
 
 @torch.no_grad()
-def merged(one: Slice, held: Tensor, adapters: Adapters) -> Tensor:
+def merged(layout: Layout, one: Slice, held: Tensor, adapters: Mapping[str, Tensor]) -> Tensor:
     """A slice, in our orientation, of the plain model that computes the same: W + (alpha / rank) B A, if there is an
     adapter, as a new tensor."""
-    module, _, kind = one.ours.rpartition(".")
-    layer = adapters.layers.get(module) if kind == "weight" else None
-    if layer is None:
+    if one.ours not in layout.adapted or not adapters:
         return held
     weight = held.clone()
     first, left = one.start
-    for name, (start, size) in layer.rows.items():
+    module, scaling = one.ours.removesuffix(".weight"), layout.lora.alpha / layout.lora.rank
+    for name, part in layout.adapted[one.ours].items():
+        start, size = part.start, part.size or layout.parameters[one.ours][0]
         low, high = max(first, start), min(first + len(weight), start + size)
         if low < high:
-            a, b = (adapters.tensors[f"{module}.{half}.{name}"].to(weight) for half in ("lora_a", "lora_b"))
+            a, b = (adapters[f"{module}.{half}.{name}"].to(weight) for half in ("lora_a", "lora_b"))
             rows = weight[low - first : high - first]
-            rows.addmm_(b[low - start : high - start], a.narrow(1, left, weight.shape[1]), alpha=layer.scaling)
+            rows.addmm_(b[low - start : high - start], a.narrow(1, left, weight.shape[1]), alpha=scaling)
     return weight

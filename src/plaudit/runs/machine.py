@@ -69,9 +69,8 @@ def _text(path: str) -> str:
 
 def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     """Complain about models, gradients and moments that this machine cannot hold, however small a pass is."""
-    workers = s.runtime.num_training_workers
-    ranks: float = 1 if s.runtime.sharded else workers  # of this machine
-    ranks = ranks / workers if on_gpu(s) else ranks  # of one GPU
+    ranks: float = 1 if s.runtime.sharded else s.runtime.replicas  # whole ones, of this machine
+    ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # of one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
     if held <= there:
         return []
@@ -124,7 +123,7 @@ def about_devices(s: Settings) -> list[str]:
             problems.append(f"device={s.device}: this machine shows {len(here)} GPUs. Set device=cpu or auto")
     if s.runtime.kind == "ray" and s.runtime.address is None:
         runtime = s.runtime
-        asked = [dict(runtime.resources_per_worker)] * runtime.num_training_workers
+        asked = [dict(runtime.resources_per_worker)] * runtime.ranks
         asked += [dict(runtime.resources_per_rollout_worker)] * _rollouts(s)
         nodes = [{"CPU": float(cores()), "GPU": float(len(here)), "memory": memory_there(gpu=False)}]
         try:

@@ -47,7 +47,7 @@ OF_NO_CONSEQUENCE = (
     "reference.offload",
     *(f"rollout.{name}" for name in _ROLLOUT),
 )
-OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.strategy")
+OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.mesh", "runtime.strategy")
 """Settings in which a replay may differ from the recorded run, and those among them in which it may not."""
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")
 """Further settings in which a run that is resumed without a name may differ."""

@@ -28,6 +28,7 @@ class Gang(ABC, Generic[Kind_co]):
     results in rank order, and the worker's own exception if one raises."""
 
     world: int
+    width: int = 1  # neighbours that share each shard, since they hold parts of one model
     name: str | None = None
     """The part of each worker that is called; None: the worker itself."""
 
@@ -44,8 +45,9 @@ class Gang(ABC, Generic[Kind_co]):
     async def split(
         self, method: Callable[[Kind_co, Shard, *Arguments], Result], batch: Shardable[Shard], *arguments: *Arguments
     ) -> list[Result]:
-        """Call on every rank with its shard of the batch."""
-        return await self.scatter(method, [(shard, *arguments) for shard in batch.shards(self.world)])
+        """Call on every rank with its shard of the batch. Return a result for each shard."""
+        given = [(shard, *arguments) for shard in batch.shards(self.world // self.width) for _ in range(self.width)]
+        return (await self.scatter(method, given))[:: self.width]
 
     def part(self, kind: type[Other], name: str) -> Gang[Other]:
         """The gang of one part of every worker, in the same processes; the worker's context `part(name)` gives it."""

@@ -21,10 +21,11 @@ GRACE = 2.0
 class RayGang(Gang[Kind_co]):
     """Ranks in separate processes; rank 0 answers for all if one answer is enough."""
 
-    def __init__(self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf):
+    def __init__(self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf, width: int = 1):
         """After a call failed on a rank, the others have `patience` seconds for a sign, but no more than a heartbeat
         may take."""
-        self.workers, self.world, self._patience = tuple(workers), len(workers), patience
+        self.workers, self.world, self.width = tuple(workers), len(workers), width
+        self._patience = patience
 
     async def scatter(
         self,

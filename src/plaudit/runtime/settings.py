@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from plaudit.support.fields import Section, leaves, setting
+from plaudit.support.fields import Section, leaves, nearest, setting
 
 STRATEGIES = ("replicate", "fsdp", "fsdp_offload")
 """How a training step is spread over ranks."""
@@ -13,7 +13,9 @@ WEIGHTS = ("store", "collective")
 """How new weights reach rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
-OF_RANKS = ("num_training_workers", "strategy")
+AXES, LATER = ("data", "tensor"), ("replicas", "context", "pipeline")
+"""Axes of a mesh, and those that only `plaudit layout` computes so far."""
+OF_RANKS = ("num_training_workers", "mesh", "strategy")
 """What only ray follows, and weights depend on."""
 OF_RAY = (
     *OF_RANKS,
@@ -49,7 +51,10 @@ class RuntimeSettings(Section):
     address: str | None = None
     """ray: a running cluster (host:port, or auto); null starts one on this machine for the length of the run."""
     num_training_workers: int = setting(1, least=1)
-    """ray: data-parallel training ranks."""
+    """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
+    mesh: dict[str, int] = setting(dict, least=1)
+    """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix (docs/sharding.md); data multiplies
+    runtime.num_training_workers."""
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
@@ -82,7 +87,26 @@ class RuntimeSettings(Section):
         """True if these parts stay in the CPU's memory."""
         return self.strategy == "fsdp_offload"
 
+    @property
+    def width(self) -> int:
+        """Ranks that hold parts of one model."""
+        return self.mesh.get("tensor", 1)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel workers: what batches are split over."""
+        return self.num_training_workers * self.mesh.get("data", 1)
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.width
+
     def contradictions(self) -> Iterator[str]:
+        for axis, size in self.mesh.items():
+            if axis in LATER and size > 1:
+                yield f"mesh has {axis}={size}, an axis that does not exist yet: take data and tensor"
+            elif axis not in (*AXES, *LATER):
+                yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
         for key, given in self._reserved().items():
             if "CPU" in given and not any(given.values()):
                 yield f"{key}={given} reserves nothing: give a part of a CPU, such as 0.1"

@@ -14,6 +14,7 @@ from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
+from plaudit.support.paths import at_home
 from plaudit.support.plugins import known_here_alone
 
 FIGURES = {"mean", "std", "failed", "not_applicable", "greedy"}
@@ -276,6 +277,26 @@ def _about_runtime(s: Settings) -> list[str]:
     return problems
 
 
+def _about_mesh(s: Settings) -> list[str]:
+    """Models that the mesh does not fit, as far as their configurations are here: ranks find out the rest."""
+    if s.runtime.width == 1 or list(s.runtime.contradictions()):
+        return []
+    from plaudit.models.described import check_cut, folder_config
+    from plaudit.models.folders import local_folder
+    from plaudit.models.mesh import Mesh
+
+    mesh, problems = Mesh(data=s.runtime.replicas, tensor=s.runtime.width), []
+    for key, path in (("model", s.model.path), ("critic", s.critic.path), ("reference", s.reference.path)):
+        if path is not None and not (at_home(path).is_dir() and (local_folder(path) / "config.json").exists()):
+            continue
+        if path is not None or key == "model":
+            try:
+                check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh)
+            except (ValueError, OSError) as error:
+                problems.append(f"runtime.mesh={s.runtime.mesh} for the {key}: {error}")
+    return problems
+
+
 def _installed(library: str) -> bool:
     """Found, not imported, but for the packages that it lies in."""
     with contextlib.suppress(ModuleNotFoundError):
@@ -283,4 +304,4 @@ def _installed(library: str) -> bool:
     return False
 
 
-FINDERS = (_about_model, _about_data, _about_method, _about_best, _about_rewards, _about_runtime)
+FINDERS = (_about_model, _about_data, _about_method, _about_best, _about_rewards, _about_runtime, _about_mesh)

@@ -1,0 +1,146 @@
+"""Where a model's parameters are that is cut along the tensor axis (`compute/axis.py`): a part of each matrix a rank.
+
+    Whole, Waiting or Sharded, over the ranks of the data axis with the same part -> Cut
+
+It puts together what the ranks of one replica hold, for gradients, their norm, checkpoints and samplers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from plaudit.compute.axis import ALONE, Axis
+from plaudit.learn.ranks import Alone, Ranks, Together, begun, buckets
+from plaudit.learn.sharding import Placement, Sharded, Within
+from plaudit.models.base import LanguageModel
+from plaudit.models.decoder import Decoder
+from plaudit.models.layout import Layout
+from plaudit.models.lora import whole_model
+from plaudit.models.mesh import Mesh
+from plaudit.models.share import Share, narrowed
+
+
+@dataclass(frozen=True)
+class Axes:
+    """This rank's neighbours by axis."""
+
+    data: Ranks
+    """Those with the same part of each model and other rows."""
+    tensor: Ranks
+    """Those with the same rows and other parts."""
+    axis: Axis
+    """The latter, as models see them."""
+
+    @classmethod
+    def along(cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float) -> Axes:
+        """All ranks must call it. Neighbours in number share a replica."""
+        if tensor == 1:
+            return cls(ranks, Alone(), ALONE)
+        patience = timedelta(seconds=timeout)
+        rows = [list(range(first, first + tensor)) for first in range(0, ranks.world, tensor)]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        replica, _ = dist.new_subgroups_by_enumeration(rows, timeout=patience)  # type: ignore[no-untyped-call]
+        data, _ = dist.new_subgroups_by_enumeration(columns, timeout=patience)  # type: ignore[no-untyped-call]
+        others = Together(device, data) if ranks.world > tensor else Alone()
+        return cls(others, Together(device, replica), Axis(ranks.rank % tensor, tensor, replica))
+
+
+class Cut:
+    """`inner` places this rank's part among the ranks of the data axis; `tensor` are the ranks with the other parts."""
+
+    meets = True
+
+    def __init__(self, inner: Placement, model: Decoder, tensor: Ranks):
+        self.inner, self.model, self.tensor = inner, model, tensor
+        self.ranks, self.rounds = inner.ranks, inner.rounds
+        self.layout = Layout(model.config, model.head_kind, Mesh(tensor=tensor.world), model.lora)
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    def present(self) -> AbstractContextManager[None]:
+        return self.inner.present()
+
+    def passes(self, count: int) -> int:
+        return self.inner.passes(count)
+
+    def settle(self) -> None:
+        self.inner.settle()
+
+    def sum(self, gradients: Mapping[str, Tensor]) -> None:
+        self.tensor.sum(gradient for name, gradient in gradients.items() if self.layout.partial(name))
+        self.inner.sum(gradients)
+
+    def norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """What is copied counts once."""
+        copied = {name: gradient for name, gradient in gradients.items() if self.layout.copied(name)}
+        parts = {name: gradient for name, gradient in gradients.items() if name not in copied}
+        return math.hypot(self.inner.norm(copied), math.sqrt(self.tensor.total(self.inner.norm(parts) ** 2)))
+
+    def within(self, key: str, tensor: Tensor) -> Within:
+        share, first = self._share(), not self.tensor.rank
+        if tensor.dim() == 0:
+            return Within((), (((), tensor),), first and not self.ranks.rank)
+        name = key.rpartition("/")[2]
+        held = tuple((piece.box, narrowed(tensor, piece.at, piece.sizes)) for piece in share.pieces(name))
+        mine = not share.layout.mesh.place(share.rank).replica and (first or not share.layout.copied(name))
+        return Within(share.layout.whole(name), held, mine)
+
+    def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
+        mine = self.inner.parameters(names, everyone=everyone)
+        found: dict[str, Tensor] = {}
+        parts = [name for name in mine if not self.layout.copied(name)]
+        keys = iter(parts)
+        for bucket in buckets(mine[name] for name in parts):
+            gathered = self.tensor.gather(torch.cat([tensor.reshape(-1) for tensor in bucket]), everyone=everyone)
+            pieces = [torch.split(flat, [tensor.numel() for tensor in bucket]) for flat in gathered]
+            for number, tensor in enumerate(bucket):
+                name = next(keys)
+                if pieces:
+                    found[name] = self._joined(name, [one[number].view(tensor.shape) for one in pieces])
+        return {name: found.get(name, mine[name]) for name in mine} if everyone or not self.tensor.rank else {}
+
+    @torch.no_grad()
+    def _joined(self, name: str, parts: Iterable[Tensor]) -> Tensor:
+        """Put together the parts of a parameter, in rank order."""
+        parts = list(parts)
+        whole = parts[0].new_empty(self.layout.whole(name), device="cpu")
+        for rank, part in enumerate(parts):
+            for piece in self.layout.pieces(name, self.layout.mesh.place(rank)):
+                narrowed(whole, piece.start, piece.sizes).copy_(narrowed(part, piece.at, piece.sizes))
+        return whole
+
+    def whole(self) -> LanguageModel | None:
+        trained = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
+        tensors = self.parameters(trained)
+        if not tensors:
+            return None
+        empty = whole_model(self.model)
+        empty.pending = None
+        filled = {
+            id(p): nn.Parameter(tensors[name], requires_grad=trained[name]) for name, p in empty.named_parameters()
+        }
+        return copy.deepcopy(empty, filled)
+
+    def share(self) -> Share | None:
+        return self.inner.share()
+
+    def _share(self) -> Share:
+        share = self.share()
+        assert share is not None, "only models that lie in boxes are cut"
+        return share
+
+    def begin(self, work: Callable[[], None]) -> bool:
+        first = not (self.tensor.rank or self.ranks.rank)
+        whole = begun(work, first, lambda failed: self.ranks.most(self.tensor.most(failed)))
+        return whole and (isinstance(self.inner, Sharded) or not self.ranks.rank)

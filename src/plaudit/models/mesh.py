@@ -1,0 +1,131 @@
+"""How ranks are arranged, by axis, and whether a model can be cut so. Plain data, without torch.
+
+What each rank then holds is `layout.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from plaudit.models.config import DecoderConfig
+
+
+class MeshError(ValueError):
+    """A mesh does not fit a model or the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Ranks by axis. Neighbours along `tensor` have neighbouring numbers, then come context, data, replicas, pipeline:
+    what communicates most lies closest."""
+
+    replicas: int = 1
+    """Copies of everything that the data axis shards."""
+    data: int = 1
+    """Shards of rows (FSDP2)."""
+    context: int = 1
+    """Parts of the tokens; weights are copied."""
+    tensor: int = 1
+    """Parts of each matrix product."""
+    pipeline: int = 1
+    """Stages of layers."""
+
+    def __post_init__(self) -> None:
+        if low := [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) < 1]:
+            raise MeshError(f"{', '.join(low)}: an axis has at least 1 rank. Leave it out.")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.replicas, self.data, self.context, self.tensor, self.pipeline)
+
+    @property
+    def world(self) -> int:
+        return math.prod(self.sizes)
+
+    def place(self, rank: int) -> Place:
+        """Raises MeshError for a rank that does not exist."""
+        if not 0 <= rank < self.world:
+            raise MeshError(f"rank {rank} does not exist: {self} has ranks 0 to {self.world - 1}.")
+        rank, tensor = divmod(rank, self.tensor)
+        rank, context = divmod(rank, self.context)
+        rank, data = divmod(rank, self.data)
+        stage, replica = divmod(rank, self.replicas)
+        return Place(replica=replica, data=data, context=context, tensor=tensor, stage=stage)
+
+    def __str__(self) -> str:
+        given = [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) > 1]
+        return " ".join(given) or "data=1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's index along each axis."""
+
+    replica: int
+    data: int
+    context: int
+    tensor: int
+    stage: int
+
+
+def faults(config: DecoderConfig, mesh: Mesh) -> list[str]:
+    """Reasons why a model cannot be cut by a mesh."""
+    heads = mesh.tensor * mesh.context
+    axes = f"tensor={mesh.tensor}" + (f" times context={mesh.context}" if mesh.context > 1 else "")
+    asked = [
+        (axes, heads, config.heads, "attention heads"),
+        (axes, heads, config.kv_heads, "key-value heads"),
+        (f"tensor={mesh.tensor}", mesh.tensor, config.mlp_width, "channels of the MLP"),
+        # With rows to spare on some ranks only, each product and log-prob of the vocabulary would need a mask.
+        (f"tensor={mesh.tensor}", mesh.tensor, config.vocab_size, "tokens of the vocabulary"),
+        (f"pipeline={mesh.pipeline}", mesh.pipeline, config.layers, "layers"),
+    ]
+    return [f"{axis} does not divide {whole} {what}" for axis, by, whole, what in asked if whole % by]
+
+
+def check_mesh(config: DecoderConfig, mesh: Mesh, world: int | None = None) -> None:
+    """Raise MeshError, with the nearest mesh that fits, if the model or the number of ranks is not divided by it."""
+    world = world or mesh.world
+    wrong = faults(config, mesh)
+    if mesh.world != world:
+        wrong.insert(0, f"it has {mesh.world} ranks, and there are {world}")
+    if wrong:
+        near = nearest_mesh(config, mesh, world)
+        raise MeshError(f"{mesh} does not fit this {config.family}: {'; '.join(wrong)}. Take {near}.")
+
+
+def cut(config: DecoderConfig, tensor: int) -> DecoderConfig:
+    """The sizes that each rank of a tensor axis computes with. Raises MeshError."""
+    if tensor == 1:
+        return config
+    check_mesh(config, Mesh(tensor=tensor))
+    heads, kv_heads = config.heads // tensor, config.kv_heads // tensor
+    channels, tokens = config.mlp_width // tensor, config.vocab_size // tensor
+    return replace(config, heads=heads, kv_heads=kv_heads, mlp_width=channels, vocab_size=tokens)
+
+
+def nearest_mesh(config: DecoderConfig, mesh: Mesh, world: int) -> Mesh:
+    """The mesh of `world` ranks that fits and whose axes differ least from those of `mesh`, as ratios. There is one:
+    the data axis divides everything."""
+    fitting = (found for found in _meshes(world) if not faults(config, found))
+
+    def distance(other: Mesh) -> float:
+        return round(sum(abs(math.log(a / b)) for a, b in zip(mesh.sizes, other.sizes, strict=True)), 9)
+
+    return min(
+        fitting, key=lambda found: (distance(found), found.pipeline, found.tensor, found.context, found.replicas)
+    )
+
+
+def _meshes(world: int) -> Iterator[Mesh]:
+    def factors(rest: int, count: int) -> Iterator[tuple[int, ...]]:
+        if count == 1:
+            yield (rest,)
+            return
+        for size in (size for size in range(1, rest + 1) if rest % size == 0):
+            yield from ((size, *others) for others in factors(rest // size, count - 1))
+
+    for replicas, data, context, tensor, pipeline in factors(world, 5):
+        yield Mesh(replicas=replicas, data=data, context=context, tensor=tensor, pipeline=pipeline)
