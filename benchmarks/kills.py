@@ -207,11 +207,14 @@ def survive(kills: list[Kill], task: Task) -> None:
 
 def workers_killed(kills: list[Kill], task: Task) -> bool:
     """The undisturbed run is local unless there are several ranks, which sum gradients in another order than one."""
-    ranks = 2 if kills[0].method in ("2 ranks", "sharded") else 1
-    runtime = RUNTIME | {"num_training_workers": ranks}
-    if kills[0].method == "sharded":
-        runtime["strategy"] = "fsdp"
-    whole = task.recipe(kills, "whole", **({"workers": 1, "runtime": runtime} if ranks > 1 else {}))
+    spread = {
+        "2 ranks": {"num_training_workers": 2},
+        "sharded": {"num_training_workers": 2, "strategy": "fsdp"},
+        "cut": {"mesh": {"tensor": 2}},
+    }
+    several = kills[0].method in spread
+    runtime = RUNTIME | spread.get(kills[0].method, {})
+    whole = task.recipe(kills, "whole", **({"workers": 1, "runtime": runtime} if several else {}))
     killer = Killer(kills)
     with killer.at_work():
         disturbed = run(load_settings(task.recipe(kills, "killed", workers=2, runtime=runtime)), hooks=[killer.hook])

@@ -27,6 +27,11 @@ def of_sharded(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return named("sharded", dealt(seed, count, first=first, roles=("rank",), cold=None))
 
 
+def of_cut(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Of two ranks with half of each matrix: they meet in every product."""
+    return named("cut", dealt(seed, count, first=first, roles=("rank",), cold=None))
+
+
 def of_drivers(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     kills = named("grpo", dealt(seed, count, first=first, roles=("driver",), cold=None, apart=3))
     for kill in kills:
@@ -75,10 +80,11 @@ ROUNDS: dict[str, Kind] = {
     "drivers": Kind(of_drivers, 6, 23.0),
     "nodes": Kind(of_nodes, 6, 15.0),
     "partitions": Kind(of_partitions, 3, 25.0),
-    "sharded": Kind(of_sharded, 3, 10.0),
+    "sharded": Kind(of_sharded, 2, 10.0),
+    "cut": Kind(of_cut, 1, 10.0),
 }
-"""Sixty-eight kills in all, of every role in every phase, but nodes cut off and sharded ranks in three: then they begin
-anew, with other freezes, and the other three."""
+"""Sixty-eight kills in all, of every role in every phase, but nodes cut off, and ranks that are sharded or cut, in
+three: then they begin anew, with other freezes, and the other three."""
 
 
 def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:

@@ -1,4 +1,4 @@
-"""Memory of a training rank: the whole model on each of two ranks, or its shards. Prints a table.
+"""Memory of a training rank: the whole model on each of two ranks, its shards, or half of each matrix. Prints a table.
 
     python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024]
 
@@ -23,7 +23,9 @@ from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import join
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
-from plaudit.learn.sharding import Sharded, Whole, local, recompute_layers
+from plaudit.learn.sharding import Placement, Sharded, Whole, local, recompute_layers
+from plaudit.learn.tensor import Axes, Cut
+from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
 from plaudit.runtime.network import free_address
@@ -32,10 +34,13 @@ from plaudit.types import Role, Row
 MODES = {
     "replicate": ("replicate", "float32", False),
     "fsdp": ("fsdp", "float32", False),
+    "tensor": ("tensor", "float32", False),
     "replicate, recomputed": ("replicate", "float32", True),
     "fsdp, recomputed": ("fsdp", "float32", True),
+    "tensor, recomputed": ("tensor", "float32", True),
     "replicate, bfloat16": ("replicate", "bfloat16", False),
     "fsdp, bfloat16": ("fsdp", "bfloat16", False),
+    "tensor, bfloat16": ("tensor", "bfloat16", False),
 }
 
 
@@ -52,6 +57,8 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     ranks = join(options.address, options.rank, 2, device=cpu, timeout=300.0)
     if strategy == "fsdp":
         importlib.import_module("torch.distributed.fsdp")  # no part of a model's memory
+    cut = strategy == "tensor"
+    axes = Axes.along(ranks, 2 if cut else 1, device=cpu, timeout=300.0)
     before = resident("VmRSS")
     config = {
         "model_type": "llama",
@@ -61,8 +68,11 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "num_attention_heads": options.width // 64,
         "vocab_size": 768,
     }
-    model = fresh_model(config, dtype=getattr(torch, precision), deferred=strategy == "fsdp")
-    placement = Whole(model, ranks) if strategy == "replicate" else Sharded(model, ranks, device=cpu)
+    model = fresh_model(config, dtype=getattr(torch, precision), deferred=strategy == "fsdp", axis=axes.axis)
+    placement: Placement = Sharded(model, ranks, device=cpu) if strategy == "fsdp" else Whole(model, axes.data)
+    if cut:
+        assert isinstance(model, Decoder)
+        placement = Cut(placement, model, axes.tensor)
     release_freed_memory()
     if recompute:
         recompute_layers(model)
@@ -80,10 +90,11 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")
     tokens = torch.randint(768, (2 * options.tokens // 64, 64)).tolist()
     rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
-    batch = objective.weigh(Batch.of(rows)).shards(2)[options.rank]
+    batch = objective.weigh(Batch.of(rows)).shards(1 if cut else 2)[0 if cut else options.rank]
     for step in range(2):
         learner.prepare(batch, step, 1.0)
-        kept = [*map(local, model.parameters()), *learner.optimizer.gradients(), *learner.optimizer.state().values()]
+        gradients, state = learner.optimizer.gradients(), learner.optimizer.state()
+        kept = [*map(local, model.parameters()), *gradients.values(), *state.values()]
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept}
         learner.apply(True)
     return {"held": sum(held.values()) / 2**20, "peak": resident("VmHWM") - before}
