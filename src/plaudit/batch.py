@@ -4,8 +4,7 @@
 
 Sequences are laid end to end in `tokens`. Column rule: entry t of every per-token column is about emitting token t
 given the tokens before it. So `behaviour[t]`, `values[t]` and `advantages[t]` belong to the decision that gave
-tokens[t]. Before the batch there are plain Python values; after it nothing waits. Which units go together is decided in
-`partition.py`.
+tokens[t]. Stages before the batch exchange plain Python values. `partition.py` decides which units go together.
 """
 
 from __future__ import annotations

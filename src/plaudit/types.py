@@ -51,9 +51,9 @@ class Finish(StrEnum):
 class Prompt:
     """One prompt, tokenised and ready to be answered.
 
-    `id` is stable across runs ("file.jsonl:17"); `text` is what `tokens` say; `answer` is whatever a rule reward
-    compares with; `messages` holds the chat that was rendered, if there was one, without the turns that did not fit;
-    `extra` holds the remaining columns of the data row.
+    `id` is stable across runs ("file.jsonl:17"); `text` is what `tokens` say; `answer` is what a rule reward compares
+    with; `messages` holds the chat that was rendered, if there was one, without the turns that did not fit; `extra`
+    holds the remaining columns of the data row.
     """
 
     id: str
@@ -69,8 +69,8 @@ class Prompt:
 class Sampling:
     """How one completion is drawn. `temperature=0` is greedy. `top_k=0` and `top_p=1` keep the whole distribution.
 
-    Log-probs are always those of the distribution sampled from: of logits / temperature, renormalised over the kept
-    tokens where top-k, top-p or the ban on ending before `min_tokens` cut some off.
+    Log-probs are those of the distribution that tokens are drawn from: logits / temperature, renormalised if top-k,
+    top-p or `min_tokens` exclude some tokens.
     """
 
     temperature: float = 1.0
@@ -101,7 +101,7 @@ class Completion:
 
 
 NOT_APPLICABLE = "not applicable"
-"""Reason of a Score whose reward does not apply to the answer, which is no failure."""
+"""Reason of a Score whose reward does not apply to the answer. This is not a failure."""
 LARGEST_SCORE = 1e18
 """Scores and parts above this size are refused: float32 cannot hold their squares."""
 
@@ -139,11 +139,10 @@ class Response:
     trainable: tuple[bool, ...]
     score: Score
     reward: float | None
-    """`score.value` after scale, shift, clip and the penalty for unfinished answers. None without a score, and for an
-    unfinished answer whose return no score ends."""
+    """`score.value` after scale, shift, clip and the penalty for unfinished answers. None if there is no score, or if
+    an unfinished answer continues or is left out of its group."""
     continues: bool = False
-    """True for an unfinished answer for which the critic's value after its last token stands for the rest, instead of a
-    reward."""
+    """True for an unfinished answer without a reward: the critic's value after its last token stands for the rest."""
     greedy: bool = False
     """True for a baseline that was not sampled, as in ReMax; figures of samples leave it out."""
 
@@ -157,7 +156,7 @@ class Response:
 
     @property
     def trained(self) -> bool:
-        """False for a masked answer, whose reward, if any, only counts in its group's baseline."""
+        """False for a masked answer. Its reward, if it has one, only counts in its group's baseline."""
         return any(self.trainable)
 
 

@@ -37,15 +37,15 @@ ALGORITHMS: dict[str, type[Objective]] = {
 
 
 def register_algorithm(name: str, algorithm: type[Objective]) -> type[Objective]:
-    """Register a method for `method: name` in a recipe. A new version of the class that has the name replaces it, as
-    when a notebook's cell runs again. Raises ValueError if the name is another class's, or if fields of the class would
-    not be settings."""
+    """Register a method for `method: name` in a recipe. A class that was defined again replaces its older version, for
+    example when a notebook's cell runs again. Raises ValueError if another class has the name, or if fields of the
+    class would not become settings."""
     own = vars(algorithm).get("__annotations__", {})
     lost = [field for field, kind in own.items() if "ClassVar" not in str(kind)]
     if lost and "__dataclass_fields__" not in vars(algorithm):
         raise ValueError(
-            f"{algorithm.__name__} has the field {lost[0]}, which has no effect because the class is no dataclass: put "
-            "@dataclass(frozen=True) above it"
+            f"{algorithm.__name__} has the field {lost[0]}, which has no effect because the class is not a dataclass: "
+            "put @dataclass(frozen=True) above it"
         )
     if not registered_again(algorithm, ALGORITHMS.get(name, algorithm)):
         raise ValueError(f"the method name {name!r} is taken by {ALGORITHMS[name].__name__}: choose another")

@@ -36,8 +36,8 @@ class Output:
 
 
 LossFn = Callable[[Output, Batch], tuple[Tensor, Stats]]
-"""The batch's share of the step's loss, since weights are over the whole step, and figures that add up likewise. The
-loss is recorded as loss/ROLE if the figures lack that name."""
+"""Returns the batch's share of the step's loss, and figures that also add up over a step's batches. The loss is
+recorded as loss/ROLE if the figures lack that name."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Objective(Section):
     """True if it compares log-probs of sampler and learner: truncated sampling would then bias it."""
 
     def adapted(self, *, off_policy: bool) -> Self:
-        """Return the method for samples that may be older than the weights or another engine's, or for none such."""
+        """Return the method as its samples need it. `off_policy`: they may be older than the weights, or another
+        engine's."""
         return self
 
     @property
@@ -108,7 +109,8 @@ class Algorithm(Objective):
 
 
 def weighed(batch: Batch, aggregation: str | float) -> Batch:
-    """Return the batch with token weights, token shares and unit weights over all its rows. A number is CONSTANT's."""
+    """Return the batch with token weights, token shares and unit weights over all its rows. A number as `aggregation`
+    divides each row's sum."""
     constant = 1.0 if isinstance(aggregation, str) else float(aggregation)
     how = Aggregation(aggregation) if isinstance(aggregation, str) else Aggregation.CONSTANT
     row, rows = batch.row, len(batch)

@@ -56,7 +56,7 @@ class GRPO(PolicyGradient):
         names = {name for _, response in rewards for name in response.score.parts}
         if not values and any(part.startswith(f"{name}/") for name in names):
             raise ValueError(
-                f"dynamic_sampling_part={part} is no part of the reward of prompt {group.prompt.id}. Name one of "
+                f"dynamic_sampling_part={part} is not a part of the reward of prompt {group.prompt.id}. Name one of "
                 f"{', '.join(sorted(names))}, or null for the whole reward"
             )
         return values or {reward for reward, _ in rewards}

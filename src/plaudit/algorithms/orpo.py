@@ -25,7 +25,7 @@ class ORPO(Pairs):
     """lambda, the share of the odds ratio; the paper takes 0.1 to 0.25."""
 
     def weigh(self, batch: Batch) -> Batch:
-        """A token of a chosen answer has its share of all of them, times its pair's weight; others have none."""
+        """Weigh each token of a chosen answer by its share of all of them, times its pair's weight; others by 0."""
         batch = super().weigh(batch)
         assert batch.row_weight is not None
         share = batch.row_weight[batch.row] * (batch.trainable & (batch.row % 2 == 0))

@@ -21,7 +21,7 @@ from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
 NORMALISATION_DECAY = 0.99
-"""Decay of the values' running moments a step: they cover some hundred steps, in which returns change little."""
+"""Decay of the values' running moments a step: they cover about a hundred steps, in which returns change little."""
 
 KL_HORIZON = 10_000.0
 """Sequences over which beta adapts by at most a fifth, as in Ziegler et al. 2019 and every system since."""

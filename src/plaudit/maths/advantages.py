@@ -66,7 +66,7 @@ def whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
 
     With `shift_mean=False` only the scale changes. Fewer than two entries stay as they are: one has no spread.
     """
-    chosen = x[mask].double()  # in float32 the mean of equal entries is a rounding off, and / 1e-8 makes that a signal
+    chosen = x[mask].double()  # float32 would round the mean of equal entries, and / 1e-8 make that a signal
     if chosen.numel() < 2:
         return torch.where(mask, x, torch.zeros_like(x))
     mean, std = chosen.mean(), chosen.std()
@@ -81,7 +81,7 @@ def group_centred(reward: Tensor, group: Tensor, *, scale: bool) -> Tensor:
     https://arxiv.org/abs/2503.20783. A group of equal rewards gives 0: it carries no signal.
     """
     group, groups = _numbered(group)
-    exact = reward.double()  # in float32 the mean of equal rewards is a rounding off, and / 1e-4 makes that a signal
+    exact = reward.double()  # float32 would round the mean of equal rewards, and / 1e-4 make that a signal
     size = row_sum(torch.ones_like(exact), group, groups)
     centred = exact - (row_sum(exact, group, groups) / size)[group]
     if not scale:
@@ -96,7 +96,7 @@ def leave_one_out(reward: Tensor, group: Tensor) -> Tensor:
     RLOO: Kool et al. 2019; Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740.
     """
     group, groups = _numbered(group)
-    exact = reward.double()  # as in `group_centred`: AdamW makes whole steps of what rounds off
+    exact = reward.double()  # as in `group_centred`: AdamW would make whole steps of a rounding error
     size = row_sum(torch.ones_like(exact), group, groups)[group]
     total = row_sum(exact, group, groups)[group]
     others = (total - exact) / (size - 1).clamp(min=1.0)

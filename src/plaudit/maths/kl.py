@@ -37,8 +37,10 @@ ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def adapted_coefficient(coefficient: float, kl: float, *, target: float, horizon: float, sequences: int) -> float:
-    """beta * (1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon), a step counting for one horizon at most:
-    five of them would take beta below 0, where straying from the reference is rewarded.
+    """beta * (1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon).
+
+    A step counts for at most one horizon: five horizons could take beta below 0, which would reward straying from the
+    reference.
 
     `kl` is the per-sequence sum of k1 averaged over sequences, in nats; a token mean would make published targets
     meaningless. Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.

@@ -37,7 +37,7 @@ def clipped_policy(
     PPO, Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; dual clip, Ye et al. 2020; low != high is
     DAPO's clip-higher, Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 10.
     """
-    # Beyond this the loss is flat. An overflow there would be 0 * inf, which is no number, in the loss or its gradient.
+    # Beyond this the loss is flat. An overflow there would give 0 * inf, a NaN, in the loss or its gradient.
     flat = torch.where(advantages < 0, math.inf if dual is None else math.log(dual), math.log1p(high)) + 1.0
     ratio = torch.minimum(log_ratio, flat.to(log_ratio)).exp()
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - low, 1.0 + high))

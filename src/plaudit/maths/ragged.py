@@ -40,7 +40,7 @@ def to_grid(x: Tensor, mask: Tensor, row: Tensor, rows: int) -> tuple[Tensor, Te
 
 
 def from_grid(grid: Tensor, place: Tensor) -> Tensor:
-    """Back from `to_grid`: (n,), 0 where the mask was off."""
+    """The inverse of `to_grid`: (n,), 0 where the mask was off."""
     on = place >= 0
     flat = torch.zeros(place.shape[0], dtype=grid.dtype, device=grid.device)
     flat[on] = grid.reshape(-1)[place[on]]
