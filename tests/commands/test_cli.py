@@ -471,7 +471,8 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
         return done.stderr.splitlines()
 
     folder = tmp_path / "runs/run"
-    left = f"Free or open that storage. The newest whole checkpoint is {first}: resume=latest continues from there"
+    left = "Free space there, or make it writable. "
+    left += f"The newest whole checkpoint is {first}: resume=latest continues from there"
     place, before = folder / "checkpoints/state" / second, contents(folder)
     assert f"the run ended: {folder} cannot be written: File too large. {left}" in resumed(2_000)
     assert contents(folder) | {"log.txt": before["log.txt"]} == before, "its settings, longer than that, are whole yet"
@@ -508,7 +509,7 @@ def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
         assert not list(tmp_path.glob("*/.*.partial"))
         under = plaudit(*(str(word).format(tmp_path / "file" / "x.jsonl") for word in words))
         assert under.exit_code == 2
-        assert f"error: {tmp_path}/file/x.jsonl: {tmp_path}/file is no folder" in under.output
+        assert f"error: {tmp_path}/file/x.jsonl: {tmp_path}/file is not a folder" in under.output
     told = plaudit(*(str(word).format(tmp_path / "file") for word in evaluated)).output
     assert f"{tmp_path}/file: File exists" in told
 

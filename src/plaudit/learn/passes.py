@@ -130,7 +130,7 @@ class Passes:
             room.lower(int(merged.get(f"{name}_tokens/min", room.tokens)))
 
     def state(self) -> dict[str, list[int]]:
-        """The lowered sizes: each with the number in the settings."""
+        """Return the lowered sizes, each with the number in the settings."""
         return {name: [room.asked, room.tokens] for name, room in self._rooms().items() if room.lowered}
 
     def restore(self, state: dict[str, list[int]]) -> None:

@@ -75,7 +75,7 @@ class Placement(Protocol):
         ...
 
     def within(self, key: str, tensor: Tensor) -> Within:
-        """Where this rank's tensor of a kind/parameter lies in the whole one."""
+        """Return the place of this rank's tensor of a kind/parameter in the whole one."""
         ...
 
     def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
@@ -214,7 +214,7 @@ class Sharded:
         return nullcontext()
 
     def passes(self, count: int) -> int:
-        """As many as any other: in each the ranks put layers together."""
+        """Return the largest count of any rank, since all ranks gather layers in every pass."""
         return self.ranks.most(count)
 
     def settle(self) -> None:
@@ -243,7 +243,7 @@ class Sharded:
         return found
 
     def within(self, key: str, tensor: Tensor) -> Within:
-        """Rows of a parameter's tensors; numbers of which every rank has the same are saved by the first."""
+        """Return this rank's rows. A number that is equal on all ranks is saved by the first."""
         if tensor.dim() == 0:
             return Within((), (((), tensor),), self.ranks.rank == 0)
         name, others = key.rpartition("/")[2], tuple(tensor.shape[1:])
@@ -275,11 +275,11 @@ class Sharded:
         return begun(work, self.ranks.rank == 0, self.ranks.most)
 
     def _share(self, name: str) -> int:
-        """Return a rank's rows of a parameter; the last ranks may have fewer, or none."""
+        """Return the number of a parameter's rows on each rank; the last ranks may have fewer, or none."""
         return -(-self.rows[name] // self.ranks.world)
 
     def _padded(self, name: str, shard: Tensor) -> Tensor:
-        """As many rows as on every other rank."""
+        """Return the shard with rows of zeros added, so that it is of equal size on all ranks."""
         lacking = self._share(name) - shard.shape[0]
         return shard if not lacking else torch.cat((shard, shard.new_zeros(lacking, *shard.shape[1:])))
 

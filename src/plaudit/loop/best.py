@@ -65,7 +65,7 @@ class Best:
         return self.step == progress.step
 
     def told(self, *, early: bool) -> list[str]:
-        """Lines for the end of a run. `early`: the run had further steps planned."""
+        """Return lines to print at the end of a run. `early`: the run had further steps planned."""
         ended = [f"ended early: no better in {self.stood} evaluations"] if early and self.exhausted else []
         value = rounded(self.value, ".4f")
         return ended + [f"best: validation/{self.figure} {value} at step {self.step}"] * (self.step is not None)

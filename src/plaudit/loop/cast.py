@@ -18,7 +18,7 @@ from plaudit.types import Role, Stats
 
 
 class Scorers:
-    """The gang of a model that is only run."""
+    """The gang of a model that is run and not trained."""
 
     def __init__(self, gang: Gang[Scorer]):
         self.gang = gang
@@ -63,7 +63,7 @@ class Learners(Scorers):
         return merge_stats(await self.gang.split(Learner.evaluate, batch))
 
     async def save(self, path: Path) -> dict[str, Any]:
-        """Let every rank write its part of the optimizer's state to a file. Return the rest of it."""
+        """Let every rank write its part of the optimizer's state to a file. Return the rest of the state."""
         return (await self.gang.each(Learner.save, path))[0]
 
     async def restore(self, path: Path, values: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ class Cast:
 
     @property
     def moves(self) -> int:
-        """Grows whenever weights were asked to move."""
+        """A count that grows whenever weights were asked to move."""
         return sum(model.moves for model in self.saved.values())
 
     async def sound(self, *, whole: bool = False) -> bool:

@@ -60,8 +60,8 @@ class Store:
         *,
         ahead: Path | None = None,
     ) -> None:
-        """Save and commit one checkpoint. It replaces an uncommitted one of the same name. `ahead` has files of the
-        state that are written already."""
+        """Save and commit one checkpoint. It replaces an uncommitted one of the same name. `ahead` is a folder with
+        files of the state that are already written."""
         from safetensors.torch import save_file
 
         seals = {role: self._publish(role, name, write) for role, write in roles.items()}
@@ -87,7 +87,7 @@ class Store:
             self.sweep()
             named = (error.filename if isinstance(error, OSError) else None) or what
             place = what if "/.writing" in str(named) else named  # those were swept
-            mend = f"Free or open that storage. {self.left()}"
+            mend = f"Free space there, or make it writable. {self.left()}"
             raise UnwritableError(f"{place} cannot be written: {reason}. {mend}") from error
 
     def left(self, *, before: int | None = None) -> str:

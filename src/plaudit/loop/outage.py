@@ -47,8 +47,8 @@ class Outage:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        """`again(group, lasting)` asks again for a group's failed rewards: for transient failures, and with `lasting`
-        for the others too. `most`: the share of a step's rewards that may fail. `patience`: seconds to wait for
+        """`again(group, lasting)` asks again for a group's failed rewards: after transient failures, and with `lasting`
+        after the others too. `most`: the share of a step's rewards that may fail. `patience`: seconds to wait for
         transient failures. Once `stop` holds a signal, the wait ends with Stopped."""
         self._again, self.most, self.patience, self._stop = again, most, patience, [] if stop is None else stop
         self._say, self._clock, self._sleep = say, clock, sleep

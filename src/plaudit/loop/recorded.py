@@ -110,7 +110,7 @@ class Compare:
     async def __call__(self, moment: Moment) -> Stats:
         step = moment.progress.step
         theirs = self.recorded.get(step)
-        if theirs is None:  # the run ended after it recorded samples and before it recorded figures
+        if theirs is None:  # the run ended between recording its samples and its figures
             self.missing.append(step)
             theirs = {}
         for name, value in moment.stats.items():

@@ -60,7 +60,7 @@ class Restart:
         try:
             how = self._changed(error, failures)
             self.store.sweep()
-            if self.resume is None or self.restored:  # until then it is the checkpoint that was asked for
+            if self.resume is None or self.restored:  # until then, `resume` is the checkpoint that the user named
                 self.resume = self.store.latest(before=before)[0] if self.store.names() else None
         except CheckpointError:
             error.add_note(self.store.left(before=before))

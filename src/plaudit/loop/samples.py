@@ -26,7 +26,7 @@ DIGITS = 5
 """Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
 
 PART = "\ufffd"
-"""What a tokenizer writes for bytes that are no whole letter."""
+"""What a tokenizer writes for bytes that do not form a whole character."""
 
 Key = tuple[int, bytes]
 """A row: its group and its tokens."""
@@ -43,7 +43,7 @@ class Columns:
 
 
 class Pieces:
-    """The text of each token of an answer. Of tokens that share a letter, the first has the text of all."""
+    """The text of each token of an answer. If several tokens share a character, the first has the text of all."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
@@ -78,7 +78,7 @@ class RecordSamples:
         self._validation: Sequence[Group] = ()
 
     def validated(self, groups: Sequence[Group]) -> None:
-        """Record these answers to held-out prompts with the present step."""
+        """Record these answers to held-out prompts with the current step."""
         self._validation = groups
 
     async def __call__(self, moment: Moment) -> Stats:
@@ -116,7 +116,7 @@ def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, lis
 
 
 def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """For each row its key and its part of each column."""
+    """Yield each row's key and its part of each column."""
     flat, place = tokens.numpy(), 0
     plain = [None if column is None else column.detach().numpy() for column in columns]
     for index, length in zip(group.tolist(), lengths.tolist(), strict=True):
@@ -126,7 +126,7 @@ def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | Non
 
 
 def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces) -> Iterator[dict[str, Any]]:
-    """A group's responses as JSON. Equal answers get their columns in the order of their rows."""
+    """Yield a group's responses as JSON values. Equal answers get their columns in the order of their rows."""
     prompt, taken = np.array(group.prompt.tokens, dtype=np.int64).tobytes(), dict[Key, int]()
     for number, response in enumerate(group.responses):
         key = (group.index, prompt + np.array(response.tokens, dtype=np.int64).tobytes())
@@ -162,7 +162,7 @@ def _answer(response: Response) -> dict[str, Any]:
 
 
 def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> dict[str, Any]:
-    """What is known of each token of an answer; its mean advantage, and each token's where they differ."""
+    """Return the records of an answer's tokens, and its mean advantage; each token's advantage only if they differ."""
     completion, count = response.completion, len(response.tokens)
     found: dict[str, Any] = {
         "advantage": None,

@@ -23,7 +23,7 @@ class Every:
 
     @classmethod
     def of(cls, given: Any) -> Every:
-        """Read `100`, "100 steps", "2 epochs", "10 minutes", a list of such, or None. Raises ValueError."""
+        """Read `100`, "100 steps", "2 epochs", "10 minutes", a list of these, or None. Raises ValueError."""
         found: dict[str, Any] = {}
         for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
             text = f"{one} steps" if isinstance(one, int) and not isinstance(one, bool) else str(one)

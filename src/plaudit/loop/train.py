@@ -126,7 +126,7 @@ async def train(
         moment = Moment(progress=progress, delivery=delivery, batch=batch, stats=stats, last=False)
         for hook in hooks:
             failed = ending.error is not None
-            last = not failed and until(progress)  # asked again: an evaluation may end the run,
+            last = not failed and until(progress)  # `until` is asked again: an evaluation may end the run,
             stopping = not last and (failed or stop())  # and a signal during one still gets its checkpoint
             moment = replace(moment, stats=stats, last=last, stopping=stopping, failed=failed)
             with ending.kept():
