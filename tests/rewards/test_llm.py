@@ -174,7 +174,7 @@ def test_an_endpoint_that_never_answers_ends_the_evaluation(endpoint: Endpoint, 
         decide(judge(), ("long", "no"))
     assert len(endpoint.asked) == 3
     endpoint.reply = lambda body: (200, "<html>")
-    with pytest.raises(RewardServerError, match="no chat completion"):
+    with pytest.raises(RewardServerError, match="not a chat completion"):
         decide(judge(), ("long", "no"))
 
 

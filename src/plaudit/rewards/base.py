@@ -41,6 +41,6 @@ class TimedReward:
 async def completed(
     found: Sequence[Question | Score], ask: Callable[[list[Question]], Awaitable[Sequence[Score]]]
 ) -> list[Score]:
-    """Replace everything that is not yet a Score by the Score that `ask` gives."""
+    """Return the scores, in order: those given, and the answers of `ask` in place of everything else."""
     scores = iter(await ask([one for one in found if not isinstance(one, Score)]))
     return [one if isinstance(one, Score) else next(scores) for one in found]

@@ -60,7 +60,7 @@ OURS, INSTALLED = str(Path(__file__).parents[1]), "site-packages"
 _STANDARD = tuple(path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib"))
 """Places of code that is not the user's."""
 THREADS = 32
-"""Most calls of one reward in threads at the same time."""
+"""Largest number of one reward's calls in threads at the same time."""
 
 
 class FunctionReward:
@@ -241,7 +241,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def as_score(result: Any) -> Score:
-    """Make a Score of what a function returned; TypeError if it is no number, dict or None."""
+    """Make a Score of what a function returned; TypeError if it is not a number, a dict or None."""
     if result is None:
         return Score(value=None, reason=NOT_APPLICABLE)
     if isinstance(result, Score):
@@ -266,7 +266,7 @@ def _finite(value: float, parts: Mapping[str, float]) -> Score:
 
 
 def beyond(value: float) -> str:
-    """What to add to the report of a number that cannot be a score; "" for one that is not finite."""
+    """Return what a report adds about a number that cannot be a score; "" if it is not finite."""
     return f", beyond {LARGEST_SCORE:g}" if math.isfinite(value) else ""
 
 
@@ -308,7 +308,7 @@ Getter = Callable[[Prompt, Completion], Any]
 
 
 def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> tuple[tuple[str, Getter], ...]:
-    """Which parameter gets what. A positional-only parameter has the name ""."""
+    """Return which argument each parameter gets. A positional-only parameter has the name ""."""
     parameters = list(inspect.signature(function).parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     unknown = [option for option in options if option not in {parameter.name for parameter in parameters}]

@@ -55,7 +55,7 @@ MODULES = (
 ).split()
 """Imported before the process is locked in. Later their shared libraries could not be loaded."""
 MOST_CALLS, LONGEST = 100_000, 1 << 20
-"""Most calls of the answer's functions by tests, and most bytes of one call or result."""
+"""Limits: how often tests may call the answer's functions, and the bytes of one call or result."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -172,12 +172,13 @@ def answer(job: dict[str, Any]) -> None:
 
 
 class Unsendable(Exception):
-    """A test passes a function something that is no literal."""
+    """A test passes a function something other than a literal."""
 
 
 def tests(job: dict[str, Any]) -> None:
     """Tests that see only what the answer's functions return, as literals made here: their `==` and `isinstance` are
-    Python's own. Writes a letter for each: p passed, f failed, ? is no test of the answer or cannot be run this way."""
+    Python's own. Writes a letter for each: p passed, f failed, ? is not a test of the answer, or cannot run this
+    way."""
     calls, results = os.fdopen(job["calls"], "wb", buffering=0), os.fdopen(job["results"], "rb")
     made = 0
 

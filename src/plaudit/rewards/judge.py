@@ -60,16 +60,16 @@ class JudgeReward:
         return await completed([self.read(prompt, completion) for completion in completions], self.scored)
 
     def read(self, prompt: Prompt, completion: Completion) -> Tokens | Score:
-        """What the judge reads, or the score of what it cannot read."""
+        """Return the tokens that the judge reads, or a failed score if it cannot read them."""
         if self.encode is None:
             return self.refused((*prompt.tokens, *completion.tokens))
         try:
             return self.refused(self.encode(prompt, completion))
-        except (ValueError, TypeError) as error:  # its chat template refuses the chat; a text that is no Unicode
+        except (ValueError, TypeError) as error:  # its chat template refuses the chat, or a text is not Unicode
             return Score(value=None, reason=f"cannot be read: {error!s:.200}")
 
     def refused(self, sequence: Tokens) -> Tokens | Score:
-        """The sequence, or the score of one that the judge has no positions for."""
+        """Return the sequence, or a failed score if the judge has no positions for it."""
         if 0 < len(sequence) <= self.longest:
             return sequence
         return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {self.longest}")

@@ -3,7 +3,8 @@
     prompt, two answers -> two questions, the answers in either order -> replies -> verdicts -> Decision
 
 Every question is asked in both orders, since judges favour a place (Zheng et al. 2023, arXiv 2306.05685). Replies are
-kept on disk. A reply without a verdict, and a request that failed, is no vote: its pair has no decision, and a reason.
+kept on disk. A reply without a verdict, or a failed request, gives no vote: its pair has a reason instead of a
+decision.
 """
 
 from __future__ import annotations
@@ -169,5 +170,5 @@ def _text(status: int, content: bytes) -> str:
     try:
         text = json.loads(content)["choices"][0]["message"].get("content")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise Failed("the reply is no chat completion") from None
+        raise Failed("the reply is not a chat completion") from None
     return text if isinstance(text, str) else ""

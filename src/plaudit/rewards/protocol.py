@@ -2,7 +2,7 @@
 
     Prompt, Completion -> item -> request -> (server) Question -> scores -> answer -> Score
 
-Both sides treat the other's bytes as hostile. A value that is no finite number becomes a Score without a value.
+Both sides treat the other's bytes as hostile. A value that is not a finite number becomes a Score without a value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Pro
 
 VERSION = 1
 MOST_ITEMS = 1024
-"""Most items of one request."""
+"""Largest number of items in one request."""
 REASON_LENGTH = 300
 
 

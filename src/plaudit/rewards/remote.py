@@ -28,7 +28,7 @@ from plaudit.types import Completion, Prompt, Score
 FIRST_REST, LONGEST_REST = 0.5, 15.0
 """Seconds that a server rests after its first failure and after many. Each rest is shortened by up to half."""
 LARGEST_ANSWER = 4 << 20
-"""Most bytes of an answer."""
+"""Largest size of an answer, in bytes."""
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
 OF_CONTENT = frozenset({400, 413, 422})
@@ -230,7 +230,8 @@ def headers_with(token_env: str, whose: str) -> dict[str, str]:
 
 
 def verify(urls: Sequence[str]) -> Any:
-    """Certificates are read once, and only if they will be needed."""
+    """Return the context that verifies servers' certificates; False if no address is https, which saves reading
+    them."""
     if not any(url.startswith("https:") for url in urls):
         return False
     import httpx2
@@ -239,7 +240,7 @@ def verify(urls: Sequence[str]) -> Any:
 
 
 async def check_servers(settings: RewardSettings) -> list[str]:
-    """Ask every server for its health; return what is wrong with some.
+    """Ask every server for its health; return what is wrong with each that has a fault.
 
     Raises RewardServerError if none would score, before a model is loaded.
     """

@@ -84,7 +84,7 @@ def overlong(tokens: tuple[int, ...], *, max_tokens: int, cache_tokens: int) -> 
     0 up to max - cache tokens, then down in a straight line to -1 at max tokens, and -1 beyond.
     """
     if not 0 < cache_tokens <= max_tokens:
-        raise ValueError(f"cache_tokens={cache_tokens} must lie between 1 and max_tokens={max_tokens}")
+        raise ValueError(f"cache_tokens={cache_tokens} must be between 1 and max_tokens={max_tokens}")
     return max(-1.0, min(0.0, (max_tokens - cache_tokens - len(tokens)) / cache_tokens))
 
 
@@ -113,7 +113,7 @@ def register_reward(name: str) -> Callable[[Rule], Rule]:
 
 
 def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward:
-    """The reward that settings of kind "function" or "code", or of a rule's name, describe."""
+    """Return the reward of settings whose kind is "function", "code" or a rule's name."""
     if settings.kind == "code":
         return CodeReward(settings.name, settings.options)
     if settings.kind == "function":

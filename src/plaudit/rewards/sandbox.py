@@ -54,7 +54,7 @@ class CodeOptions:
     """Seconds until a process that does not end is killed, busy or not."""
     memory_mb: int = 512
     output_kb: int = 256
-    """Most output of a program; one that writes more is killed."""
+    """Largest output of a program; one that writes more is killed."""
 
     def __post_init__(self) -> None:
         given = asdict(self)
@@ -114,7 +114,7 @@ class CodeReward:
             if b"?" in letters:
                 number = letters.index(b"?") + 1
                 raise ValueError(
-                    f"test {number} calls no function of the answer, or passes it something that is no literal"
+                    f"test {number} calls no function of the answer, or passes it something other than a literal"
                 )
             passed += letters.count(b"p")
         return passed, len(cases) + len(tests)

@@ -26,7 +26,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Scores = Callable[[Sequence[Question]], Awaitable[list[Score]]]
 
 BODY_SECONDS = 30.0
-"""Most time for a client to send its request."""
+"""Seconds that a client has to send its request."""
 
 
 class Refused(Exception):

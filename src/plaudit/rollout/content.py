@@ -23,10 +23,10 @@ class Content:
     def check(self, beneath: str) -> None:
         """Raise WeightsError if a parcel does not belong here. `beneath` is as in `Parcel`."""
         if beneath:
-            raise WeightsError("These are only adapters, and the engine has no model beneath them: set model.lora.")
+            raise WeightsError("These are only adapters, and the engine has no base model for them: set model.lora.")
 
     def check_model(self) -> None:
-        """Raise WeightsError if the model beneath has changed, which nothing may write. Reads all of it."""
+        """Raise WeightsError if the base model has changed: nothing may write to it. Reads all of it."""
 
     def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
         """Return the argument of `Engine.load` for these weights."""
@@ -53,7 +53,7 @@ class Adapters(Content):
     def check_model(self) -> None:
         if (found := digest(self._base)) != self._beneath:
             raise WeightsError(
-                f"The model beneath the adapters has digest {found}, but had {self._beneath}: this worker's memory has "
+                f"The base model of the adapters has digest {found}, but had {self._beneath}: this worker's memory has "
                 "changed."
             )
 

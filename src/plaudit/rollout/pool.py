@@ -42,9 +42,9 @@ class Pool:
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """Places beyond `count`, up to `most`, are filled when there is room; their loss is no failure. Without any
-        worker, requests wait `patience` seconds. `failures` gets every other lost worker; it may raise, which ends the
-        run."""
+        """Places beyond `count`, up to `most`, are filled when there is room; their loss does not count as a failure.
+        Without any worker, requests wait `patience` seconds. `failures` gets every other lost worker; it may raise,
+        which ends the run."""
         self._start, self._patience = start, patience
         self.places = Places(self._ready, count, most=most, work="prompts", failures=failures, say=say)
         self.doing: Callable[[str, str], AbstractContextManager[None]] = lambda worker, phase: nullcontext()

@@ -79,7 +79,8 @@ class RolloutSettings(Section):
     """Folder of a recorded run: learn from its samples instead of drawing new ones."""
 
     def for_vllm(self, *, longest_prompt: int) -> VllmStart | None:
-        """Return what vLLM is started with, None for the native engine. One with its own device need not sleep."""
+        """Return what vLLM is started with, None for the native engine. An engine with its own device need not
+        sleep."""
         if self.engine != "vllm":
             return None
         return VllmStart(

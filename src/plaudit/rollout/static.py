@@ -48,7 +48,7 @@ class CachedReader:
 
     def __init__(self, model: Fallback):
         self.model = model
-        self.mask = torch.empty(0)  # (rows, tokens so far), 0 on padding: in front, and behind sequences that ended
+        self.mask = torch.empty(0)  # (rows, tokens so far), 0 on padding: before sequences, and after those that ended
         self.sizes = torch.empty(0)  # (rows, 1), of the last call
         self.cache: Any = None
         self.takes_positions = "position_ids" in inspect.signature(model.inner.base_model.forward).parameters

@@ -3,8 +3,8 @@
     scores = sum over dim of query[dim] * page[dim, :]       a register of positions at a time
     out = sum over positions of weight[p] * values[p, :]     a register of numbers at a time
 
-Each sequence is read up to its own newest token, whatever lies beside it, in the order of additions that attention of
-whole sequences has. In the precision of the model: scores and sums are float32.
+Each sequence is read up to its own newest token. Additions have the same order as in attention of whole sequences. In
+the precision of the model: scores and sums are float32.
 """
 
 from __future__ import annotations

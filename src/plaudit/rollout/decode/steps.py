@@ -3,8 +3,8 @@
     tokens, positions (n,) -> embedded -> [norm, projections, cache, attention, MLP] x layers -> norm, head -> logits
 
 The arithmetic is the decoder's (`decoder.py`). The kernel saves the calls between operations, which take longer than a
-small model's products, and the filling up of rows: each row is computed as if it were alone. Weights are laid out once
-more, as the kernel reads them. In bfloat16 sums are float32; they take two entries at once if the processor has
+small model's products. Rows are not filled up: the result of each is independent of the others. Weights are laid out
+once more, as the kernel reads them. In bfloat16 sums are float32; they take two entries at once if the processor has
 products of pairs (AVX512_BF16), whole blocks if it has matrix registers (AMX). Results between operations are rounded
 as tensors would be. Adapters are computed at their rank, as in training: merged in bfloat16, small ones would round to
 nothing. Left out: odd widths in pairs, and models of mixed precision; torch decodes them operation by operation.
