@@ -150,7 +150,7 @@ def _call(name: str, forms: tuple[Any, ...], given: tuple[tuple[str, float], ...
         if x.apart:
             sizes[f"{x.name}_stride"] = form.strides[0]
         for size, length in zip(x.sizes, x.shape(form), strict=True):
-            sizes.setdefault(size, length)  # an expression too, which is no name that is asked for
+            sizes.setdefault(size, length)  # an expression too: no name that is looked up equals one
     dtypes = {form.dtype for x, form in present if x.dtypes == KINDS["T"]}
     if len(dtypes) > 1:
         raise ValueError(f"{name}: tensors are {' and '.join(sorted(map(str, dtypes)))}; they must be of one kind")

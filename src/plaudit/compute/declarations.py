@@ -4,7 +4,8 @@
 
 A tensor is `name:kind[sizes]`. Kind T is float32 or bfloat16, the same for all; f is float32, i int64, w int32. A size
 is a name, which means the same wherever it stands, or an expression of names; `page(n)` and `register(n)` are n filled
-up to a cache's page and to a register. `*` before it: a tensor of any shape with so many entries. After it may stand:
+up to a cache's page and to a register. A tensor with `*` before its size
+may have any shape with that many entries. After a tensor may stand:
 
     /        rows may lie apart; `name_stride` is the distance from one to the next. Else a tensor is contiguous.
     <limit   every entry is at least 0 and less than `limit`; with <<, no entry is less than the one before it either.

@@ -54,7 +54,7 @@ def _sum(tensor: Tensor) -> Tensor:
 def _bits(tensor: Tensor) -> Tensor:
     """View as 32-bit integers, or as 16- or 8-bit ones if the total size requires it."""
     flat = tensor.detach().contiguous().flatten()
-    # A view as wider numbers begins at one of them, and has no gaps, not even where it has one number.
+    # A view as wider numbers must begin at a multiple of their size and have no gaps, even if it has one number.
     if flat.storage_offset() * flat.element_size() % 4 or flat.stride(0) != 1:
         flat = flat.clone(memory_format=torch.contiguous_format)
     flat = flat.view(torch.uint8)

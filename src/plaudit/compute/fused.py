@@ -49,7 +49,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     https://arxiv.org/abs/1910.07467. Torch has one kernel for it on CUDA, and a dozen passes over memory on the CPU."""
     if not usable(x, weight):
         return F.rms_norm(x, weight.shape, weight, eps)
-    flat = x.reshape(-1, x.shape[-1]).contiguous()  # heads of which there is one lie apart
+    flat = x.reshape(-1, x.shape[-1]).contiguous()  # the rows of a single head are not contiguous
     flat = _RmsNorm.apply(flat, weight.contiguous(), eps)  # type: ignore[no-untyped-call]
     return flat.view(x.shape)  # type: ignore[no-any-return]
 

@@ -59,14 +59,14 @@ def number(name: str) -> int:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None if there are none; the reason is logged once."""
+    """Return the compiled kernels, or None if there are none; the reason is logged once."""
     if os.environ.get("PLAUDIT_KERNELS", "on").lower() in OFF:
         return None
     errors = []
     for compiler in _compilers():
         try:
             return _compiled(compiler)
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
             errors.append(f"{shlex.join(compiler)}: {_said(error)}")
     if errors:
         failed = "Plaudit's kernels could not be compiled; torch's operations are used instead: %s"
@@ -93,7 +93,7 @@ def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
     """The kernels, compiled if they are not there yet."""
     kept = cache_folder() / "kernels" / f"{_name(compiler)}.so"
     try:
-        with contextlib.suppress(OSError):  # others' may do all the same
+        with contextlib.suppress(OSError):  # the folder may exist all the same, made by another process
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _private(kept.parent.stat()):
             log.warning(
@@ -112,7 +112,7 @@ def _compiled(compiler: tuple[str, ...]) -> ctypes.CDLL:
             except OSError as error:
                 log.warning("%s: compiled again", error)
             return _made(compiler, kept)
-    except (OSError, subprocess.CalledProcessError) as error:  # it is full, say, or nothing may be run from there
+    except (OSError, subprocess.CalledProcessError) as error:  # the storage is full, or forbids running code
         log.info("Plaudit's kernels cannot be kept in %s: %s", kept.parent, _said(error))
     return _made(compiler, None)
 

@@ -4,7 +4,7 @@ Float32: on the CPU torch uses MKL. On AMD processors with AVX-512 MKL uses only
 Intel's it orders additions by the number of rows, on which a row's result must not depend (`invariant.py`). oneDNN,
 which torch uses only for bfloat16, uses the whole width, has one order, and reads weights as they are in memory,
 transposed ones too; products stay float32. On AMD processors without AVX-512 MKL is faster. On Intel's, products with
-gradients stay with MKL: it is as fast forwards and twice as fast at a weight's gradient.
+gradients stay with MKL: it is as fast in the forward pass and twice as fast at a weight's gradient.
 `torch.backends.mkldnn.set_flags(False)` sends everything to MKL again, which gives up invariance on Intel's.
 
 Bfloat16: on processors with matrix registers (AMX), oneDNN's order depends on the number of rows. Products that must be

@@ -48,7 +48,7 @@ class LanguageModel(nn.Module, ABC):
     axis: Axis = ALONE
     """The ranks that hold parts of its matrices; alone, a rank has whole ones."""
     pending: list[Callable[[Share], None]] | None = None
-    """What will give a model without memory its values: each in turn fills what a rank holds."""
+    """Functions that give a model without memory its values: each, in turn, fills what a rank holds."""
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class LanguageModel(nn.Module, ABC):
         return None
 
     def tie(self) -> None:
-        """Make parameters that are one share their memory, after each got memory of its own."""
+        """Make tied parameters share their memory again, after each got memory of its own."""
 
     def packed(self, lengths: Sequence[int]) -> Packed:
         """The context of whole sequences laid end to end, on this model's device and with its window."""

@@ -44,13 +44,13 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a tensor lies in a file."""
+    """The place of a tensor in a file."""
 
     path: Path
     dtype: torch.dtype
     shape: Shape
     start: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
 
 
 def stored_in(files: Iterable[Path]) -> dict[str, Stored]:
@@ -186,6 +186,6 @@ def flush(paths: Iterable[Path]) -> None:
 
 
 def _runs(first: int, last: int, row: int) -> Iterator[tuple[int, int]]:
-    """Cut rows of so many bytes into buckets."""
+    """Cut rows of this many bytes into buckets."""
     rows = max(1, BUCKET_BYTES // max(1, row))
     return ((begin, min(begin + rows, last)) for begin in range(first, last, rows))

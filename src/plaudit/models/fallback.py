@@ -226,7 +226,7 @@ def _wrap(inner: Any, *, head: HeadKind, reason: str, seed: int | None) -> Fallb
     """Wrap a model. `seed` is for a fresh scalar head; None if the head was loaded."""
     if head == "scalar" and "score" not in dict(inner.named_children()):
         raise ValueError(
-            f"transformers' {type(inner).__name__} has no head named score, so it is no causal reward model. "
+            f"transformers' {type(inner).__name__} has no head named score, so it is not a causal reward model. "
             "Use a causal family for judges and critics."
         )
     model = Fallback(inner, head=head)

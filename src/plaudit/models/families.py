@@ -5,7 +5,7 @@
 Which stored tensors make up which of our parameters is `parts.py`.
 
 A key that would change the arithmetic in a way the decoder does not compute is refused by name (`UnsupportedError`),
-and so is a key that nobody here knows: the caller then takes the model through transformers. Files are `load.py`.
+and so is an unknown key: the caller then runs the model through transformers. Files are `load.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Family:
     base_prefix: str = "model."
     """Some checkpoints hold only the trunk, without this prefix."""
     ignored: str = r"\.rotary_emb\.inv_freq$"
-    """Regular expression for stored buffers that are no parameters."""
+    """Regular expression for stored buffers that are not parameters."""
 
 
 FAMILIES: dict[str, Family] = {}

@@ -60,7 +60,7 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     changes."""
     for path in files:
         with _opened(path) as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            for name in opened.keys():  # noqa: SIM118 - it is not a mapping
                 yield name, opened.get_tensor(name)
 
 

@@ -53,9 +53,9 @@ class Slice(NamedTuple):
     ours: str
     """The parameter of ours that it is a part of."""
     start: tuple[int, ...]
-    """Where it begins in the whole of that parameter, and"""
+    """Where it begins in the whole parameter."""
     at: tuple[int, ...]
-    """where in the rank's part of it."""
+    """Where it begins in the rank's part of the parameter."""
     transposed: bool
     first: bool
     """False for a copy: of all ranks with this box, the first one saves it."""

@@ -35,7 +35,7 @@ __all__ = ["fresh_model", "load_model", "load_tokenizer", "save_model"]
 log = logging.getLogger(__name__)
 
 FILE_BYTES = 5e9
-"""Of one file of weights, unless a tensor is larger."""
+"""Largest size of a file of weights, unless a tensor is larger."""
 
 
 def load_model(
@@ -100,7 +100,7 @@ def fresh_model(
     try:
         decoder_config = read_config(config)
     except UnknownKeyError:
-        raise  # a slip in the settings, which transformers would take in silence
+        raise  # a mistake in the settings, which transformers would accept silently
     except UnsupportedError as reason:
         if axis.size > 1:
             raise not_cut(axis.size, reason) from reason
@@ -127,7 +127,7 @@ def save_model(
 
 
 def describe(model: LanguageModel, folder: Path, *, dtype: torch.dtype, tokenizer: Any | None) -> None:
-    """Write what stands beside the weights: their configuration, and the tokenizer if one is given."""
+    """Write the files beside the weights: the configuration, and the tokenizer if one is given."""
     special = model.special if tokenizer is None else tokenizer_special(tokenizer, model)
     eos: int | list[int] | None = list(special.eos) if len(special.eos) > 1 else next(iter(special.eos), None)
     ids = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}

@@ -207,7 +207,7 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
     decoder = add_lora(model, settings) if present is None else model
     assert isinstance(decoder, Decoder) and decoder.lora is not None
     if present is not None and settings != present:
-        raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora as it was trained.")
+        raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora to theirs.")
     wanted = peft_names(decoder)
     if found.keys() != wanted.keys():
         missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
@@ -249,8 +249,8 @@ def _check_base(adapters: Mapping[str, Tensor], checkpoint: Path, share: Share) 
 
 
 def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
-    """Read peft's config. Targets come from the tensors' names: peft also takes patterns, or lists every module.
-    rsLoRA (https://arxiv.org/abs/2312.03732) scales by lora_alpha / sqrt(r): here that is an alpha sqrt(r) times it."""
+    """Read peft's config. Targets come from the tensors' names: peft also takes patterns, or lists every module. rsLoRA
+    (https://arxiv.org/abs/2312.03732) scales by lora_alpha / sqrt(r), which is alpha = lora_alpha sqrt(r) here."""
     config: Mapping[str, Any] = read_json(path)
     refused = [f"{key}={value!r}" for key, value in sorted(config.items()) if value and key not in PLAIN]
     plain = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": PLAIN_STARTS}

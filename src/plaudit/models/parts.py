@@ -1,7 +1,7 @@
 """Which stored tensors of a Hugging Face checkpoint make up which parameters of the decoder, and back.
 
-Fused projections are stored apart (query, key, value; gate, up), and GPT-2 stores its matrices transposed. Which rank
-holds what of them is `layout.py`; both are plain data, without torch.
+Fused projections are stored apart (query, key, value; gate, up), and GPT-2 stores its matrices transposed. `layout.py`
+says what each rank holds of them; both are plain data, without torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def numbered(name: str) -> tuple[str, str]:
 
 
 def blocks(config: DecoderConfig, module: str) -> list[int]:
-    """Rows of the blocks that a fused projection joins, whether they are stored apart or not; [] for other modules."""
+    """Rows of the blocks that a fused projection joins, stored separately or not; [] for other modules."""
     if module.endswith(".qkv"):
         return [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
     if module.endswith(".mlp.up"):

@@ -37,7 +37,7 @@ class Share:
     rank: int
     tensors: Mapping[str, Tensor]
     dtype: torch.dtype
-    """In which the model computes and is stored; trained shards may be kept in float32."""
+    """Precision in which the model computes and is stored; trained shards may be kept in float32."""
 
     def slices(self) -> Iterator[tuple[Slice, Tensor]]:
         """Each slice with its place in this rank's tensors, a view in our orientation."""

@@ -31,7 +31,7 @@ file's class and takes one of its own."""
 
 
 def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
-    """The tokenizer of a folder or hub id, with an end token and, where the model has room, a distinct pad in memory.
+    """The tokenizer of a folder or hub id, with an end token and, if the model has room, a distinct pad in memory.
 
     `vocab_size` is the model's; without it, that of the config.json beside the tokenizer, if there is one.
     """
@@ -41,7 +41,7 @@ def load_tokenizer(path: str, *, vocab_size: int | None = None) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} holds no tokenizer that transformers can load ({error}).") from error
     if not set(tokenizer.get_vocab()) - {str(token) for token in tokenizer.added_tokens_decoder.values()}:
-        # transformers makes an empty one of the model's class where a folder has no tokenizer: all texts have no tokens
+        # without a tokenizer in the folder, transformers makes an empty one of the model's class: no text has tokens
         raise ValueError(
             f"{path} holds no tokenizer: transformers found no vocabulary there. "
             "Save the tokenizer beside the model, or set model.tokenizer to the folder of one."
@@ -113,8 +113,8 @@ def check_vocabulary(tokenizer: Any, model: LanguageModel) -> None:
 
 
 def contradict(one: Any, other: Any) -> bool:
-    """Whether an id means one token to one tokenizer and another one to the other. Tokens that only one of them has, an
-    added pad for instance, are no contradiction."""
+    """True if some id means different tokens to the two tokenizers. A token that only one of them has, such as an added
+    pad, is no contradiction."""
     tokens = {number: token for token, number in one.get_vocab().items()}
     return any(tokens.get(number, token) != token for token, number in other.get_vocab().items())
 
