@@ -142,8 +142,8 @@ def test_what_fits_only_in_all_is_refused_with_the_sums_of_nodes() -> None:
     with pytest.raises(ResourcesError) as error:
         check_room(of(8, 8, 2), [{"CPU": 3.0}] * 5, what="five workers")
     assert str(error.value).startswith(
-        "five workers ask for 15 CPU in all (5 for 3 CPU), which do not fit side by side, for none reaches over nodes: "
-        "the cluster's are 2 with 8 CPU; 1 with 2 CPU: lower runtime.num_training_workers, rollout.workers or "
+        "five workers ask for 15 CPU in all (5 for 3 CPU). They do not fit, since each must be on one node and the "
+        "cluster's have 2 with 8 CPU; 1 with 2 CPU: lower runtime.num_training_workers, rollout.workers or "
     )
     check_room(of(8, 8, 3), [{"CPU": 3.0}] * 5, what="five workers")
 

@@ -78,7 +78,7 @@ class LocalCrew:
         return Cast.together(LocalGang(self.trainer), self.settings.objective, self.settings.reference.ema)
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
-        """It waits while the engine decodes: both compute in this process."""
+        """Return the judge. It scores while the engine is idle, since both compute in this process."""
         engine = self.engine
         assert engine is not None
         return load_judge(self.settings, reward.path).reward(tokenizer, busy=lambda: engine.busy)
@@ -95,11 +95,11 @@ class LocalCrew:
         self.engine.wake()
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Parts of this process cannot be lost without it."""
+        """Return the work's result. No part of this process can be lost without the rest of it."""
         return await work
 
     async def publish(self, version: int) -> None:
-        """Nothing moves where the engine shares the parameters, or begins as they do."""
+        """Give the policy's weights to the engine: a copy, or only the version if the engine shares the parameters."""
         if self.engine is not None and version != self.version:
             if not self.settings.rollout.interrupt:
                 await self.engine.drain()

@@ -251,7 +251,8 @@ class RayCrew:
     # --- judges
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
-        """Others decode meanwhile: what is there is scored."""
+        """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
+        processes."""
         if not reward.workers:
             return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005)
         own, room, ends = load_tokenizer(reward.path), positions(reward.path), end_ids(reward.path)
@@ -259,7 +260,7 @@ class RayCrew:
 
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
         """Return the judges, the same after ranks were formed again. They begin to start here: after ranks and rollout
-        workers, which have room first, and while the first answers are sampled."""
+        workers, which get room first, and while the first answers are sampled."""
         which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
         if which not in self._judges:
             start = partial(self._judge, which, reward.path, reserved(reward.resources, self.share))

@@ -70,11 +70,11 @@ class Plan:
     passes: tuple[int, int] | None = None
     """Tokens of a pass with and without gradients; None: as in the settings."""
     as_chat: bool | None = None
-    """Whether the policy is asked with chats, which its checkpoints keep; None if nothing tells."""
+    """True if the policy is asked with chats; its checkpoints keep this. None if unknown."""
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Of the choices of learn.precision."""
+"""Torch's dtype for each choice of learn.precision."""
 
 
 def dtype_of(settings: Settings) -> torch.dtype:
@@ -277,10 +277,10 @@ class Trainer:
         self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
 
     def _check_tokens(self, setting: str, path: str | None) -> None:
-        """Refuse a model for which the policy's token ids are other texts."""
+        """Refuse a model to which the policy's token ids mean other texts."""
         if path is not None and contradict(load_tokenizer(path), self.tokenizer):
             raise SettingsError(
-                f"{setting}={path} has another tokenizer than the policy, so the same ids are other texts. Give a "
+                f"{setting}={path} has another tokenizer than the policy, so the same ids mean other texts. Give a "
                 "model with the policy's tokenizer"
             )
 

@@ -29,7 +29,7 @@ def finished(work: Coroutine[Any, Any, Result]) -> Result:
             with asyncio.Runner() as runner:
                 loops.append(runner.get_loop())
                 results.append(runner.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised again below, for whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the waiting thread
             errors.append(error)
         finally:
             over.set()

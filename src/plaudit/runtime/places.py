@@ -106,11 +106,11 @@ class Places(Generic[Kind]):
                     await self._changed.wait()
 
     async def call(self, place: Place[Kind], cost: int, ask: Callable[[Worker[Kind]], Awaitable[Result]]) -> Result:
-        """What the place's worker answers; `cost` counts as its load meanwhile. Raises WorkerLost, after it was taken
-        out, where it is lost by now or before it answers."""
+        """Return the answer of the place's worker; `cost` counts as its load meanwhile. Raises WorkerLost if the worker
+        is lost before it answers; the place is then filled again."""
         worker = place.worker
         if worker is None:
-            raise WorkerLost(f"worker {place.number}", "it was lost since it was chosen")
+            raise WorkerLost(f"worker {place.number}", "it was lost after it was chosen")
         place.load += cost
         try:
             return await ask(worker)
@@ -196,7 +196,7 @@ class Places(Generic[Kind]):
                 nodes = 0
                 self._say(f"lost {lost}")
                 self._note(place, lost)
-            except Exception as error:  # noqa: BLE001 - whoever waits for a worker is told
+            except Exception as error:  # noqa: BLE001 - raised where a worker is waited for
                 if place.number < self._count:
                     self._give_up(error)
                 else:  # all others are well: it may be its node that lacks something

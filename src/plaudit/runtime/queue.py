@@ -2,8 +2,8 @@
 
     ask -> waiting -> taken by a task in the background -> answer, one by one -> all answers of a call, in its order
 
-Written once for all that answers in the background: engines, judges and reward servers. Left out: what is asked of
-whom, and how much at once.
+Used by everything that answers in the background: engines, judges and reward servers. Left out: who is asked, and how
+many questions at once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _Call(Generic[Question, Answer]):
 
 
 class Queue(Generic[Question, Answer]):
-    """Each question is an object of its own; two that say the same differ (`eq=False` in a dataclass).
+    """Each question is an object of its own; two with the same content differ (`eq=False` in a dataclass).
 
     work: takes questions until none is left and gives each its answer. It runs while some wait, in at most `tasks`
-    tasks at once. What it raises reaches every caller; where it is cancelled, they are too.
+    tasks at once. What it raises reaches every caller; if it is cancelled, so are they.
     withdrawn: receives questions whose caller has given up. failed: is called after every caller got the error.
     """
 
@@ -49,7 +49,7 @@ class Queue(Generic[Question, Answer]):
         self._held = False
 
     async def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answers, in order, once there are all."""
+        """Return the answers, in order, after the last one came."""
         if not questions:
             return []
         call: _Call[Question, Answer] = _Call(questions, asyncio.get_running_loop().create_future())
@@ -66,12 +66,12 @@ class Queue(Generic[Question, Answer]):
 
     @property
     def unanswered(self) -> list[Question]:
-        """In the order of asking."""
+        """Questions without an answer, in the order of asking."""
         return list(self._calls)
 
     @property
     def busy(self) -> bool:
-        """Some question has no answer yet."""
+        """True if some question has no answer yet."""
         return bool(self._calls)
 
     @property
@@ -81,15 +81,15 @@ class Queue(Generic[Question, Answer]):
 
     @property
     def open(self) -> bool:
-        """Some question may be taken."""
+        """True if some question may be taken."""
         return bool(self.waiting) and not self._held
 
     def __contains__(self, question: Question) -> bool:
-        """Its caller still waits for it."""
+        """True if the question's caller still waits for its answer."""
         return question in self._calls and not self._calls[question].future.done()
 
     def take(self, most: float = math.inf) -> list[Question]:
-        """The next ones whose callers still wait, at most so many."""
+        """Take the next questions whose callers still wait, at most `most` of them."""
         taken: list[Question] = []
         while self.open and len(taken) < most:
             question = self.waiting.popleft()
@@ -98,7 +98,7 @@ class Queue(Generic[Question, Answer]):
         return taken
 
     def answer(self, question: Question, answer: Answer) -> None:
-        """Its caller gets it with the others; nothing happens where it waits no longer."""
+        """Note an answer; the caller gets it together with its others. Do nothing if the caller has given up."""
         call = self._calls.pop(question, None)
         if call is None:
             return
@@ -107,7 +107,7 @@ class Queue(Generic[Question, Answer]):
             call.future.set_result([call.answers[question] for question in call.questions])
 
     def again(self) -> list[Question]:
-        """All that has no answer waits again, in the order of asking, and is returned."""
+        """Let all questions without an answer wait again, in the order of asking, and return them."""
         self.waiting = deque(self._calls)
         return self.unanswered
 
@@ -138,7 +138,7 @@ class Queue(Generic[Question, Answer]):
             task.add_done_callback(self._settle)
 
     def _settle(self, task: asyncio.Task[None]) -> None:
-        """What came while the last task ended is for the next one."""
+        """Pass on a task's error, or start a task for the questions that came while this one ended."""
         if task.cancelled() or task.exception() is not None:
             self.fail(None if task.cancelled() else task.exception())
         else:

@@ -62,7 +62,7 @@ class RayRuntime:
             )
         self._begun = True
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # Ray would start a process for each core now, which has not our variables and is never used.
+        # Otherwise Ray would start a process for each core now, without our variables, and never use it.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         common: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         common["runtime_env"] = _environment(here=settings.address is None)
@@ -90,12 +90,12 @@ class RayRuntime:
                     )
             except OSError as error:
                 raise ValueError(
-                    f"Ray cannot start here ({error}). Its logs and sockets lie in `ray-` and your number, in /tmp or "
-                    "the folder that RAY_TMPDIR names: one that you may write to, on a disk with room, of 27 letters "
-                    "at most"
+                    f"Ray cannot start here ({error}). Its logs and sockets go to ray-UID in RAY_TMPDIR (/tmp). "
+                    "Set RAY_TMPDIR to a folder that you may write to, on a disk with room, whose path has at most 27 "
+                    "characters"
                 ) from error
         self._watch = HeadWatch(
-            self.nodes,  # none where the head did not answer in time
+            self.nodes,  # none if the head did not answer in time
             timeout=settings.heartbeat_timeout,
             patience=self._patience,
             say=self._say,
@@ -155,8 +155,9 @@ class RayRuntime:
     def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
         """Return the error for a group that found no room in time."""
         return ResourcesError(
-            f"{what}: {shown(added(bundles))} asked for did not become free within "
-            f"{self.settings.start_timeout:g} s; free are {shown(_state().available_resources())}"
+            f"{what}: {shown(added(bundles))} did not become free within {self.settings.start_timeout:g} s "
+            f"(runtime.start_timeout); now {shown(_state().available_resources())} is free. Free resources, ask for "
+            "fewer, or wait longer"
         )
 
     async def spawn(

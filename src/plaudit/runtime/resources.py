@@ -85,8 +85,8 @@ def check_room(nodes: Sequence[Resources], bundles: Sequence[Resources], *, what
         sums = "; ".join(f"{count} with {sum}" for sum, count in alike.items())
         each = "; ".join(f"{count} for {sum}" for sum, count in Counter(map(shown, bundles)).items())
         raise ResourcesError(
-            f"{what} ask for {shown(asked)} in all ({each}), which do not fit side by side, for none reaches over "
-            f"nodes: the cluster's are {sums}: {lower}"
+            f"{what} ask for {shown(asked)} in all ({each}). They do not fit, since each must be on one node and the "
+            f"cluster's have {sums}: {lower}"
         )
 
 
@@ -126,7 +126,7 @@ def small_store(nodes: Sequence[Resources], size: int) -> str:
 
 
 def crowded(nodes: Sequence[Resources], threads: Sequence[int]) -> str:
-    """What to say where processes of so many threads each keep each other from working."""
+    """Return a warning if processes with these numbers of threads would slow each other down, else ""."""
     cpus = added(nodes).get("CPU", 0.0)
     if sum(threads) <= CROWDED * cpus:
         return ""

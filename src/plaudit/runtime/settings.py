@@ -30,7 +30,7 @@ OF_RAY = (
     "heartbeat_timeout",
     "max_failures_per_hour",
 )
-"""What only ray follows."""
+"""Settings that only runtime=ray reads."""
 NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
     "CPU's memory only. Take nccl, or runtime.strategy=replicate"
@@ -120,7 +120,7 @@ class RuntimeSettings(Section):
         return [f"{told} needs runtime=ray" for told in self._changed(keys)]
 
     def about_backend(self, *, device: str, samples: bool, shared: bool) -> list[str]:
-        """What the backend cannot do where the run computes, as far as settings tell: a rank finds out the rest.
+        """Return what the backend cannot do on the run's devices, as far as settings show; ranks check the rest.
         `samples`: there are rollout workers; `shared`: on the ranks' devices."""
         gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
         if self.backend == "gloo" and self.sharded and gpus:
@@ -137,7 +137,7 @@ class RuntimeSettings(Section):
         return [f"runtime.backend=nccl needs a GPU for each process: set runtime.{key}={{GPU: 1}}" for key in lacking]
 
     def _changed(self, keys: Iterable[str]) -> list[str]:
-        """Those that are not as they are by default, with their values."""
+        """Return those of the keys that differ from their defaults, as key=value."""
         pairs = zip(leaves(self), leaves(RuntimeSettings), strict=True)
         changed = {given.key: given.value for given, default in pairs if given.value != default.value}
         return [f"{key}={changed[key]}" for key in keys if key in changed]

@@ -30,7 +30,7 @@ class NodeLost(WorkerLost):
 
 
 class SenderLost(WorkerLost):
-    """The object behind a call's reference is lost with the process that made it; the called worker is well."""
+    """The object of a reference is lost with the process that made it; the called worker still works."""
 
 
 class NoWorkersError(Ended):
