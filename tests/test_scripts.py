@@ -98,7 +98,7 @@ def test_whole_pipeline_then_plots_and_every_evaluation(call: Any, data: dict[st
     assert "preference is not possible: it needs preferences" in said
     assert "perplexity is not possible: it needs demonstrations" in said
     refused = call("evaluate", *prompts, "--eval_type", "preference", status=2).output
-    assert "prompt.json#1: the columns prompt are no known dialect of preferences" in refused
+    assert "prompt.json#1: the columns prompt are not a known dialect of preferences" in refused
 
 
 def test_stages_one_by_one_pick_up_what_the_earlier_ones_left(call: Any, data: dict[str, str]) -> None:
@@ -130,7 +130,7 @@ def test_bad_rows_are_skipped_by_the_tokenizer_that_is_trained_too(call: Any, tm
     rows = [{"prompt": "Question: What is red?", "completion": " Answer: a colour."}, {"prompt": "Question?"}]
     source = write_json(tmp_path / "sft.json", rows)
     command = ("--config", CONFIG, "--stage", "sft", "--sft_data", source, *TINY)
-    assert "sft.json#2: the columns prompt are no known dialect" in call("train", *command, status=2).output
+    assert "sft.json#2: the columns prompt are not a known dialect" in call("train", *command, status=2).output
     call("train", *command, "sft.data.bad_rows=1")
     assert Run(Path("outputs/logs/sft")).metrics[-1]["step"] == 2
 

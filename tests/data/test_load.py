@@ -37,7 +37,7 @@ def test_the_report_counts_what_became_of_every_row(write, tokenizer):
     assert (report.completion_tokens.p50, report.completion_tokens.max) == (2, 7)
     assert report.trained_tokens == 2 + 2 + 7
     assert report.bad_examples[0].startswith(f"{source}:3: it is not valid JSON")
-    assert report.bad_examples[1].startswith(f"{source}:5: the columns prompt are no known dialect")
+    assert report.bad_examples[1].startswith(f"{source}:5: the columns prompt are not a known dialect")
     assert json.loads(json.dumps(data.report.json()))["sources"][0]["read"] == 6
     table = data.report.table()
     for text in (
@@ -124,7 +124,7 @@ def test_the_budget_of_bad_rows_is_kept(write, tokenizer):
 def test_a_bad_row_whose_column_is_no_text_can_be_reported(write, tokenizer):
     source = write("a.jsonl", [*rows_of(1), {"\ud800": "1"}])
     report = load_demonstrations(replace(SHORT, train=source, bad_rows=1), tokenizer, 0).report
-    assert r"a.jsonl:2: the columns \ud800 are no known dialect" in report.table().encode().decode()
+    assert r"a.jsonl:2: the columns \ud800 are not a known dialect" in report.table().encode().decode()
 
 
 @pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_judgements, load_prompts])

@@ -66,7 +66,7 @@ def test_errors_say_what_is_wrong(reference: str, error: type[Exception], messag
 def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken_reward.py"
     broken.write_text("import math\ndef reward(prompt, completion)\n    return 1.0\n")
-    told = rf"Python cannot read {broken}, line 2: expected ':'\. Mend that line\."
+    told = rf"Python cannot read {broken}, line 2: expected ':'"
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "importing.py").write_text("from broken_reward import reward\n")
     for reference in (f"{broken}:reward", "broken_reward:reward", f"{tmp_path / 'importing.py'}:reward"):

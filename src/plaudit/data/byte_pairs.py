@@ -1,8 +1,8 @@
 """Trains a byte-level BPE tokenizer on texts and saves it as a folder that `AutoTokenizer.from_pretrained` loads.
 
 Nothing is normalised and every byte is in the alphabet, so decode(encode(text)) == text for any text. Words are split
-in front of their space: a prompt without a space at its end and a completion that begins with one encode the same
-apart as together.
+before their space: a prompt without a space at its end and a completion that begins with one encode the same apart as
+together.
 """
 
 from __future__ import annotations

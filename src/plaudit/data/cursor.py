@@ -100,7 +100,7 @@ def _stretch(count: int, first: int, length: int, *, key: tuple[int, ...], shuff
 
 
 def permutation(count: int, *key: int) -> Order:
-    """A random order of `count` things that depends on the key alone."""
+    """Return a random order of `count` things that depends only on the key."""
     # Ranks of raw generator bits: numpy promises the bits across its versions, not what `permutation` makes of them.
     bits = np.random.PCG64(np.random.SeedSequence(key)).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -37,7 +37,7 @@ LABELS = "label|kto_tag"
 TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 """Labels as text, since cells of a CSV file are texts."""
 ASKING = ("prompt", "instruction", "question", "query", "input", "context", "history", "task", "post", "title")
-"""Columns that may hold what a pair of texts answers."""
+"""Columns that may hold the prompt of a pair of texts."""
 
 
 def _answered(asked: str, answers: str) -> Callable[[Fields], Sample]:
@@ -131,7 +131,7 @@ def _read_common_beginning(fields: Fields, chosen: str, rejected: str, shared: s
     asking = [name for name in ASKING if isinstance(fields.row.get(name), str) and fields.row[name].strip()]
     if asking:
         raise fields.error(
-            f"chosen and rejected are read without {asking[0]!r}, which may be what they answer. Name it: "
+            f"chosen and rejected are read without {asking[0]!r}, which may be their prompt. Name it: "
             f"data.columns={{prompt: {asking[0]}}}; or leave it out."
         )
     words = shared if shared[-1:].isspace() else shared[: len(shared) - len(re.split(r"\s", shared)[-1])]
@@ -158,7 +158,7 @@ def read_choice(fields: Fields) -> Sample:
 
 
 def read_judged(fields: Fields) -> Sample:
-    """A prompt and a judged answer. The answer is no reference, so for questions it stays a further column."""
+    """A prompt and a judged answer. The answer is not a reference, so for questions it stays a further column."""
     asked = _first(fields, f"prompt|instruction|question|{CHATS}")
     judged = {name: fields.row[name] for name in (_first(fields, ANSWERS), _first(fields, LABELS)) if fields.has(name)}
     if asked not in CHATS.split("|"):

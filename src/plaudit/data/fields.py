@@ -60,7 +60,7 @@ class Fields:
         return self.row.get(name) is not None
 
     def text(self, *names: str, empty: bool = True) -> str:
-        """The text in the first of these columns that is there. In `answer` a number counts as text."""
+        """Return the text in the first of these columns that the row has. In `answer` a number counts as text."""
         name = self._present(names)
         value = self.row[name]
         if name == "answer" and isinstance(value, int | float) and not isinstance(value, bool):
@@ -265,7 +265,7 @@ def blank(value: Any) -> bool:
         return value.strip() in ("", "null", "[]", "{}")
     if isinstance(value, Mapping):
         return all(map(blank, value.values()))
-    if isinstance(value, Sized):  # NumPy's arrays too, which have no truth value
+    if isinstance(value, Sized):  # also for NumPy's arrays, which have no truth value
         return len(value) == 0
     return not value or value != value
 

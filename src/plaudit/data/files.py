@@ -30,7 +30,7 @@ Reader = Callable[[str, Path, Note], Iterator[Scanned]]
 LIST_KEYS = ("data", "rows", "examples", "instances", "train")
 OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 LONGEST_LINE = 1 << 28
-"""Most bytes of a line of JSON; a longer one is refused before it is in memory."""
+"""Largest size of a line of JSON, in bytes; a longer one is refused before it is in memory."""
 POINTER = b"version https://git-lfs"
 KEY_TWICE = "objects with a key twice, of which the last value is read"
 
@@ -139,7 +139,7 @@ def _table(delimiter: str) -> Reader:
             head = file.read(3)
             _without_mark(head, source)
             file.seek(0)
-            # what is no UTF-8 becomes half a surrogate pair, which is refused where it is read, row by row
+            # bytes that are not UTF-8 become half a surrogate pair, and reading the row refuses it
             text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
             rows = csv.reader(text, delimiter=delimiter, strict=True)
             yield from _records(source, rows)
@@ -188,7 +188,7 @@ def _parquet(source: str, path: Path, note: Note) -> Iterator[Scanned]:
                     where = f"{source}#{number}"
                     yield where, DataError(f"a value cannot be read: {row}.", where) if isinstance(row, str) else row
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"it is no readable Parquet file: {error}", source) from error
+        raise DataError(f"it is not a readable Parquet file: {error}", source) from error
 
 
 def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | str]:
@@ -224,7 +224,7 @@ def numbered(source: str, rows: Any) -> Iterator[Scanned]:
 
 
 def as_row(value: Any) -> dict[str, Any]:
-    """Return the row, or raise DataError if it is no dict."""
+    """Return the row, or raise DataError if it is not a dict."""
     if not isinstance(value, dict):
         raise DataError(f'the row is {shown(value)}; it must be an object with columns, {{"prompt": ..., ...}}.')
     return value

@@ -155,7 +155,7 @@ def detect(fields: Fields, kind: str) -> Dialect:
     if not there:
         columns = sorted(str(name) for name, value in fields.row.items() if value is not None)
         raise fields.error(
-            f"the columns {', '.join(columns) or '(none)'} are no known dialect of {kind}. {_serving(kind)} "
+            f"the columns {', '.join(columns) or '(none)'} are not a known dialect of {kind}. {_serving(kind)} "
             "Name other columns with data.columns."
         )
     best = max(there, key=lambda entry: (entry.precedence, len(entry.needs)))
@@ -190,7 +190,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
     known = sorted({name for entry in dialects().values() for name in entry.columns()})
     for name in columns:
         if name not in known:
-            raise DataError(f"data.columns.{name} is no column of ours{nearest(name, known)}")
+            raise DataError(f"data.columns.{name} is not a column of ours{nearest(name, known)}")
 
 
 def check_found(columns: Mapping[str, str], renamed: set[str], kind: str | None = None) -> None:

@@ -324,7 +324,8 @@ def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT
 
 
 def _prompt_key(prompt: Tokens, number: int) -> int:
-    """Equal for equal prompts. Plain texts, whose prompts have at most one token, each get their own."""
+    """Return a key that is equal for equal prompts. Each plain text, whose prompt has at most one token, gets its
+    own."""
     return hash(prompt if len(prompt) > 1 else (number, -1))
 
 

@@ -1,4 +1,4 @@
-"""What is odd about data but used as it stands. The report lists it, since it may be a mistake."""
+"""Notes on data that is odd but used unchanged. The report lists them, since it may be a mistake."""
 
 from __future__ import annotations
 

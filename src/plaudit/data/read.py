@@ -96,8 +96,8 @@ def data_files(source: str, split: str) -> list[tuple[str, Path]]:
 def _names_of_split(source: str, path: Path, split: str, config: str) -> list[str]:
     """List the split's files in a folder: those that its README lists, else those whose names say so, else all.
 
-    Return [] if `datasets` is to read the folder: what it saved, a part of a split, or no files of ours. Raises
-    DataError for files that would be passed over."""
+    Return [] if `datasets` is to read the folder: it saved the folder, a part of a split is asked for, or no file is of
+    a kind that we read. Raises DataError for files that would otherwise be ignored."""
     names = _files_within(path)
     ours = [name for name in names if file_kind(name) and Path(name).name not in DESCRIPTIONS]
     if "[" in split or any((path / name).is_file() for name in SAVED):
@@ -283,7 +283,7 @@ def _of_function(source: str, path: Path, name: str) -> Iterator[Scanned]:
 def _function(source: str, path: Path, name: str) -> Callable[[], Iterable[Any]]:
     if not path.is_file():
         raise DataError(f"there is no file {path}.", source)
-    module = load_file(str(path))  # errors in it are the user's own and surface with their traceback
+    module = load_file(str(path))  # errors in it are the user's own and keep their traceback
     found = vars(module).get(name)
     if not callable(found):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))

@@ -282,7 +282,7 @@ def _most(limit: int, tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Tokens]:
-    """Tokenise texts as they stand and add nothing."""
+    """Tokenise texts and add no special tokens."""
     tokens: list[Tokens] = []
     for start in range(0, len(texts), AT_ONCE):
         part = list(texts[start : start + AT_ONCE])
@@ -292,7 +292,7 @@ def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def after(prompt: Tokens, whole: Tokens, completion: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Return the completion's tokens within the whole text, or tokenise it apart if a token spans the seam.
+    """Return the completion's tokens within the whole text, or tokenise it separately if a token spans the seam.
 
     Tokenised apart, a completion gets a blank before it from tokenizers such as Llama 2's."""
     if whole[: len(prompt)] == prompt:

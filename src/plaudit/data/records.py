@@ -108,8 +108,8 @@ class Question(Record):
 class Dialect:
     """One way to write rows down.
 
-    - `needs` lists what must be there: a column each, or alternatives. Of "input|context" the first that is there is
-      read, and the others are further columns.
+    - `needs` lists what must be there: a column each, or alternatives. Of "input|context" the first that a row has
+      is read, and the others are further columns.
     - `may` lists in the same form what else is read.
     - `gives` names the records that it serves.
     - `read` gets the row's fields and raises `DataError` for what it cannot read.
@@ -133,7 +133,7 @@ class Dialect:
         return frozenset(name for entry in (*self.needs, *self.may) for name in entry.split("|"))
 
     def read_of(self, fields: Fields) -> set[str]:
-        """The columns that `read` takes from a row: of each entry the first alternative that is there."""
+        """The columns that `read` takes from a row: of each entry the first alternative that the row has."""
         entries = [entry.split("|") for entry in (*self.needs, *self.may)]
         return {name for names in entries for name in [one for one in names if fields.has(one)][:1]}
 
@@ -143,5 +143,5 @@ class Dialect:
 
 
 def beside(turn: Message) -> Message:
-    """What a turn holds beside role and content."""
+    """Return what a turn holds beside role and content."""
     return {key: value for key, value in turn.items() if key not in ("role", "content")}

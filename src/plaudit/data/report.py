@@ -21,7 +21,7 @@ EXAMPLE = 120
 Parts = tuple[tuple[str, bool], ...]
 """A row's text in parts, each with whether it is trained."""
 SHOWN = 5
-"""Most bad rows, and most unread columns, that the report quotes."""
+"""Largest number of bad rows, and of unread columns, that the report quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ View = Callable[[int], ItemT]
 AT_ONCE = 1024
 """Items of a record batch."""
 IN_MEMORY = 1 << 26
-"""Most bytes of batches that are held without a file."""
+"""Largest size of the batches that are held without a file, in bytes."""
 Integers = npt.NDArray[np.int64]
 
 
@@ -66,7 +66,7 @@ class Items(Sequence[ItemT]):
         return view(number)
 
     def picked(self, numbers: Sequence[int] | Integers) -> Items[ItemT]:
-        """The items with these numbers among all that were stored."""
+        """Return the stored items with these numbers."""
         return Items(self._codec, self._batches, numbers)
 
 

@@ -1,4 +1,4 @@
-"""Items that are read again in every pass, for data that fits on no disk; one block is in memory at a time.
+"""Items that are read again in every pass, for data that no disk can hold. One block is in memory at a time.
 
     sources -> items -> block -> shuffled within it -> draw 0, 1, 2, ...
 

@@ -25,7 +25,7 @@ DEFAULT_TEMPLATE = (
 """Resembles ChatML, but in plain text and the end token, so that it serves any tokenizer without new tokens."""
 
 AS_CHAT = "plaudit_as_chat"
-"""Key of a checkpoint's tokenizer_config.json: whether its run asked with chats. Absent where nobody can tell."""
+"""Key of a checkpoint's tokenizer_config.json: whether its run asked with chats. Absent if unknown."""
 TODAY = "strftime_now"
 """The function by which templates print today's date."""
 DIRECTIVES = ("-d", "-m", *"YmdbBaAyjeHMSp")

@@ -152,7 +152,7 @@ def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, f
 def _judged_answers(
     reader: Reader, record: Judgement, asked: Encoded, room: int, left_out: Counter[str]
 ) -> list[tuple[Answer, bool]]:
-    """Return each usable answer once with whether it is good, and count why others are left out."""
+    """Return each usable answer once, with True if it is good. Count why others are left out."""
     called: dict[Answer, set[bool]] = {}
     for verdict, tokens in zip(record.verdicts, asked.completions, strict=True):
         answer = reader.answer(tokens, room, asked)

@@ -1,4 +1,5 @@
-"""Writes rows as JSON lines: UTF-8, one object a line, the same bytes on every platform; and the files of a task."""
+"""Writes rows as JSON lines: UTF-8, one object a line, the same bytes on every platform. Also writes the files of a
+task."""
 
 from __future__ import annotations
 
@@ -47,19 +48,19 @@ def write_rows(path: Path, rows: Rows) -> Path:
 
 
 def turns_of(one: Sample) -> list[Message]:
-    """What is asked as the turns of a chat: a text is one user turn."""
+    """Return a prompt as the turns of a chat: a text becomes one user turn."""
     if one.messages:
         return [dict(turn) for turn in one.messages]
     return [{"role": "user", "content": one.prompt}] if one.prompt else []
 
 
 def ask(one: Sample) -> str | list[Message]:
-    """What is asked as a column holds it: a text, or the turns of a chat."""
+    """Return a prompt as a column holds it: a text, or the turns of a chat."""
     return turns_of(one) if one.messages else one.prompt
 
 
 def answered(text: str, turn: Message) -> str | list[Message]:
-    """The answer as text, unless its turn of a chat holds more."""
+    """Return the answer as text, or as a turn of a chat if it holds more than text."""
     return [{"role": "assistant", "content": text, **turn}] if turn else text
 
 

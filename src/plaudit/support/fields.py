@@ -131,7 +131,7 @@ class Leaf:
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Every setting of a tree of dataclasses, those within its lists too; of a class as it is by default."""
+    """Yield every setting of a tree of dataclasses, also those in its lists. A class stands for its defaults."""
     kind: type = tree if isinstance(tree, type) else type(tree)
     hints, proses = _hints(kind), prose(kind)
     for one in fields(tree):
@@ -146,7 +146,7 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A field's value if it is a part of the tree, or the parts that it lists."""
+    """Yield a field's value if it is a part of the tree, or the parts that it lists."""
     several = enumerate(value) if isinstance(value, list) else ()
     for path, part in [(key, value), *((f"{key}.{number}", entry) for number, entry in several)]:
         if is_dataclass(part):
@@ -154,7 +154,7 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def complaints(tree: Any, prefix: str = "") -> list[str]:
-    """Everything that is wrong with a tree's values, each with its key, what was given and what is allowed."""
+    """Return everything that is wrong with a tree's values, each with its key, what was given and what is allowed."""
     return [told for leaf in leaves(tree, prefix) if (told := leaf.complaint())] + list(_contradictions(tree, prefix))
 
 
@@ -167,12 +167,12 @@ def _contradictions(tree: Any, prefix: str) -> Iterator[str]:
 
 
 def mistyped(tree: Any, prefix: str = "") -> list[str]:
-    """Complaints about values of another type, which cannot be compared."""
+    """Return complaints about values of a wrong type, whose bounds cannot be checked."""
     return [told for one in leaves(tree, prefix) if not _is(one.value, one.kind) and (told := one.complaint())]
 
 
 def wrong(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "") -> list[str]:
-    """Everything that is wrong with a tree; `finders` know of more. Wrong types only, if there are any."""
+    """Return everything that is wrong with a tree, also by `finders`. If there are wrong types, return only those."""
     return mistyped(tree, prefix) or [*complaints(tree, prefix), *(told for find in finders for told in find(tree))]
 
 
@@ -182,7 +182,7 @@ def check(tree: Any, *finders: Callable[[Any], Iterable[str]], prefix: str = "")
 
 
 def refuse(problems: list[str], *, plain: bool = False) -> None:
-    """Raise SettingsError with all of them, if there are any; `plain`: a single one as it stands."""
+    """Raise SettingsError with all problems, if there are any. With `plain`, a single one has no heading."""
     if plain and len(problems) == 1:
         raise SettingsError(problems[0])
     if problems:
@@ -190,7 +190,7 @@ def refuse(problems: list[str], *, plain: bool = False) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean x?' or the list of what there is."""
+    """Return '; did you mean x?', or a list of the known names if none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close or not names:
@@ -200,7 +200,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @cache
 def prose(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass or of what it extends, by the field's name."""
+    """Return the string below each field of a dataclass or of what it extends, by the field's name."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         try:
@@ -222,12 +222,12 @@ def shown(value: Any) -> str:
         return str(value) if abs(value) <= 2**64 else rounded(value, ".0f")
     try:
         return shortened(str(list(value) if isinstance(value, tuple) else value))
-    except ValueError:  # an integer within of more digits than Python prints
+    except ValueError:  # it holds an integer of more digits than Python prints
         return "..."
 
 
 def shortened(text: str) -> str:
-    """Its beginning, where it is longer than a person reads."""
+    """Return the text, or only its beginning if it is longer than a person reads."""
     return text if len(text) <= LONG else f"{text[:200]}..."
 
 

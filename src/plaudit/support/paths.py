@@ -1,4 +1,4 @@
-"""Paths as people write them in files, files that are written whole, and what the system says where it refuses."""
+"""Paths as people write them, files that are written whole, and the system's reasons for refusing a write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FULL_OR_SHUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def at_home(path: str | Path) -> Path:
-    """With the home folder in the place of `~`, which a shell leaves to us in a file; unknown homes as they stand."""
+    """Return the path with `~` replaced by the home folder; unchanged if that home is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -24,10 +24,10 @@ def at_home(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """PLAUDIT_CACHE, $XDG_CACHE_HOME/plaudit or ~/.cache/plaudit: what can be made again lies there."""
+    """Return the folder for what can be made again: PLAUDIT_CACHE, $XDG_CACHE_HOME/plaudit or ~/.cache/plaudit."""
     home = os.environ.get("XDG_CACHE_HOME")
     folder = Path(os.environ.get("PLAUDIT_CACHE") or (Path(home) if home else Path.home() / ".cache") / "plaudit")
-    return at_home(folder).absolute()  # a library's name without a folder is looked for in the system's
+    return at_home(folder).absolute()  # a library's bare name would be looked for in the system's folders
 
 
 @contextmanager
@@ -49,13 +49,13 @@ def check_writable(target: Path) -> None:
     """Raise OSError if `target`, or the folders to be made above it, cannot be written."""
     there = next(path for path in (target, *target.parents, Path.cwd()) if path.exists())
     if there != target and not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder", str(target))
+        raise NotADirectoryError(errno.ENOTDIR, f"{there} is not a folder", str(target))
     if not os.access(there, os.W_OK):
         raise PermissionError(errno.EACCES, f"nothing can be written to {there}", str(target))
 
 
 def error_number(error: Exception) -> int | None:
-    """The system's number of an error, if it is one of the system; libraries in Rust tell it within their text."""
+    """Return the system's number of an error, or None. Libraries in Rust give it only in their text."""
     told = re.search(r"\(os error (\d+)\)", str(error))
     if told:
         return int(told[1])
@@ -63,6 +63,6 @@ def error_number(error: Exception) -> int | None:
 
 
 def unwritable(error: Exception) -> str | None:
-    """What the system said, if it is that storage is full, or may not be written to."""
+    """Return the system's words if storage is full or read-only, or None for other errors."""
     number = error_number(error)
     return os.strerror(number) if number in _FULL_OR_SHUT else None

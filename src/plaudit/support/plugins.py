@@ -1,7 +1,7 @@
 """Loads an object that a user names in settings: "file.py:name" or "package.module:name".
 
-Only this: what the object must look like is checked by whoever asked for it. Loading runs the named file, so a
-reference is as trusted as the settings it stands in.
+Loading runs the named file, so trust a reference as much as the settings that hold it. Left out: checks of the object,
+which the caller makes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from plaudit.support.fields import nearest
 from plaudit.support.paths import at_home
 
 _SOURCES: dict[str, bytes] = {}
-"""What was run of each file, by its module's name."""
+"""The source that was run of each file, by its module's name."""
 
 
 def load_object(reference: str) -> Any:
-    """Return what `reference` names. A file is run once, however often it is named, so its registrations stand once;
-    and again where it has changed since."""
+    """Return what `reference` names. A file is run once, however often it is named, and again only if it has
+    changed."""
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ValueError(f"{reference!r} names no object: write 'file.py:name' or 'package.module:name'.")
@@ -54,7 +54,7 @@ def _module_of_file(path: Path, reference: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # before running it: dataclasses look their module up by name
     _SOURCES[module_name] = source
-    try:  # not by the loader: what it has compiled counts as new where time, in seconds, and size are alike
+    try:  # not by the loader: it would take a compiled file for new if its time, in seconds, and its size are equal
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         del sys.modules[module_name]
@@ -77,10 +77,10 @@ def _module_of_name(place: str, reference: str) -> ModuleType:
 
 
 def _unreadable(error: SyntaxError, reference: str) -> ImportError:
-    """The file that Python cannot read is the one named, or one that it imports."""
+    """Return an error that names the file that Python cannot read: the one named, or one that it imports."""
     place = error.filename or reference
     line = f", line {error.lineno}" if error.lineno else ""
-    return ImportError(f"{reference!r}: Python cannot read {place}{line}: {error.msg}. Mend that line.")
+    return ImportError(f"{reference!r}: Python cannot read {place}{line}: {error.msg}. Correct that line.")
 
 
 def load_file(path: str) -> ModuleType:
@@ -107,9 +107,8 @@ def load_plugins(paths: Sequence[str]) -> None:
 
 
 def registered_again(thing: object, before: object) -> bool:
-    """Whether both are of one place in one module, as after a notebook's cell was run again, or the older one is of a
-    file that was run again and has it no more: then the newer one takes the other's name. Of two places neither
-    does."""
+    """True if the newer thing may take the name of the older one. Both must be of one module, and either have the same
+    place in it, as after a notebook's cell was run again, or the older one is gone since its file was run again."""
     (module, name), (older, called) = _place(thing), _place(before)
     if thing is before or module is None or name is None or called is None or module != older:
         return thing is before
@@ -118,7 +117,7 @@ def registered_again(thing: object, before: object) -> bool:
 
 
 def name_of(thing: object) -> str:
-    """The name of a function or class, or else that of its class."""
+    """Return the name of a function or class, or else that of its class."""
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
@@ -129,7 +128,7 @@ def _place(thing: object) -> tuple[str | None, str | None]:
 
 
 def known_here_alone(thing: object, plugins: Sequence[str]) -> bool:
-    """Whether what was registered, or is named by its place, is not known to another process that runs these files:
-    that of a script or notebook, and without files anything that is not ours."""
+    """True if another process that runs these files would not know the thing: it is of a script or notebook, or it is
+    not Plaudit's and there are no files."""
     module = _place(thing)[0] or ""
     return module == "__main__" or not (plugins or module.partition(".")[0] == "plaudit")

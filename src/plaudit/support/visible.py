@@ -36,7 +36,7 @@ def _escaped(letter: str) -> str:
 
 
 def rounded(value: float, form: str) -> str:
-    """Return a number by a format such as ".3f", or by four digits and an exponent where it is large."""
+    """Return a number by a format such as ".3f", or by four digits and an exponent if it is large."""
     try:
         number = float(value)
     except OverflowError:  # an integer
