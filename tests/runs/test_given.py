@@ -111,7 +111,7 @@ def test_a_resume_with_the_same_objects_is_exact_and_with_others_refused(
         ({"data": prompts[:8]}, "data has other rows than the run has read"),
         ({"rewards": [gold_and_length]}, "the reward gold_and_length differs"),
         ({"rewards": [lambda completion: len(completion) / 100]}, "the reward length was given then"),
-        ({"rewards": [AnObject()]}, "is no plain function"),
+        ({"rewards": [AnObject()]}, "is not a plain function"),
     ]
     for changes, told in others:
         with pytest.raises(SettingsError, match=told):

@@ -98,7 +98,7 @@ def test_a_name_of_the_hub_is_a_doubt_and_its_rows_are_not_fetched(recipe: dict[
     one = found(recipe, "reference.path=owner/model", "method=dpo")
     keys = dict(told(one, problem=False))
     assert "the run will fetch it from the hub" in keys["reference.path"]
-    assert "owner/rows is no file here" in keys["data"]
+    assert "owner/rows is not a file here" in keys["data"]
 
 
 def test_machine_disk_and_cluster_are_asked(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ class Bench(Measures):
         return scored(answers, rewards) if rewards else answers
 
     def reward_figures(self, answers: Answers) -> Figures:
-        """Means of all rewards, and pass@k of those that are no judges."""
+        """Means of all rewards, and pass@k of those that are not judges."""
         settings = self.settings
         names = [*self.functions, *(name for name, entry in self.learned if entry.kind != "judge")]
         passing = pass_figures(answers, names, settings.pass_at, least=settings.pass_score)

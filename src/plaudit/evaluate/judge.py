@@ -96,8 +96,8 @@ def judge_reward(
     busy: Callable[[], bool] = lambda: False,
     pause: float = 0.0,
 ) -> JudgeReward:
-    """A reward of answers that `tokenizer` made, if any, wherever the judge is; `own` is the tokenizer it was trained
-    with, `ends` its end tokens, `longest` how many tokens it has positions for."""
+    """A reward of answers that `tokenizer` made, if any, in whatever process the judge is; `own` is the tokenizer it
+    was trained with, `ends` its end tokens, `longest` how many tokens it has positions for."""
     reading = Reading(own, ends)
     sampled = tokenizer is not None and own.get_vocab() == tokenizer.get_vocab()
     encode = partial(reading.sequence, sampled=sampled)

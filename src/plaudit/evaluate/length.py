@@ -13,7 +13,7 @@ from plaudit.evaluate.statistics import Interval
 Numbers = npt.NDArray[np.float64]
 RESAMPLES = 1000
 WEAK = 1e-3
-"""Strength of the pull of both coefficients to 0. It keeps them finite where one policy always wins."""
+"""Strength of the pull of both coefficients to 0. It keeps them finite if one policy always wins."""
 STEPS, LONGEST_STEP = 50, 2.0
 """Of Newton's method; a step is cut to the longest."""
 
@@ -25,8 +25,8 @@ def length_controlled(
 
     `wins` and `gaps` have for each prompt the outcomes of its pairs (1, 0, or 1/2 for a tie) and the differences of
     lengths, ours - theirs. The length's part is estimated and then set to 0. Dubois et al. 2024, arXiv 2404.04475, eq.
-    2, without the term of a prompt's difficulty, which takes many models. The interval resamples prompts. None where
-    the gaps do not differ, so that the length's part cannot be told from the policy's.
+    2, without the term of a prompt's difficulty, which takes many models. The interval resamples prompts. None if all
+    gaps are equal: the length's part cannot be told from the policy's.
     """
     flat = np.array([gap for group in gaps for gap in group], dtype=np.float64)
     if not len(flat) or not flat.std() > 0:

@@ -73,5 +73,5 @@ def _gold(settings: ScoringSettings) -> Reward:
         return function_reward(
             RewardSettings(kind="function", name="gold", function=settings.gold, options=dict(settings.gold_options))
         )
-    except (AttributeError, TypeError) as error:  # no such function, or one of other arguments
+    except (AttributeError, TypeError) as error:  # there is no such function, or its arguments differ
         raise ValueError(f"gold: {error}") from error

@@ -162,16 +162,16 @@ def check_room(prompts: Sequence[Prompt], sampling: SamplingSettings, model: Lan
 
 
 def check_lengths(batch: Batch, model: LanguageModel) -> None:
-    """Refuse texts that the model has no positions for."""
+    """Refuse texts that are longer than the model's positions."""
     longest = int(batch.lengths.max())
     if longest > model.max_positions:
         raise ValueError(
-            f"a text has {longest} tokens, and the model {model.max_positions} positions: lower data.max_tokens"
+            f"a text has {longest} tokens, and the model has {model.max_positions} positions: lower data.max_tokens"
         )
 
 
 def check_comparable(policy: Policy, reference: Policy) -> None:
-    """Refuse log-probs of the same ids that mean different texts."""
+    """Refuse models for which the same ids mean different texts, so that their log-probs cannot be compared."""
     if policy.tokenizer.get_vocab() != reference.tokenizer.get_vocab():
         raise ValueError(
             "policy and reference have different vocabularies, so their log-probs cannot be compared: "

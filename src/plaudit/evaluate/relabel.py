@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Relabelling:
-    """What became of the pairs."""
+    """Counts of what happened to the pairs, and figures of the agreement."""
 
     settings: RelabelSettings
     rows: int
@@ -65,7 +65,7 @@ class Relabelling:
     """Pairs that were scored or could not be."""
     written: int
     swapped: int
-    """Pairs whose order is another now."""
+    """Pairs whose order has changed."""
     ties: int
     unscored: int
     """Pairs left out since an answer has no score."""
@@ -126,7 +126,7 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
 
 
 def report_of(out: Path) -> Path:
-    """Where the report of a file of pairs lies."""
+    """Return the path of the report on a file of pairs."""
     return out.with_suffix(".report.json")
 
 
@@ -167,7 +167,7 @@ def _of_pairs(one: Sample) -> Asked:
 
 
 def _by_prompt(samples: list[Sample]) -> list[Asked]:
-    """Rows that ask the same, joined; equal answers count once."""
+    """Join rows with equal prompts; equal answers count once."""
     found: dict[str, Asked] = {}
     for one in samples:
         asked = found.setdefault(json.dumps([ask(one), one.arguments], default=str), Asked(one, [], []))
@@ -203,7 +203,7 @@ def _answers(asked: Asked, settings: RelabelSettings) -> list[Answer]:
 def _ordered(
     settings: RelabelSettings, asked: list[Asked], answers: Answers
 ) -> tuple[Relabelling, list[dict[str, Any]]]:
-    """The counts and the rows to write."""
+    """Return the counts and the rows to write."""
     rows: list[dict[str, Any]] = []
     reasons: list[str] = []
     margins: list[float] = []

@@ -30,7 +30,7 @@ class SamplingSettings(Section):
     top_k: int = setting(0, least=0)
     """0 keeps all."""
     min_tokens: int = setting(0, least=0, unit="tokens")
-    """The answer may not end before."""
+    """Fewest tokens of an answer."""
     max_tokens: int = setting(64, least=1, unit="tokens")
     """Longest answer."""
     stop: list[str] = field(default_factory=list)
@@ -103,16 +103,16 @@ class MeasureSettings(ScoringSettings):
     prompts: Any = None
     """Prompts to answer: one source or a list, as `data.train` of a run."""
     demonstrations: Any = None
-    """Answers whose perplexity is taken, likewise."""
+    """Answers whose perplexity is measured: one source or a list."""
     preferences: Any = None
-    """Pairs of answers that a judge should order as labelled, likewise."""
+    """Pairs of answers that a judge should order as labelled: one source or a list."""
     limit: int | None = setting(256, least=1)
     """Most rows of each source, from its beginning. Null takes all."""
     data: DataSettings = field(default_factory=DataSettings)
     """How rows are read and rendered, as in training (templates, lengths, split); its `train` is not used."""
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     pass_at: list[int] = setting(list, least=1)
-    """pass@k for these k, such as [1, 8], by gold and every entry of `rewards` that is no judge."""
+    """pass@k for these k, such as [1, 8], by gold and every entry of `rewards` that is not a judge."""
     pass_score: float = 1.0
     """Least score of an answer that passes."""
     seed: int = 0
@@ -199,7 +199,7 @@ class EvaluationSettings(MeasureSettings):
         return list(self.kinds) or [kind for kind in KINDS if not self.lacking(kind)]
 
     def lacking(self, kind: str) -> list[str]:
-        """What a kind needs and these settings do not name."""
+        """Return what a kind of figure needs and these settings do not name."""
         needs = {
             "perplexity": ("model", "demonstrations"),
             "generation": ("model", "prompts"),
@@ -229,7 +229,7 @@ class RelabelSettings(ScoringSettings):
     """Pairs of answers, ordered by one measure: a judge, a gold function, or one entry of `rewards`."""
 
     preferences: Any = None
-    """Pairs to label anew, in any dialect: one source or a list, as `data.train` of a run."""
+    """Pairs to label again, in any dialect: one source or a list, as `data.train` of a run."""
     answers: Any = None
     """Or answers to make pairs of, several to a prompt, as `plaudit generate --samples` writes them."""
     out: str | None = None
@@ -243,7 +243,7 @@ class RelabelSettings(ScoringSettings):
     pairs: str = setting("extremes", choices=("extremes", "all"))
     """answers: the best against the worst of each prompt, or every two of them."""
     as_chat: bool = False
-    """Ask the judge as a chat of one user turn, where prompts are plain texts."""
+    """Show the judge plain prompts as chats of one user turn."""
     dialect: str = "auto"
     """Dialect of the source, or "auto" to find it by each row's columns."""
     columns: dict[str, str] = field(default_factory=dict)

@@ -25,7 +25,8 @@ T = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate with its 95 % confidence interval; the bounds are infinite where a single observation gives none."""
+    """An estimate with its 95 % confidence interval; the bounds are infinite for a single observation, which gives
+    none."""
 
     value: float
     low: float
@@ -91,7 +92,7 @@ def wilson(successes: float, count: int) -> Interval:
 def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 10_000) -> Interval:
     """Mean and the 2.5 % and 97.5 % quantiles of the means of resamples with replacement. Efron 1979.
 
-    Paired where a value already compares two models on one prompt (a win, a difference). It cannot see beyond the
+    It is paired if each value already compares two models on one prompt (a win, a difference). It cannot see beyond the
     values: if all are equal the interval is a point.
     """
     if not values:

@@ -93,7 +93,7 @@ class Reader:
 
 
 def question(given: Given) -> Question:
-    """Read a question from an address. Raises ValueError for what is no number."""
+    """Read a question from an address. Raises ValueError if something that must be a number is not."""
 
     def number(name: str) -> float | None:
         return float(given[name]) if given.get(name) else None

@@ -69,7 +69,7 @@ class Reporter:
         self._print(self._shown(text))
 
     def _shown(self, text: str) -> Any:
-        """The text as it stands, or on a terminal with colours and with lines of its width."""
+        """Return the text; for a terminal with colours, and with lines of its width."""
         if not self.console.is_terminal:
             return text
         from rich.text import Text
@@ -98,11 +98,11 @@ class Reporter:
     def _print(self, what: Any) -> None:
         try:
             self.console.print(what)
-        except OSError:  # a terminal that is closed, a full disk behind `>`
+        except OSError:  # the terminal is closed, or the disk that `>` writes to is full
             self._unheard()
 
     def _unheard(self) -> None:
-        """Ignore a closed output (`| head`, a closed terminal): it is no reason to end a run."""
+        """Ignore a closed output (`| head`, a closed terminal): a run goes on without it."""
         if not self.console.quiet:
             self.console.quiet = True
             with contextlib.suppress(OSError, ValueError):  # no file behind it

@@ -3,7 +3,7 @@
     request -> a known Host, no foreign Origin, GET, the token for data -> the application, with strict headers
 
 Any web page that a person visits can send requests to this machine, also under a name that it rebinds to 127.0.0.1. The
-token is in the address's fragment, which browsers send to nobody; the page sends it in a header.
+token is in the address's fragment, which browsers never send; the page sends it in a header.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """Lets those requests through that come from our own page. `names` are this server's; addresses always are.
-    `token`: asked for data, if there is one."""
+    """Lets only requests of our own page through. `names` are this server's; addresses always are. `token`: asked for
+    data, if there is one."""
 
     inside: Application
     names: frozenset[str] = frozenset({"localhost"})

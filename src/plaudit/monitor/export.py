@@ -1,6 +1,6 @@
 """One HTML file of a run: the page with what is seen now, to send or to keep.
 
-    the page's files, answers of the server -> one file, which asks nobody and whose policy names its own scripts
+    the page's files, answers of the server -> one file, which sends no request and whose policy names its own scripts
 
 Left out: a search within it; it has the list of answers as it was asked for.
 """

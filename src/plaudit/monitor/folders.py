@@ -51,7 +51,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def changed(folder: Path) -> float:
-    """When a run's figures or its log were written last, in seconds since 1970."""
+    """Return when a run's figures or its log were last written, in seconds since 1970."""
     times = [path.stat().st_mtime for name in (*RUN, "log.txt") if (path := folder / name).exists()]
     return max(times, default=0.0)
 
@@ -143,7 +143,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """Figures as columns, which have None where a step has no such figure. A long run has every n-th step."""
+    """Return figures as columns, with None for a step that lacks the figure. Of a long run, they have every n-th
+    step."""
     every = max(1, -(-len(records) // POINTS))
     kept = records[::every]
     if records and kept[-1] is not records[-1]:

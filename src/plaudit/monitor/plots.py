@@ -84,7 +84,7 @@ class Run:
     records: Sequence[dict[str, Any]]
 
     def curve(self, metric: str) -> Curve:
-        """Points of a metric, without steps that lack it or where it is not finite."""
+        """Return a metric's points, without steps in which it is missing or not finite."""
         points = [(r["step"], r[metric]) for r in self.records if "step" in r and r.get(metric) is not None]
         return Curve(self.name, [step for step, _ in points], [value for _, value in points])
 

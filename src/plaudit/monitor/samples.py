@@ -2,8 +2,8 @@
 
     groups of a step -> Samples.write -> samples.jsonl, samples.index.jsonl -> stretches -> a reader that seeks
 
-The run only appends, within a budget of bytes. An index that a crash left behind its file is completed from the file.
-Left out: reading answers, which `answers.py` does.
+The run only appends, within a budget of bytes. If a crash left the index shorter than the file, it is completed from
+the file. Left out: reading answers, which `answers.py` does.
 """
 
 from __future__ import annotations

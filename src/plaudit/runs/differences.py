@@ -1,4 +1,4 @@
-"""In what the settings of two runs differ, by their dotted keys.
+"""The settings in which two runs differ, by their dotted keys.
 
 settings.yaml of one, settings of the other -> pairs of values -> lines that tell them
 """
@@ -17,7 +17,7 @@ from plaudit.support.paths import at_home
 
 
 def told(settings: Settings) -> tuple[dict[str, Any], ...]:
-    """What settings say, the same with what is left to the method, and what they say by default."""
+    """Return values by key three times: as given, with the method's choices filled in, and by default."""
     method: Any = settings.algorithm
     plain = {one.name: one.default for one in fields(method) if one.default is not MISSING}
     made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
@@ -29,7 +29,7 @@ def told(settings: Settings) -> tuple[dict[str, Any], ...]:
 def differences(
     theirs: Path, told: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
 ) -> list[str]:
-    """Differences from a run's file, except for settings in `free` and not in `never`."""
+    """List the differences from a run's file. Settings in `free` may differ, except those in `never`."""
     found = compared(theirs, told)
     if found is None:
         return ["its settings cannot be read"]
@@ -38,9 +38,10 @@ def differences(
 
 
 def compared(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
-    """By key what a run's file says and what settings say, where they differ. An older file lacks settings that came
-    later, which had their defaults, and has those that were left to the method as it took them. None if the file was
-    cut off by what ended the run."""
+    """Return the keys that differ, each with the file's value and ours; None if the file was cut off.
+
+    A setting that an older file lacks had its default. A setting that is left to the method may stand in the file as
+    the method chose it."""
     here, adapted, default = told
     try:
         there = flat(theirs.read_text(encoding="utf-8", errors="replace"))

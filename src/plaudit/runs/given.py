@@ -35,7 +35,7 @@ FOLDER = ".given"
 """Folder of the objects' files, under a run's `output`. Runs refer to them as long as they are resumed."""
 PREFIX = "given:"
 UNKNOWN = "unknown"
-"""Digest of a function whose values cannot be compared."""
+"""Digest of a function whose source or values cannot be compared."""
 NOT_COMPARED = ("transformers_version", "_name_or_path")
 """Keys of a model's files that say nothing about it."""
 SHARED = ("transformers", "tokenizers", "plaudit")
@@ -57,7 +57,7 @@ class Given:
     @contextmanager
     def placed(self, recipe: Recipe) -> Iterator[Settings]:
         """The settings with files and names in the objects' place. Functions are rules while it is open. Raises
-        SettingsError for what cannot be stored, and where a resume would continue with something else."""
+        SettingsError for what cannot be stored, and if a resume would continue with something else."""
         given = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
         output, on_ray = _of(given, "output") or Settings.output, _kind(_of(given, "runtime")) == "ray"
         folder = at_home(str(output)) / FOLDER
@@ -131,7 +131,7 @@ def _stored_tokenizer(tokenizer: Any, folder: Path, on_ray: bool) -> str:
 
 
 def _origin(model: Any) -> str:
-    """Where a model was loaded from, for its tokenizer."""
+    """Return the folder or hub id that a model was loaded from, where its tokenizer is."""
     origin = str(getattr(model, "name_or_path", "") or "")
     if not origin:
         raise SettingsError("model was not loaded from a folder or hub id that has a tokenizer: give tokenizer=")
@@ -259,7 +259,7 @@ def _refuse_others(settings: Settings) -> None:
     problems += [f"the reward {kind.split(':')[1]} differs" for kind in kinds[1] if kind not in kinds[0]]
     problems += [f"the reward {kind.split(':')[1]} was given then" for kind in kinds[0] if kind not in kinds[1]]
     problems += [
-        f"the reward {kind.split(':')[1]} is no plain function, so nobody can tell whether it is the same"
+        f"the reward {kind.split(':')[1]} is not a plain function, so it cannot be compared with the earlier one"
         for kind in kinds[1]
         if kind.endswith(f":{UNKNOWN}")
     ]

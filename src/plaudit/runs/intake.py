@@ -39,7 +39,7 @@ class Intake:
 
     @property
     def as_chat(self) -> bool | None:
-        """Whether the run asks with chats; None if its rows do not tell."""
+        """True if the run asks with chats. If no row is a chat, what data.as_chat says."""
         chats = any(source.chat for source in self.data.report.sources if source.role == "train")
         return True if chats else self.settings.data.as_chat
 
@@ -66,7 +66,7 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
 
 
 def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
-    """What the model must have room for, from the longest row or prompt."""
+    """Return the length that the model must have room for, from the longest row or prompt."""
     if objective.data == "prompts":
         return Longest(row + settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens")
     return Longest(row, "the longest row")
@@ -74,7 +74,7 @@ def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
 
 def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[str]:
     """Complain about answers for which a judge of this vocabulary has no positions. Raises ValueError for models that
-    are no judges."""
+    are not judges."""
     problems = []
     for reward in settings.rewards:
         if reward.kind != "judge":
@@ -82,7 +82,7 @@ def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[
         check_scores(reward.path)
         own = load_tokenizer(reward.path)
         if own.get_vocab() == tokenizer.get_vocab():
-            end = 0 if own.eos_token_id is None else 1  # that answers cut by length get
+            end = 0 if own.eos_token_id is None else 1  # the end token, which cut answers get
             whose = f"the judge {reward.path}, beside its end token,"
             problems += longest.unfit(whose, positions(reward.path) - end)
     return problems

@@ -43,7 +43,7 @@ PATIENCE = 1.0
 """Seconds that a reward server may take to answer."""
 UNKNOWN = re.compile(r"there is no setting ([\w.]+)")
 ERRORS = (ValueError, OSError, ImportError, RuntimeError)
-"""What the checks of a run raise for people."""
+"""Errors that the checks of a run raise for people to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Outlook:
 
     @contextmanager
     def asking(self, key: str) -> Iterator[None]:
-        """An error of people's within is a problem."""
+        """Turn an error meant for people, raised inside, into a problem."""
         try:
             yield
         except ERRORS as error:
@@ -100,7 +100,7 @@ class Outlook:
 
 
 def _single(text: str) -> list[str]:
-    """The sentences of an error that lists them."""
+    """Return the sentences of an error that lists several, or its text."""
     head, *listed = text.split("\n  - ")
     return listed if listed and head.startswith("the settings cannot be used") else [text]
 
@@ -108,7 +108,7 @@ def _single(text: str) -> list[str]:
 def outlooks(
     recipe: str | Path | Mapping[str, Any] | None, overrides: Sequence[str], *, method: str | None
 ) -> list[Outlook]:
-    """What is found about a recipe: one outlook, or of a pipeline one for each stage."""
+    """Return what is found about a recipe: one outlook, or one for each stage of a pipeline."""
     try:
         given = {} if recipe is None else dict(recipe) if isinstance(recipe, Mapping) else read_yaml(recipe)
         if "stages" in given:
@@ -142,8 +142,8 @@ def outlook(
     stages: Mapping[str, Outlook] | None = None,
     written: float = 0.0,
 ) -> Outlook:
-    """What is found about one run. `stages` are those before it, whose models are still to come, and `written` the
-    bytes that they will have written."""
+    """Return what is found about one run. `stages` are those before it, whose models are still to come, and `written`
+    the bytes that they will have written."""
     found = Outlook()
     try:
         found.settings, problems = drafted(recipe, overrides, method=method)
@@ -164,7 +164,7 @@ def outlook(
 
 
 def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
-    """The folders of models: whether they are there, and what the policy's says."""
+    """Check that the folders of models exist, and read the policy's configuration."""
     named = {"model.path": s.model.path, "reference.path": s.reference.path, "critic.path": s.critic.path}
     named["model.tokenizer"] = s.model.tokenizer
     named |= {f"rewards.{n}.path": one.path or None for n, one in enumerate(s.rewards) if one.kind == "judge"}
@@ -172,7 +172,7 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
         if path is not None and not path.startswith("<"):
             with found.asking(key):
                 if not _is_here(path, s.output):
-                    found.doubt([f"{key}={path} is no folder here: the run will fetch it from the hub"], key)
+                    found.doubt([f"{key}={path} is not a folder here: the run will fetch it from the hub"], key)
     before = next((one for name, one in stages.items() if str(s.model.path).endswith(f" of {name}>")), None)
     if before is not None:
         found.tokenizer, found.config = s.model.tokenizer or before.tokenizer, before.config
@@ -187,7 +187,7 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
 
 
 def _is_here(path: str, output: str) -> bool:
-    """Whether a model's folder is here; False for a name of the hub. Raises FileNotFoundError for a path."""
+    """True if a model's folder is here, False for a hub id. Raises FileNotFoundError for a path without a folder."""
     if at_home(path).is_dir():
         return local_folder(path).is_dir()
     parent = at_home(path).parent
@@ -197,7 +197,7 @@ def _is_here(path: str, output: str) -> bool:
 
 
 def _data(found: Outlook, s: Settings) -> None:
-    """The first rows of every source, and whether the models have room for them."""
+    """Read the first rows of every source, and check that the models have room for them."""
     if not found.tokenizer:
         return
     with found.asking("data"):
@@ -205,7 +205,7 @@ def _data(found: Outlook, s: Settings) -> None:
         missing = [name for value in given.values() for name in absent(value)]
         far = [name for value in given.values() for name in value if fetched(name) and name not in missing]
         found.doubt(
-            [f"{name} is no file here: `datasets` will load it; its rows were not looked at" for name in far], "data"
+            [f"{name} is not a file here: `datasets` will load it; its rows were not checked" for name in far], "data"
         )
         here = {k: [one for one in v if one not in (*far, *missing)] for k, v in given.items()}
         tokenizer = load_tokenizer(found.tokenizer)
@@ -225,14 +225,14 @@ def _data(found: Outlook, s: Settings) -> None:
 
 
 def _rows(found: Outlook, s: Settings, preview: Preview) -> None:
-    """What is odd about the first rows of a source."""
+    """Report what is odd about the first rows of a source."""
     report, key = preview.report, f"data.{preview.report.role}"
     if preview.problem:
         found.wrong([f"{report.source}: {preview.problem}"], key)
         return
     bad = [f"bad row {told}" for told in report.bad_examples]
     if report.bad_rows > s.data.bad_rows:
-        more = f"Mend the row, or set data.bad_rows above {s.data.bad_rows}"
+        more = f"Correct the row, or set data.bad_rows above {s.data.bad_rows}"
         found.wrong([f"{told} {more}" for told in bad], key)
     else:
         found.doubt(bad, key)
@@ -247,7 +247,7 @@ def _rows(found: Outlook, s: Settings, preview: Preview) -> None:
 
 
 def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
-    """Whether rows and vocabulary fit the models."""
+    """Check that rows and vocabulary fit the models."""
     config = _decoder(found)
     longest = longest_of(s, s.objective, max((one.longest for one in found.previews), default=0))
     limit = s.data.max_prompt_tokens if s.objective.data == "prompts" else s.data.max_tokens
@@ -271,7 +271,7 @@ def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
 
 
 def _decoder(found: Outlook) -> DecoderConfig | None:
-    """The policy's sizes; None for families that are not native, and where nothing is known."""
+    """Return the policy's sizes; None if the family is not native, or nothing is known."""
     sized = {} if found.vocab_size is None else {"vocab_size": found.vocab_size}
     try:
         return read_config(sized | dict(found.config)) if found.config else None
@@ -280,7 +280,7 @@ def _decoder(found: Outlook) -> DecoderConfig | None:
 
 
 def _sizes(found: Outlook, s: Settings, written: float) -> None:
-    """Memory and disk that the run takes, beside what there is."""
+    """Compare the memory and disk that the run takes with what the machine has."""
     config = _decoder(found)
     if config is None:
         return
@@ -293,7 +293,7 @@ def _sizes(found: Outlook, s: Settings, written: float) -> None:
 
 
 def _places(found: Outlook, s: Settings) -> None:
-    """The run's folder, and the run that it replays or resumes."""
+    """Check the run's folder, and the run that it replays or resumes."""
     if s.name is not None:
         found.wrong(folder_taken(s), "name")
         with found.asking("resume"):
@@ -305,7 +305,7 @@ def _places(found: Outlook, s: Settings) -> None:
 
 
 def _others(found: Outlook, s: Settings) -> None:
-    """The machine's devices, ports, reward servers and the cluster."""
+    """Check the machine's devices and cores, the reward servers and the cluster."""
     found.wrong(machine.about_devices(s))
     found.doubt(machine.crowded(s), "threads")
     if any(reward.kind == "http" for reward in s.rewards) and s.samples:

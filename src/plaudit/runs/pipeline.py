@@ -43,7 +43,7 @@ class PipelineSettings:
     name: str = "pipeline"
     """Folder of all its runs, under `output`."""
     output: str = "runs"
-    """Where that folder lies."""
+    """The folder that holds it."""
     resume: str | None = None
     """latest: skip finished stages and continue an interrupted one."""
     overwrite: bool = False

@@ -134,7 +134,7 @@ def _before(settings: Settings) -> str | None:
     if newest:
         raise SettingsError(
             f"resume={settings.resume}: no run without a name in {settings.output} had these settings. To continue "
-            f"the newest of {settings.method} all the same, set name={newest}"
+            f"the newest of {settings.method} anyway, set name={newest}"
         )
     if settings.resume != "latest":
         where = settings.output
@@ -161,7 +161,7 @@ def alone(folder: Path) -> Iterator[None]:
                 raise SettingsError(
                     f"the run in {folder} is still active ({who}): wait for its end, or set another name"
                 ) from None
-            # storage that knows no locks: nobody can tell
+            # the storage has no locks, so other processes cannot be seen
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

@@ -111,7 +111,7 @@ def _run(
 
 
 def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> list[str]:
-    """Where a finished run's model, page and samples are, and what may come next."""
+    """Return the last lines of a run: where its model, page and samples are, and what may come next."""
     what = "best checkpoint, by " + settings.evaluate.best if settings.evaluate.best else "newest checkpoint"
     shown = {"page": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
     lines = [f"done: {role} in {model} ({what})"]
