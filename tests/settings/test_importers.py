@@ -409,6 +409,7 @@ def test_what_trl_asks_for_and_is_not_here_is_refused_by_name(method: str, given
         ({"General.resume_from_checkpoint": "x"}, "General.resume_from_checkpoint=x: true goes on with the run"),
         ({"General.report_to": "wandb"}, "General.report_to=wandb: it is none or tensorboard"),
         ({"Training.kl_coeff": 0.1}, "Training.kl_coeff=0.1: plaudit sft has no such setting"),
+        ({"Dataset.validation_split_percentage": True}, "it is above 0 and below 100 per cent"),
         (
             {"Training.accelerate_mode": "DEEPSPEED", "Training.deepspeed_config_file": "no.json"},
             "there is no recipe no.json",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
 
@@ -67,7 +66,7 @@ def adapters(r: Reading) -> Found:
 def validation(r: Reading) -> Found:
     share = r("Dataset.validation_split_percentage", 0)
     if share and "Dataset.validation_file" not in r.given:
-        yield from set_aside(r, "Dataset.validation_split_percentage", Decimal(str(share)))
+        yield from set_aside(r, "Dataset.validation_split_percentage", share)
 
 
 def lengths(r: Reading) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from math import inf
 from typing import Any
 
@@ -65,11 +65,15 @@ def _mixture(r: Reading, listed: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(share, float) or not 0 < share < 1:
             r.refuse("test_split_size", "it is a share of the rows, such as 0.05")
         else:
-            yield from set_aside(r, "test_split_size", 100 * Decimal(str(share)))
+            yield from set_aside(r, "test_split_size", share, hundred=1)
 
 
-def set_aside(r: Reading, key: str, percent: Decimal) -> Iterator[tuple[str, Any]]:
-    """Train prompts for validation."""
+def set_aside(r: Reading, key: str, share: Any, *, hundred: int = 100) -> Iterator[tuple[str, Any]]:
+    """Train prompts for validation: a share of them, of which `hundred` would be all."""
+    try:
+        percent = Decimal(str(share)) * 100 / hundred
+    except InvalidOperation:
+        percent = Decimal("nan")
     if percent.is_nan() or not 0 < percent < 100:
         r.refuse(key, "it is above 0 and below 100 per cent")
     else:
