@@ -172,10 +172,10 @@ def test_ranks_take_the_smallest_passes_of_any() -> None:
 def test_health_says_once_what_to_set() -> None:
     health = Health()
     figures = {"step": 3.0, "micro_tokens/min": 2048.0}
-    (told,) = health.check(figures)
-    assert told.startswith("Step 3: memory did not hold")
-    assert "(micro_tokens=2048); lower learn.micro_tokens" in told
-    assert [health.check(figures) for _ in range(100)] == [[]] * 100
+    (alarm,) = health.alarms(figures)
+    assert alarm.saw.startswith("memory did not hold") and alarm.saw.endswith("(micro_tokens=2048).")
+    assert alarm.advice.startswith("Lower learn.micro_tokens")
+    assert [health.alarms(figures) for _ in range(100)] == [[]] * 100
 
 
 # --- two ranks

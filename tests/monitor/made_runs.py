@@ -85,7 +85,8 @@ def _records(folder: Path, steps: int, rng: random.Random, begun: float) -> None
             for worker, phase, begin, end in PHASES:
                 stretch = {"worker": worker, "phase": phase, "begin": now + begin, "end": now + end}
                 events.write(as_line(stretch | {"version": step - 1}))
-    alarm = {"step": steps // 2, "sign": "entropy", "severity": 1.2, "text": "entropy has fallen. Try a lower rate."}
+    alarm = {"step": steps // 2, "sign": "entropy", "severity": 1.2, "numbers": {}}
+    alarm |= {"saw": "entropy has fallen.", "why": "It has settled.", "advice": "Try a lower rate."}
     (folder / "health.jsonl").write_text(as_line(alarm))
 
 

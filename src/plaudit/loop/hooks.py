@@ -306,6 +306,6 @@ class Speak:
         if step % self.every == 0 or step == 1 or ends or evaluated:
             self.reporter.say(step_line(moment.stats, self.tracker))
         for alarm in self.health.alarms(moment.stats):
-            self.alarms.write({"step": step, "sign": alarm.sign, "severity": alarm.severity, "text": alarm.words})
-            self.reporter.say(f"health: Step {step}: {alarm.words}")
+            self.alarms.write({"step": step} | alarm.record)
+            self.reporter.say(f"health: Step {step}: {alarm.text}")
         return {}

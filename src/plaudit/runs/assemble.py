@@ -46,7 +46,7 @@ from plaudit.monitor.console import Reporter, Tracker
 from plaudit.monitor.events import Events
 from plaudit.monitor.health import Health
 from plaudit.monitor.samples import Samples
-from plaudit.monitor.sinks import JsonLines
+from plaudit.monitor.sinks import JsonLines, read_jsonl
 from plaudit.monitor.trackers import opened_trackers
 from plaudit.rewards.base import Reward, TimedReward
 from plaudit.rewards.protocol import vocabulary_digest
@@ -280,9 +280,18 @@ class Job:
             hooks.append(page := ShowPage(path, crew, title=title, steps=self.last_step, metrics=metrics.path))
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
-        health = Health({"sampler"} if settings.rollout.reshaped else ())
-        hooks.append(Speak(self.reporter, tracker, health, alarms, every=settings.train.log_every))
+        hooks.append(Speak(self.reporter, tracker, self.health(progress), alarms, every=settings.train.log_every))
         return hooks
+
+    def health(self, progress: Progress) -> Health:
+        """The watch on the run's figures, which knows those of its earlier steps."""
+        unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
+        held_out = [f"reward/{one.name or one.kind}" for one in unused]
+        left_out = {"sampler"} if self.settings.rollout.reshaped else ()
+        health = Health(left_out, truths=["reward/gold", *held_out])
+        if progress.step:
+            health.resume(read_jsonl(self.folder / records.METRICS))
+        return health
 
     def saver(
         self, crew: Crew, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best, progress: Progress

@@ -118,7 +118,8 @@
         el("span", { className: "quiet" }, "Drag to zoom, double-click to see all again.")));
       if (health.length) {
         into.append(el("div", { className: "alarms" }, el("h3", {}, `${health.length} alarm${health.length > 1 ? "s" : ""}`),
-          el("ul", {}, health.map((alarm) => el("li", {}, el("b", {}, `Step ${alarm.step}, ${alarm.sign}: `), alarm.text)))));
+          el("ul", {}, health.map((alarm) => el("li", {}, el("b", {}, `Step ${alarm.step}, ${alarm.sign}: `), alarm.saw,
+            el("div", { className: "quiet" }, alarm.why), el("div", {}, alarm.advice))))));
       }
       const one = { name: run, metrics };
       const places = marks(health, axis, metrics);

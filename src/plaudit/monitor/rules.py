@@ -1,0 +1,259 @@
+"""The rules of health: what a run's figures look like when something is wrong.
+
+    History -> a rule's arithmetic (here), its words (rules.yaml) -> severity and numbers
+
+Limits are relative: to the start of the same run, to a token, to the spread of a figure, or shares. A judge's scale,
+the length of answers and the size of a model do not move them. `docs/health.md` lists the rules with the runs that each
+one catches; `scripts/health_runs.py` makes those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, variance
+
+import yaml
+
+BEGIN = 5
+"""How many figures make up "at the start"."""
+RECENT = 5
+"""How many figures make up "now"."""
+SETTLED = BEGIN + RECENT
+"""Number of figures from which "now" and "at the start" share none."""
+MEMORY = 160
+"""Number of latest figures that are kept."""
+SURE = 3.5
+"""Standard errors from which a trend counts, since neighbouring steps resemble each other."""
+CERTAIN = 1.9
+"""Highest severity of a trend: more steps make it surer, not worse."""
+
+FIRST_GAP = 1e-3
+"""Largest normal gap between sampler and learner before the first update, in nats a token."""
+FRESH_GAP = 0.02
+"""The same for later steps, on samples of the newest weights."""
+OLD_GAP = 0.1
+"""The same for samples a version old or more: log-ratios then have a deviation of sqrt(2 * 0.1) = 0.45, and few weights
+are cut."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric: its first figures and its latest ones."""
+
+    begin: list[float] = field(default_factory=list)
+    latest: list[float] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if len(self.begin) < BEGIN:
+            self.begin.append(value)
+        self.latest = [*self.latest[-(MEMORY - 1) :], value]
+
+    @property
+    def start(self) -> float:
+        return fmean(self.begin) if self.begin else 0.0
+
+    @property
+    def now(self) -> float:
+        return fmean(self.latest[-RECENT:]) if self.latest else 0.0
+
+
+class History(dict[str, Series]):
+    """The series of every metric seen so far; empty for a missing metric."""
+
+    truths: tuple[str, ...] = ("reward/gold",)
+    """Rewards that nothing is trained on, the best one first."""
+
+    def __missing__(self, name: str) -> Series:
+        return Series()
+
+    @property
+    def truth(self) -> str:
+        return next((name for name in self.truths if name in self), "")
+
+
+Seen = tuple[float, Mapping[str, float | str]]
+"""The severity of what a rule saw (1: warn), and the numbers that its sentence names."""
+FINE: Seen = (0.0, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A sign that something is wrong."""
+
+    name: str
+    reads: tuple[str, ...]
+    """Figures that it needs; without the first one it is silent."""
+    look: Callable[[History], Seen]
+    when: str
+    """The limit, for a table."""
+    saw: str
+    """A sentence with places for the numbers."""
+    why: str
+    advice: str
+    least: int = RECENT
+    """Number of the first figure's values from which it is judged."""
+
+    def __call__(self, history: History) -> Seen:
+        return self.look(history) if history[self.reads[0]].count >= self.least else FINE
+
+
+def _share(name: str, limit: float) -> Callable[[History], Seen]:
+    """A share whose recent mean should stay below a limit."""
+    return lambda history: (history[name].now / limit, {"now": history[name].now, "start": history[name].start})
+
+
+def _trend(early: Sequence[float], late: Sequence[float]) -> float:
+    """How many standard errors the later figures lie above the earlier ones (Welch's t). At least two of each."""
+    error = math.sqrt(variance(early) / len(early) + variance(late) / len(late))
+    return (fmean(late) - fmean(early)) / max(error, 1e-9)
+
+
+def _per_token(history: History, kl: float, length: float) -> float:
+    """A KL of whole answers, by token, in units of the policy's entropy at the start. At 1 a token costs
+    the reference as many nats more as one of its own cost in all."""
+    return kl / max(length, 1.0) / max(history["entropy"].start, 1e-2)
+
+
+def _entropy(history: History) -> Seen:
+    entropy = history["entropy"]
+    if history["reward/mean"].count == 0 or entropy.start <= 0:  # in supervised training it is meant to fall
+        return FINE
+    return 0.25 * entropy.start / max(entropy.now, 0.05 * entropy.start), {"now": entropy.now, "start": entropy.start}
+
+
+def _kl(history: History) -> Seen:
+    kl, length = history["kl/reference"], history["length/mean"]
+    now = _per_token(history, kl.now, length.now)
+    return now, {"now": kl.now, "token": kl.now / max(length.now, 1.0), "entropy": history["entropy"].start}
+
+
+def _hacking(history: History) -> Seen:
+    truth = history[history.truth]
+    judge = history["reward/judge" if "reward/judge" in history.keys() - set(history.truths) else "reward/mean"]
+    length = min(len(truth.latest), len(judge.latest))
+    worst = FINE
+    for window in (20, 40, 80, MEMORY):
+        if window > length:
+            break
+        half = window // 2
+        (j0, j1), (t0, t1) = ((s.latest[-window:-half], s.latest[-half:]) for s in (judge, truth))
+        severity = min(_trend(j0, j1) / SURE, -_trend(t0, t1) / SURE, CERTAIN)
+        if severity > worst[0]:
+            numbers = {"j0": fmean(j0), "j1": fmean(j1), "t0": fmean(t0), "t1": fmean(t1)}
+            worst = severity, {"window": float(window), "truth": history.truth, **numbers}
+    return worst
+
+
+def _idle_judge(history: History) -> Seen:
+    """Compares the latest figures with the oldest that are kept."""
+    kl, reward, length = history["kl/reference"], history["reward/mean"], history["length/mean"]
+    early, late = reward.latest[:SETTLED], reward.latest[-SETTLED:]
+    if reward.count < 2 * SETTLED:
+        return FINE
+    rise = _per_token(history, kl.now - fmean(kl.latest[:RECENT]), length.now)
+    numbers = {"then": fmean(kl.latest[:RECENT]), "now": kl.now, "r0": fmean(early), "r1": fmean(late)}
+    return (rise / 0.1 if _trend(early, late) < 1 else 0.0), numbers
+
+
+def _length(history: History) -> Seen:
+    length = history["length/mean"]
+    truth = history[history.truth]
+    if truth.count < BEGIN + SETTLED:
+        return FINE
+    ratio = max(length.now, 1e-9) / max(length.start, 1e-9)
+    before, after = truth.begin, truth.latest[-SETTLED:]
+    numbers = {"now": length.now, "start": length.start, "t0": fmean(before), "t1": fmean(after)}
+    severity = min(max(ratio, 1 / ratio) / 1.5, -_trend(before, after) / SURE, CERTAIN)
+    return severity, {"truth": history.truth, **numbers}
+
+
+def _unfinished(history: History) -> Seen:
+    unfinished = history["unfinished"]
+    grown = min(unfinished.now, unfinished.now - unfinished.start) / 0.2
+    return max(unfinished.now / 0.5, grown), {"now": unfinished.now, "start": unfinished.start}
+
+
+def _sampler(history: History) -> Seen:
+    """Fresh samples differ only by arithmetic, older ones also by what the policy has learned since."""
+    gap, age = history["kl/sampler"], history["lag/mean"].now
+    allowed = FIRST_GAP if gap.count == 1 and age == 0 else FRESH_GAP + (OLD_GAP - FRESH_GAP) * min(age, 1.0)
+    return gap.now / allowed, {"now": gap.now, "first": gap.begin[0], "age": age, "allowed": allowed}
+
+
+def _critic(history: History) -> Seen:
+    explained = history["explained_variance"]
+    return 1 - fmean(explained.latest[-SETTLED:]), {"now": fmean(explained.latest[-SETTLED:])}
+
+
+def _centring(history: History) -> Seen:
+    mean, deviation = history["advantage/mean"], history["advantage/std"]
+    size = fmean(abs(value) for value in mean.latest[-RECENT:])
+    return size / max(deviation.now, 1e-6), {"now": mean.now, "deviation": deviation.now}
+
+
+def _skipped(history: History) -> Seen:
+    recent = history["skipped"].latest[-4 * RECENT :]
+    return sum(recent), {"now": sum(recent), "steps": float(len(recent))}
+
+
+def _halted(history: History) -> Seen:
+    recent = history["halted"].latest[-SETTLED:]
+    steps = float(sum(value > 0 for value in recent))
+    return steps / (0.5 * SETTLED), {"now": steps, "steps": float(len(recent))}
+
+
+def _outage(history: History) -> Seen:
+    seconds = history["time/outage"].latest[-1]
+    return seconds, {"now": seconds}
+
+
+def _waits(name: str, limit: float) -> Callable[[History], Seen]:
+    """The share of a step's time in which a side waits for the other. Without lag they take turns, so it is no sign."""
+
+    def look(history: History) -> Seen:
+        waited, step, lag = history[name], history["time/step"], history["lag/mean"]
+        part = waited.now / max(step.now, 1e-9) if lag.now > 0 else 0.0
+        return part / limit, {"now": part}
+
+    return look
+
+
+def _loss(name: str) -> Callable[[History], Seen]:
+    def look(history: History) -> Seen:
+        loss = history[name]
+        if history["reward/mean"].count or loss.start <= 0:  # a policy gradient's loss measures nothing
+            return FINE
+        return loss.now / (1.5 * loss.start), {"now": loss.now, "start": loss.start}
+
+    return look
+
+
+LOOKS: Mapping[str, Callable[[History], Seen]] = {
+    "entropy": _entropy,
+    "kl": _kl,
+    "judge idle": _idle_judge,
+    "hacking": _hacking,
+    "length": _length,
+    "unfinished": _unfinished,
+    "equal groups": _share("groups/equal", 0.8),
+    "empty": _share("empty", 0.8),
+    "clipping": _share("clip_fraction", 0.3),
+    "critic": _critic,
+    "centring": _centring,
+    "sampler": _sampler,
+    "failed rewards": _share("reward/failed", 0.02),
+    "outage": _outage,
+    "skipped": _skipped,
+    "halted": _halted,
+    "starving": _waits("time/batch", 0.5),
+    "idle rollout": _waits("time/rollout_idle", 0.7),
+    "loss": _loss("loss/policy"),
+    "judge's loss": _loss("loss/judge"),
+}
+WORDS = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
+RULES = tuple(Rule(name=name, look=LOOKS[name], **words) for name, words in WORDS.items())
