@@ -23,6 +23,7 @@ from plaudit.loop import hooks
 from plaudit.loop.outage import RewardFailureError
 from plaudit.loop.progress import Moment
 from plaudit.loop.train import NonFiniteError, _over_updates
+from plaudit.monitor.sinks import read_jsonl
 from plaudit.types import Stats
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,13 @@ def test_a_run_that_learns_nothing_says_so(make_recipe: Any, tmp_path: Path) -> 
     made = {"algorithm": {"samples": 2, "dynamic_sampling": True}, "rewards": function("always_equal")}
     done = run(settings_of(make_recipe, "grpo", tmp_path, train={"steps": 5}, **made))
     assert "health: Step 5: nothing was learned in 100% of the latest steps" in (done.folder / "log.txt").read_text()
+    alarms = read_jsonl(done.folder / "health.jsonl")
+    (alarm,) = [alarm for alarm in alarms if alarm["sign"] == "empty"]
+    assert (alarm["step"], alarm["sign"], alarm["numbers"]["now"]) == (5, "empty", 1.0)
+    assert alarm["why"].startswith("All answers") and alarm["advice"].startswith("Read some samples")
+    again = settings_of(make_recipe, "grpo", tmp_path, train={"steps": 8}, resume="latest", **made)
+    assert len(run(again).metrics) == 8
+    assert read_jsonl(done.folder / "health.jsonl") == alarms  # a resumed run remembers
 
 
 def test_with_lag_samples_are_at_most_that_old_and_the_run_repeats(make_recipe: Any, tmp_path: Path) -> None:

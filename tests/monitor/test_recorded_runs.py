@@ -16,7 +16,7 @@ from health_runs import PAGE, RECORDED, SICK, caught, recorded, with_table  # no
 
 HEALTHY_RUNS = {about["name"]: (about, records) for about, records in recorded("healthy.jsonl")}
 SICK_RUNS = {about["name"]: (about, records) for about, records in recorded("sick.jsonl")}
-WITHIN = {"loss": 30, "judge's loss": 30, "judge idle": 40}
+WITHIN = {"loss": 30, "judge loss": 30, "judge idle": 40}
 """Steps within which a rule must catch its sick run; 25 for all others."""
 
 

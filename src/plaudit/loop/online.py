@@ -53,20 +53,6 @@ class OnlineSource:
         self._running: deque[asyncio.Task[Group]] = deque()
         self._started = asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
-        self._busy = 0
-        self._rested, self._since = 0.0, 0.0
-        """Seconds without any rollout since the last delivery; when the present rest began."""
-
-    async def _rollout(self, index: int, prompt: Prompt) -> Group:
-        """Answer a prompt, and measure for how long none was being answered before."""
-        if self._busy == 0:
-            self._rested += time.monotonic() - self._since
-        self._busy += 1
-        try:
-            return await self.rollouter.rollout(index, prompt)
-        finally:
-            self._busy -= 1
-            self._since = time.monotonic()
 
     async def _feed(self) -> None:
         """Takes: a slot and the next prompt. Waits for: a free slot. Woken by: `done`. Gives: a running rollout."""
@@ -74,7 +60,7 @@ class OnlineSource:
             await self.slots.acquire()
             index, self.drawn = self.drawn, self.drawn + 1
             prompt = self.prompts[self.cursor.item(index)]
-            self._running.append(asyncio.create_task(self._rollout(index, prompt)))
+            self._running.append(asyncio.create_task(self.rollouter.rollout(index, prompt)))
             self._started.set()
 
     async def _oldest(self) -> Group:
@@ -91,7 +77,6 @@ class OnlineSource:
 
     async def next(self) -> Delivery:
         if self._feeder is None:
-            self._since = time.monotonic()
             self._feeder = asyncio.create_task(self._feed())
             self._feeder.add_done_callback(lambda feeder: self._started.set())
         first, waited = self.consumed, 0.0
@@ -116,7 +101,6 @@ class OnlineSource:
         rows = [row for part in parts for row in part]
         dropped = len(replaced) + sum(not part for part in parts)
         stats = {"groups/dropped": float(dropped), "empty": float(not rows), "time/outage": waited}
-        stats["time/rollout_idle"], self._rested = self._rested, 0.0
         return Delivery(
             batch=Batch.of(rows, unit=self.algorithm.unit) if rows else None,
             epoch=first // self.cursor.length + 1,

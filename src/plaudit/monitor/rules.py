@@ -253,7 +253,7 @@ LOOKS: Mapping[str, Callable[[History], Seen]] = {
     "starving": _waits("time/batch", 0.5),
     "idle rollout": _waits("time/rollout_idle", 0.7),
     "loss": _loss("loss/policy"),
-    "judge's loss": _loss("loss/judge"),
+    "judge loss": _loss("loss/judge"),
 }
 WORDS = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
 RULES = tuple(Rule(name=name, look=LOOKS[name], **words) for name, words in WORDS.items())

@@ -39,6 +39,7 @@ from plaudit.loop.outage import Outage
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.recorded import Compare, Record, RecordGroups
 from plaudit.loop.restart import Restart
+from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples
 from plaudit.loop.stopping import Stopped, unless
 from plaudit.loop.train import GOES_BACK, check_start, train
@@ -81,6 +82,7 @@ class Job:
         self.files = ExitStack()
         self.events = Events(folder / records.EVENTS)
         self.outage: Outage | None = None
+        self.rests: Rests | None = None
         """Waits for failed rewards, if there are any."""
         elsewhere = ("judge", "http")
         self.functions = [None if one.kind in elsewhere else function_reward(one) for one in settings.rewards]
@@ -151,7 +153,8 @@ class Job:
             batch_size = settings.train.batch_size
             return OfflineSource(self.data.items, cursor, batch_size=batch_size, unit=self.objective.unit), None
         rollouter = None if self.record is not None else self.rollouter(crew, self.objective)
-        groups = self.record or rollouter
+        self.rests = None if rollouter is None else Rests(rollouter)
+        groups = self.record or self.rests
         assert groups is not None
         self.outage = None if rollouter is None else self.waiting(rollouter, stop)
         mended = None if self.outage is None else self.outage.mended
@@ -264,7 +267,7 @@ class Job:
         metrics, alarms = self.lines(records.METRICS, progress), self.lines(records.HEALTH, progress)
         samples = self.samples(cast, progress)
         self.files.enter_context(self.events).cut(progress.step)
-        hooks: list[Hook] = [RecordEvents(self.events), self.begun]
+        hooks: list[Hook] = [RecordEvents(self.events), self.begun, *([self.rests] if self.rests else [])]
         if self.data.validation and self.record is None:
             due = Due(settings.evaluate.interval, at_end=True)
             due.start(progress)

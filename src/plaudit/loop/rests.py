@@ -1,0 +1,41 @@
+"""Measure for how long no prompt is being answered: with lag, whether rollout workers are idle."""
+
+from __future__ import annotations
+
+import time
+
+from plaudit.loop.progress import Moment
+from plaudit.rollout.rollouter import Groups
+from plaudit.types import Group, Prompt, Stats
+
+
+class Rests:
+    """Stands for a source of groups, and is a hook that tells the seconds since the step before without any rollout."""
+
+    def __init__(self, groups: Groups):
+        self.groups = groups
+        self._busy = 0
+        self._rested = 0.0
+        self._since: float | None = None
+        """When the present rest began; None before the first rollout and during one."""
+
+    async def rollout(self, index: int, prompt: Prompt) -> Group:
+        self._count()
+        self._busy, self._since = self._busy + 1, None
+        try:
+            return await self.groups.rollout(index, prompt)
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._since = time.monotonic()
+
+    async def __call__(self, moment: Moment) -> Stats:
+        self._count()
+        rested, self._rested = self._rested, 0.0
+        return {"time/rollout_idle": rested}
+
+    def _count(self) -> None:
+        """Add the present rest, as far as it has come."""
+        if self._since is not None:
+            now = time.monotonic()
+            self._rested, self._since = self._rested + now - self._since, now
