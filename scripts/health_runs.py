@@ -139,7 +139,6 @@ SICK: dict[str, tuple[str, tuple[str, ...], str]] = {
         "rate x 30, early stop at 1.01",
     ),
     "loss": ("dpo", (*FEW, "optimizer.learning_rate=1e-2"), "rate x 100"),
-    "judge_loss": ("reward", (*FEW, "optimizer.learning_rate=3e-2"), "rate x 60"),
 }
 """Name -> recipe of configs/, overrides, what is wrong in words. Seed 0."""
 
@@ -180,7 +179,7 @@ def brittle(completion: str) -> float:
 
 
 def sleepy(completion: str) -> float:
-    time.sleep(0.05)
+    time.sleep(0.2)
     return noise(completion)
 
 

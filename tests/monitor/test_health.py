@@ -50,8 +50,8 @@ SICK = {
     ),
     "kl": ({"kl/reference": lambda s: 0.8 * s}, r"KL to the reference is [67]\d(\.\d)? nats an answer, 2 a token"),
     "judge idle": (
-        {"reward/mean": lambda s: 0.1 * math.sin(s), "kl/reference": lambda s: min(9.0, 0.25 * s)},
-        r"KL to the reference rises \(0\.75 to [5-9].* while the reward does not",
+        {"reward/mean": lambda s: 0.1 * math.sin(s), "kl/reference": lambda s: min(20.0, 0.5 * s)},
+        r"KL to the reference rises \(1\.5 to 1\d.* while the reward does not",
     ),
     "hacking": (
         {"reward/gold": lambda s: 0.8 - 0.002 * s + 0.02 * (s % 2)},
@@ -114,16 +114,15 @@ def test_each_illness_is_named_once_and_no_other(name):
     assert re.search(words, text), text
 
 
-@pytest.mark.parametrize("role", ["policy", "judge"])
-def test_a_loss_that_rises_without_rewards_is_named(role):
-    series = {f"loss/{role}": lambda s: 0.7 if s < 30 else 1.2}
+def test_a_loss_that_rises_without_rewards_is_named():
+    series = {"loss/policy": lambda s: 0.7 if s < 30 else 1.2}
     ((step, text),) = warnings(series, steps=120)
     assert step == 33 and "the loss is 1.1, from 0.7 at the start" in text  # four of five at 1.2; the limit is 1.05
     assert warnings(series | {"reward/mean": lambda s: 0.0}, steps=120) == []  # a policy gradient's measures nothing
 
 
 def test_every_rule_has_an_example():
-    named = {name.partition(",")[0] for name in SICK} | {"loss", "judge loss"}
+    named = {name.partition(",")[0] for name in SICK} | {"loss"}
     assert {rule.name for rule in RULES} <= named
 
 

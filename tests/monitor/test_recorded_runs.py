@@ -16,8 +16,8 @@ from health_runs import PAGE, RECORDED, SICK, caught, recorded, with_table  # no
 
 HEALTHY_RUNS = {about["name"]: (about, records) for about, records in recorded("healthy.jsonl")}
 SICK_RUNS = {about["name"]: (about, records) for about, records in recorded("sick.jsonl")}
-WITHIN = {"loss": 30, "judge loss": 30, "judge idle": 40}
-"""Steps within which a rule must catch its sick run; 25 for all others."""
+WITHIN = 20
+"""Steps within which a rule must catch its sick run."""
 
 
 @pytest.mark.parametrize("name", HEALTHY_RUNS)
@@ -35,7 +35,7 @@ def test_each_method_has_three_healthy_runs():
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
 def test_each_rule_catches_a_run_that_is_really_sick(rule):
     _, records = SICK_RUNS[rule.replace(" ", "_")]
-    assert caught(records)[rule] <= WITHIN.get(rule, 25)
+    assert caught(records)[rule] <= WITHIN
 
 
 def test_healthy_runs_are_not_healthy_for_want_of_figures():

@@ -157,7 +157,7 @@ def _idle_judge(history: History) -> Seen:
         return FINE
     rise = _per_token(history, kl.now - fmean(kl.latest[:RECENT]), length.now)
     numbers = {"then": fmean(kl.latest[:RECENT]), "now": kl.now, "r0": fmean(early), "r1": fmean(late)}
-    return (rise / 0.1 if _trend(early, late) < 1 else 0.0), numbers
+    return (rise / 0.2 if _trend(early, late) < 1 else 0.0), numbers
 
 
 def _length(history: History) -> Seen:
@@ -223,14 +223,11 @@ def _waits(name: str, limit: float) -> Callable[[History], Seen]:
     return look
 
 
-def _loss(name: str) -> Callable[[History], Seen]:
-    def look(history: History) -> Seen:
-        loss = history[name]
-        if history["reward/mean"].count or loss.start <= 0:  # a policy gradient's loss measures nothing
-            return FINE
-        return loss.now / (1.5 * loss.start), {"now": loss.now, "start": loss.start}
-
-    return look
+def _loss(history: History) -> Seen:
+    loss = history["loss/policy"]
+    if history["reward/mean"].count or loss.start <= 0:  # a policy gradient's loss measures nothing
+        return FINE
+    return loss.now / (1.5 * loss.start), {"now": loss.now, "start": loss.start}
 
 
 LOOKS: Mapping[str, Callable[[History], Seen]] = {
@@ -252,8 +249,7 @@ LOOKS: Mapping[str, Callable[[History], Seen]] = {
     "halted": _halted,
     "starving": _waits("time/batch", 0.5),
     "idle rollout": _waits("time/rollout_idle", 0.7),
-    "loss": _loss("loss/policy"),
-    "judge loss": _loss("loss/judge"),
+    "loss": _loss,
 }
 WORDS = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
 RULES = tuple(Rule(name=name, look=LOOKS[name], **words) for name, words in WORDS.items())
