@@ -231,6 +231,11 @@ def test_an_alarm_is_plain_json_with_what_it_saw():
 HEALTH = Health()
 
 
+@pytest.mark.parametrize(("moved", "count"), [(0.001, 0), (0.019, 0), (0.021, 1)])
+def test_a_narrow_clip_of_a_policy_that_hardly_moves_is_no_sign(moved, count):
+    assert len(warnings({"clip_fraction": lambda s: 0.5, "kl/old": lambda s: moved}, steps=40)) == count
+
+
 def test_constant_rewards_are_no_trend():
     assert warnings({"reward/judge": lambda s: 1.0, "reward/gold": lambda s: 0.0}, steps=100) == []
 

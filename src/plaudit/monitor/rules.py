@@ -178,6 +178,13 @@ def _unfinished(history: History) -> Seen:
     return max(unfinished.now / 0.5, grown), {"now": unfinished.now, "start": unfinished.start}
 
 
+def _clipping(history: History) -> Seen:
+    """A narrow clip, as GSPO's, clips much of a policy that hardly moves."""
+    clipped, moved = history["clip_fraction"], history["kl/old"]
+    far = moved.now / FRESH_GAP if moved.count else math.inf
+    return min(clipped.now / 0.3, far), {"now": clipped.now, "start": clipped.start}
+
+
 def _sampler(history: History) -> Seen:
     """Fresh samples differ only by arithmetic, older ones also by what the policy has learned since."""
     gap, age = history["kl/sampler"], history["lag/mean"].now
@@ -239,7 +246,7 @@ LOOKS: Mapping[str, Callable[[History], Seen]] = {
     "unfinished": _unfinished,
     "equal groups": _share("groups/equal", 0.8),
     "empty": _share("empty", 0.8),
-    "clipping": _share("clip_fraction", 0.3),
+    "clipping": _clipping,
     "critic": _critic,
     "centring": _centring,
     "sampler": _sampler,
