@@ -102,7 +102,7 @@ def test_turns_after_the_last_answer_stay_in_a_chat_and_are_counted_where_they_c
             "prompt/chosen/rejected",
             r"a\.jsonl:1: the columns prompt are not a known dialect of preferences",
         ),
-        ({"prompt": "q"}, "prompt/completion", "no known dialect of demonstrations"),
+        ({"prompt": "q"}, "prompt/completion", "not a known dialect of demonstrations"),
         ({"prompt": "q", "chosen": "a", "rejected": "b"}, "chosen/rejected", "a transcript needs a chat, or a prompt"),
         (
             {"prompt": "\n\nAssistant:", "chosen": " a\n\nAssistant: b", "rejected": " a\n\nAssistant: c"},

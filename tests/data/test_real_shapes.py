@@ -16,7 +16,7 @@ TURNS = "\n\nHuman: q\n\nAssistant:"
 
 # A data set, a row of it, and what is read of it as demonstrations, preferences and prompts: the dialect, or the
 # beginning of the refusal.
-NO = "no known dialect"
+NO = "not a known dialect"
 SHAPES = [
     (
         "HuggingFaceH4/ultrachat_200k",

@@ -62,7 +62,7 @@ def test_everything_is_found_at_once_with_its_key(recipe: dict[str, Any], tmp_pa
         ("train.step", "did you mean steps?"),
         ("data.overlong", "must be one of truncate, drop, error"),
         ("", "there is no absent.jsonl"),
-        ("data.train", "rows.jsonl:2: the columns promt are no known dialect"),
+        ("data.train", "rows.jsonl:2: the columns promt are not a known dialect"),
     ):
         assert [text for own, text in told(one) if own == key and part in text], (key, part, told(one))
     assert len(told(one)) == 8
