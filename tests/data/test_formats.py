@@ -339,7 +339,7 @@ def test_transcripts_that_part_before_the_last_answer_are_refused():
         ({"chosen": "Sure.", "rejected": "Sorry."}, "share no beginning of whole words"),
         ({"chosen": "so it is", "rejected": "so it is"}, None),
         ({"chosen": "so", "rejected": "so so"}, "share no beginning of whole words"),
-        ({"input": "q", "chosen": "I am", "rejected": "I can"}, "are read without 'input', which may be what they ans"),
+        ({"input": "q", "chosen": "I am", "rejected": "I can"}, "are read without 'input', which may be their prompt"),
     ],
 )
 def test_a_common_beginning_that_is_no_prompt(row, message):
