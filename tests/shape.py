@@ -33,7 +33,7 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; nothing else knows an address; tensor axis (140)",
     ),
     "runtime": (2015, "the queue of all requests, and all that knows Ray, sockets and nodes"),
-    "monitor": (2380, "records, health, plots, the page"),
+    "monitor": (2420, "records, rules of health, plots, the page"),
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
@@ -45,11 +45,11 @@ ROOMS = {
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),
     "learn": (1665, "passes, sharding, parts of matrices (175), the optimizer"),
-    "loop": (2180, "one loop for every method; half of it is recovery; how often, in words"),
+    "loop": (2230, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2270, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (1065, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
-    "runs": (2060, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
+    "runs": (2070, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
     "commands": (2060, "the command line; what a run would take on a mesh (230)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
