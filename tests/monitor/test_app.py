@@ -234,6 +234,20 @@ def test_a_resumed_run_whose_lines_were_replaced_is_indexed_again(tmp_path: Path
     assert after["rows"][0]["completion"] == best["completion"]
 
 
+def test_answers_of_a_step_wait_for_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: TestClient, folder: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PLAUDIT_CACHE", str(tmp_path / "file"))
+    found = client.get("/api/answers", params={"run": "one", "step": 6}).json()
+    first = next(line for line in lines(folder / "one") if line["step"] == 6)
+    assert (found["total"], found["indexed"], found["parts"]) == (16, 1.0, ["gold", "judge"])
+    assert found["rows"][0]["completion"] == first["completion"]
+    refused = client.get("/api/answers", params={"run": "one", "words": "great"})
+    assert refused.status_code == 400
+    assert "the index of" in refused.text
+
+
 def test_a_file_that_grows_is_followed_and_one_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     followed = Followed(path)

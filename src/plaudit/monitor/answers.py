@@ -2,8 +2,8 @@
 
     samples.jsonl -> a thread -> SQLite (numbers, and words in its full-text index) -> offsets -> the lines themselves
 
-The database is a cache outside the run's folder and can be deleted at any time. Until it is complete, answers of one
-step come straight from their bytes, and a search says how far it has read.
+The database is a cache outside the run's folder and can be deleted at any time. Answers of one step come straight from
+their bytes and wait for no index; a search says how far the index has read.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from plaudit.support.paths import cache_folder
 
 FORMAT = 1
 """Grows when the tables change: caches of another format are made again."""
-AT_ONCE = 10_000
-"""Answers that are indexed in one transaction."""
-PATIENCE = 0.4
+AT_ONCE = 2_000
+"""Answers that are indexed in one transaction. Between two, questions are answered."""
+PATIENCE = 0.2
 """Seconds that a question waits for the index."""
 PAGE = 50
 BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
@@ -102,9 +102,10 @@ class Answers:
         """Return a page of answers, and how many there are. Raises ValueError for a field that there is not."""
         if not self.path.exists():
             return Found(0, [])
+        if question.of_a_step:
+            self._follow_on()
+            return self._of_step(question)
         share = self._indexed()
-        if question.of_a_step and share < 1.0:
-            return self._of_step(question, share)
         with closing(self._open()) as database:
             parts = dict(database.execute("SELECT name, number FROM parts"))
             asked = {question.sort, *(limit[0] for limit in question.limits)} - {"", *FIELDS}
@@ -133,7 +134,7 @@ class Answers:
             return record | {"at": at}
         raise ValueError(f"no answer begins at {at}")
 
-    def _of_step(self, question: Question, share: float) -> Found:
+    def _of_step(self, question: Question) -> Found:
         records = []
         for one in self.steps():
             if one.step == question.step:
@@ -141,7 +142,7 @@ class Answers:
         records = [(at, record) for at, record in records if question.kind in ("", record.get("kind"))]
         parts = {name for _, record in records for name in record.get("parts", {})}
         shown = records[question.offset : question.offset + question.count]
-        return Found(len(records), [_listed(record, at) for at, record in shown], share, sorted(parts))
+        return Found(len(records), [_listed(record, at) for at, record in shown], parts=sorted(parts))
 
     def _read(self, places: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         with self.path.open("rb") as file:
@@ -153,17 +154,22 @@ class Answers:
 
     def _indexed(self) -> float:
         """Bring the index up to date, for at most PATIENCE seconds, and return the share of the file that it has."""
+        thread = self._follow_on()
+        thread.join(PATIENCE)
+        if self.failed is not None:
+            raise ValueError(f"the index of {self.path} cannot be made: {self.failed}")
+        if not thread.is_alive():
+            return 1.0  # what may follow is torn, or was written since
+        with closing(self._open()) as database:
+            return min(0.999, int(_value(database, "read")) / max(1, self.path.stat().st_size))
+
+    def _follow_on(self) -> threading.Thread:
+        """Go on with the index in the background."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._follow, name="answers", daemon=True)
                 self._thread.start()
-        self._thread.join(PATIENCE)
-        if self.failed is not None:
-            raise ValueError(f"the index of {self.path} cannot be made: {self.failed}")
-        if not self._thread.is_alive():
-            return 1.0  # what may follow is torn, or was written since
-        with closing(self._open()) as database:
-            return min(0.999, int(_value(database, "read")) / max(1, self.path.stat().st_size))
+            return self._thread
 
     def _open(self) -> sqlite3.Connection:
         self.database.parent.mkdir(parents=True, exist_ok=True)

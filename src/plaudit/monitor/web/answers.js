@@ -69,8 +69,7 @@
       count.textContent = `${number(shown)} of ${number(found.total)} answers${part}`
         + (found.indexed < 1 ? `; ${Math.floor(100 * found.indexed)} % of the file is indexed so far` : "");
       more.hidden = shown >= found.total;
-      const whole = question.step !== undefined && !question.words && !question.sort && !question.field && !question.finish;
-      if (found.indexed < 1 && !whole) setTimeout(() => mine === asked && look(list, count, more), 1500);
+      if (found.indexed < 1) setTimeout(() => mine === asked && look(list, count, more), 1500);
     };
     more.onclick = () => further().catch((error) => plaudit.tell(error.message));
     await further();
