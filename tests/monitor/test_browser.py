@@ -1,4 +1,5 @@
-"""The page in a real Chromium: what a model writes does nothing, and what a reader does works (`make test-page`)."""
+"""The page in a real Chromium: what a model writes does nothing, what a reader does works, and what it looks like
+(`make test-page`, which leaves its pictures in .cache/page)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.browsing import make
 from made_runs import make_run
 
 pytestmark = pytest.mark.slow
@@ -20,6 +23,11 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="make test-page ins
 CHROMIUM = os.environ.get("PLAUDIT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None:
     pytest.skip("there is no Chromium", allow_module_level=True)
+
+CACHE = Path(__file__).parents[2] / ".cache"
+PICTURES = CACHE / "page"
+AXE = CACHE / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+TABS = ("curves", "answers", "pairs", "lanes", "settings")
 
 DOES = ("window.hit=1", "alert(1)", "fetch('http://127.0.0.1:9/x')", "document.title='hit'", "parent.hit=1")
 WAYS = (
@@ -63,11 +71,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(folder, tmp_path_factory.mktemp("cache")) as address:
+        yield address
+
+
+@contextmanager
+def served(folder: Path, cache: Path) -> Iterator[str]:
     import plaudit
 
     source = str(Path(plaudit.__file__).parents[1])
-    cache = str(tmp_path_factory.mktemp("cache"))
-    environment = {**os.environ, "PYTHONPATH": source, "PLAUDIT_CACHE": cache}
+    environment = {**os.environ, "PYTHONPATH": source, "PLAUDIT_CACHE": str(cache)}
     command = [sys.executable, "-m", "plaudit.commands.cli", "monitor", str(folder), "--serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
@@ -203,16 +216,115 @@ def test_two_runs_stand_side_by_side(visit: Visit, address: str) -> None:
     assert page.locator(".chart h3", has_text="Judge and gold").count() == 1
 
 
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, dict[str, str]]]]:
+    """Each state of the page: its address, and what the address asks for."""
+    folder, empty = tmp_path_factory.mktemp("states"), tmp_path_factory.mktemp("empty")
+    make(folder / "million", 1_000_000)
+    make_run(folder / "ppo", steps=60, state="running")
+    make_run(folder / "ppo-high-rate", seed=1, rate=1e-3)
+    make_run(folder / "seeds" / "failed", state="failed", steps=12)
+    (folder / "new").mkdir()
+    (folder / "new" / "settings.yaml").write_text("method: grpo\n")
+    with (
+        served(folder, tmp_path_factory.mktemp("cache")) as full,
+        served(empty, tmp_path_factory.mktemp("cache")) as bare,
+    ):
+        yield {
+            "running": (full, {"run": "ppo"}),
+            "done": (full, {"run": "ppo-high-rate"}),
+            "failed": (full, {"run": "seeds/failed"}),
+            "new": (full, {"run": "new"}),
+            "empty": (bare, {}),
+            "two": (full, {"run": "ppo", "with": "ppo-high-rate"}),
+            "million": (full, {"run": "million"}),
+        }
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 420])
-def test_nothing_is_wider_than_the_window(browser: Any, address: str, width: int, scheme: str) -> None:
+def test_every_state_fits_the_window_and_axe_finds_nothing_serious(
+    browser: Any, states: dict[str, tuple[str, dict[str, str]]], width: int, scheme: str
+) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
     visit = Visit(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    for tab in ("curves", "answers", "pairs", "lanes", "settings"):
-        page = visit.go(address, run="ppo", tab=tab, **{"with": "other"})
-        page.wait_for_timeout(200)
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
+    found = []
+    for state, (address, asked) in states.items():
+        whole = state == "two"
+        for tab in TABS if whole else ("curves", "answers") if asked else ("curves",):
+            page = visit.go(address, tab=tab, **asked)
+            page.wait_for_timeout(200)
+            page.screenshot(path=PICTURES / f"{state}-{tab}-{width}-{scheme}.png")
+            if (whole and width == 1280) or state in ("failed", "empty"):
+                found += [(state, tab, one) for one in serious(page)]
+            if page.evaluate("document.documentElement.scrollWidth - innerWidth") > 0:
+                found.append((state, tab, "is wider than the window"))
+    page = visit.go(states["running"][0], tab="answers", run="ppo")
+    page.locator(".answer").first.click()
+    page.wait_for_selector("dialog[open] .tokens span")
+    found += [("answer", "gap", one) for one in serious(page)]
+    page.screenshot(path=PICTURES / f"answer-{width}-{scheme}.png")
+    visit.context.close()
+    assert (found, visit.wrong) == ([], [])
+
+
+def serious(page: Any) -> list[str]:
+    """What axe calls serious or critical: the rule and the element. Nothing if `make test-page` had no npm."""
+    if not AXE.exists():
+        return []
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    return [
+        f"{one['id']}: {node['html'][:120]}: {node['failureSummary'][:200]}"
+        for one in page.evaluate("axe.run()")["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
+def test_a_million_answers_are_there_within_a_second_or_two(
+    browser: Any, states: dict[str, tuple[str, dict[str, str]]]
+) -> None:
+    """The limit is generous for busy machines; docs/monitor.md has what was measured."""
+    visit = Visit(browser)
+    address, asked = states["million"]
+    begun = time.monotonic()
+    page = visit.go(address, tab="answers", **asked)
+    page.wait_for_selector("#view .answer")
+    assert time.monotonic() - begun < 4
+    assert "of 64 answers" in page.get_by_role("status").inner_text()
     visit.context.close()
     assert visit.wrong == []
+
+
+def test_the_page_is_used_by_keys_only(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="curves")
+    keys = page.keyboard
+
+    def tab_to(holds: str) -> None:
+        for _ in range(60):
+            keys.press("Tab")
+            if page.evaluate(f"document.activeElement.{holds}"):
+                return
+        raise AssertionError(f"Tab reaches nothing whose {holds}")
+
+    tab_to("textContent === 'Answers'")
+    keys.press("Enter")
+    page.wait_for_selector("#view .answer")
+    assert page.evaluate("document.activeElement.textContent") == "Answers"
+    tab_to("type === 'range'")
+    keys.press("Home")
+    until(page, "document.querySelector('#view h3').textContent.startsWith('Step 1,')")
+    keys.press("ArrowRight")
+    until(page, "document.querySelector('#view h3').textContent.startsWith('Step 2,')")
+    tab_to("className === 'answer'")
+    keys.press("Enter")
+    page.wait_for_selector("dialog[open] .tokens span")
+    assert page.evaluate("document.querySelector('dialog').contains(document.activeElement)")
+    keys.press("Escape")
+    page.wait_for_selector("dialog", state="hidden")
+    assert page.evaluate("document.activeElement.className") == "answer"
+    shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert shown != "none"
 
 
 def test_a_run_that_goes_on_is_followed(visit: Visit, address: str, folder: Path) -> None:

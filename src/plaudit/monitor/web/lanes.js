@@ -98,7 +98,7 @@
       into.replaceChildren(
         el("div", { className: "row" }, button("\u2190", "earlier", move(1, -0.5)), button("\u2192", "later", move(1, 0.5)),
           button("+", "closer", move(0.5, 0)), button("\u2212", "wider", move(2, 0)),
-          button("All", "whole run", () => { range = [...all]; again(); }), key),
+          button("All", null, () => { range = [...all]; again(); }), key),
         canvas, tip, sums(workers, span));
       again();
       addEventListener("resize", () => mine === asked && canvas.isConnected && again());
