@@ -23,9 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plaudit.monitor.samples import Samples
-from plaudit.monitor.sinks import as_line
-
 PROMPTS, SAMPLES = 16, 4
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in ("", "n", "rt", "lo", "sk")]
 COMMON = "the film was a plot and music great dull slow".split()
@@ -52,12 +49,21 @@ def make(folder: Path, answers: int) -> None:
     steps = answers // (PROMPTS * SAMPLES)
     (folder / "settings.yaml").write_text("method: grpo\n")
     with (folder / "metrics.jsonl").open("w") as metrics:
-        metrics.writelines(as_line({"step": step, "reward/mean": rng.random()}) for step in range(1, steps + 1))
+        metrics.writelines(_line({"step": step, "reward/mean": rng.random()}) for step in range(1, steps + 1))
     (folder / "log.txt").write_text(f"2026-01-01 12:00:00 step {steps}/{steps}\n2026-01-01 12:00:00 done: policy\n")
-    with Samples(folder / "samples.jsonl", budget=10**10, steps=steps, after=0) as file:
+    begin = 0
+    with (folder / "samples.jsonl").open("w") as samples, (folder / "samples.index.jsonl").open("w") as index:
         for step in range(1, steps + 1):
-            groups = ([_answer(rng, step, group, sample) for sample in range(SAMPLES)] for group in range(PROMPTS))
-            file.write(step, {"train": (PROMPTS, groups)})
+            places = [(group, sample) for group in range(PROMPTS) for sample in range(SAMPLES)]
+            lines = "".join(_line({"step": step, "kind": "train"} | _answer(rng, step, *place)) for place in places)
+            samples.write(lines)
+            about = {"step": step, "begin": begin, "end": begin + len(lines), "answers": len(places)}
+            index.write(_line(about | {"groups": PROMPTS, "of": PROMPTS}))
+            begin += len(lines)
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"
 
 
 def _answer(rng: random.Random, step: int, group: int, sample: int) -> dict[str, Any]:

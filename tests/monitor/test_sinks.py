@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -137,10 +140,13 @@ def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp
     first.close()
     second = TensorBoard(tmp_path, resumed_after=1)
     second.write(2, {"loss/policy": 8.0})
+    second.text(2, "health", "entropy has fallen")
     second.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {"loss/policy", "entropy"}
+    (told,) = events.Tensors("health/text_summary")
+    assert (told.step, told.tensor_proto.string_val) == (2, [b"entropy has fallen"])
     assert [(e.step, e.value) for e in events.Scalars("loss/policy")] == [(1, 0.25), (2, 8.0)]
 
 
@@ -149,6 +155,8 @@ def test_tensorboard_holds_the_figures_and_hides_the_steps_of_a_lost_attempt(tmp
     [
         ("tensorboard", "tensorboard", lambda folder: _tensorboard(folder)),
         ("wandb", "wandb", lambda folder: _wandb(folder)),
+        ("mlflow", "mlflow", lambda folder: _mlflow(folder)),
+        ("trackio", "trackio", lambda folder: _trackio(folder)),
     ],
 )
 def test_a_missing_tracker_says_how_to_install_it(tmp_path, monkeypatch, package, extra, make):
@@ -175,8 +183,66 @@ def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = _wandb(tmp_path)
     sink.write(1, {"loss/policy": 0.5})
+    sink.text(1, "answers", "reward 1.0: liked it")
     sink.close()
-    assert list(tmp_path.rglob("*.wandb"))
+    (file,) = tmp_path.rglob("*.wandb")
+    until = time.monotonic() + 20  # its service writes the file, in a process of its own
+    while b"loss/policy" not in file.read_bytes():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert any("reward 1.0: liked it" in table.read_text() for table in tmp_path.rglob("answers*.table.json"))
+
+
+def _mlflow(folder):
+    from plaudit.monitor.mlflow import MLflow
+
+    return MLflow(folder, experiment="plaudit", settings={"seed": 3})
+
+
+def test_mlflow_keeps_figures_and_texts_and_goes_on_with_the_run_of_its_folder(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' runs this")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    for step, name in ((1, "ppo"), (2, "ppo"), (1, "other")):
+        sink = _mlflow(tmp_path / name)
+        sink.write(step, {f"part/{number}": step / 4 for number in range(1500)})
+        sink.text(step, "health", "entropy has fallen")
+        sink.close(failed=name == "other")
+    client = mlflow.MlflowClient()
+    number = (tmp_path / "ppo" / "mlflow-id.txt").read_text()
+    assert [(one.step, one.value) for one in client.get_metric_history(number, "part/1499")] == [(1, 0.25), (2, 0.5)]
+    assert [one.path for one in client.list_artifacts(number, "health")] == ["health/000001.txt", "health/000002.txt"]
+    found = client.search_runs([client.get_experiment_by_name("plaudit").experiment_id])
+    assert sorted((run.info.run_name, run.info.status) for run in found) == [("other", "FAILED"), ("ppo", "FINISHED")]
+
+
+def _trackio(folder):
+    from plaudit.monitor.trackio import Trackio
+
+    return Trackio(folder, project="plaudit", settings={"seed": 3})
+
+
+def test_trackio_keeps_figures_and_texts_on_this_machine(tmp_path):
+    pytest.importorskip("trackio", reason="Trackio is not installed: pip install -e '.[trackio]' runs this")
+    code = """
+import json
+import sys
+from pathlib import Path
+from plaudit.monitor.trackio import Trackio
+for step in (1, 2):
+    sink = Trackio(Path(sys.argv[1]) / "ppo", project="plaudit", settings={"seed": 3})
+    sink.write(step, {"loss/policy": step / 4})
+    sink.text(step, "health", "entropy has fallen")
+    sink.close()
+from trackio.sqlite_storage import SQLiteStorage
+Path(sys.argv[1], "logs.json").write_text(json.dumps(SQLiteStorage.get_logs("plaudit", "ppo")))
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    logs = json.loads((tmp_path / "logs.json").read_text())
+    assert [(one["step"], one["loss/policy"]) for one in logs if "loss/policy" in one] == [(1, 0.25), (2, 0.5)]
+    assert str(logs).count("entropy has fallen") == 2
 
 
 def test_wandb_goes_on_with_the_run_of_its_folder_alone(tmp_path, monkeypatch):

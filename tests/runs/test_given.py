@@ -95,6 +95,20 @@ def test_functions_are_rewards_by_name_and_weight(model: Any, tokenizer: Any, tm
         assert record["score"] == pytest.approx(parts["length"] + 0.5 * parts["scaled"] + parts["matches"])
 
 
+def test_a_tracker_gets_figures_and_answers(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    given = recipe(tmp_path, "grpo", log={"quiet": True, "tensorboard": True})
+    done = run(given, model=model, tokenizer=tokenizer, data=[{"prompt": "one"}], rewards=[length])
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [one.step for one in events.Scalars("reward/mean")] == [1, 2]
+    told = events.Tensors("answers/text_summary")[0].tensor_proto.string_val[0].decode()
+    first = [one for one in done.samples if one["step"] == 1 and one["group"] == 0]
+    assert told.startswith("prompt: one")
+    assert told.count("reward ") == len(first) == 2
+
+
 def scaled(completion: str, by: int) -> float:
     return by * len(completion)
 

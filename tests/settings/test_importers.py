@@ -349,7 +349,11 @@ def test_an_unknown_key_is_answered_with_the_nearest(system: str, given: dict[st
         ("sft", {"truncation_mode": "keep_end"}, "truncation_mode=keep_end: answers that are too long lose their end"),
         ("sft", {"packing": True, "packing_strategy": "wrapped"}, "packing_strategy=wrapped: rows are packed whole"),
         ("sft", {"loss_type": "dft"}, "loss_type=dft: here it is one of nll, chunked_nll"),
-        ("sft", {"report_to": "mlflow"}, "report_to=mlflow: mlflow is not here: take tensorboard or wandb"),
+        (
+            "sft",
+            {"report_to": "comet_ml"},
+            "report_to=comet_ml: comet_ml is not here: take tensorboard, wandb, mlflow or trackio",
+        ),
         ("sft", {"save_strategy": "best"}, "save_strategy=best: set load_best_model_at_end"),
         ("sft", {"save_steps": 0.3}, "save_steps=0.3: it is a number of steps, or a share of max_steps"),
         ("sft", {"resume_from_checkpoint": "x"}, "resume_from_checkpoint=x: true goes on with the run"),

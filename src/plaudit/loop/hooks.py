@@ -34,6 +34,7 @@ from plaudit.monitor.trackers import Tracker as Figures
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
+from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
 
 
@@ -282,22 +283,38 @@ async def validation_rewards(
 
 
 class Track:
-    """Send the figures of every step to trackers such as TensorBoard."""
+    """Send the figures of every step to trackers such as TensorBoard, and every `every` steps the answers to one
+    prompt."""
 
-    def __init__(self, trackers: Sequence[Figures]):
-        self.trackers = trackers
+    def __init__(self, trackers: Sequence[Figures], *, every: int):
+        self.trackers, self.every = trackers, every
 
     async def __call__(self, moment: Moment) -> Stats:
+        step, groups = moment.progress.step, moment.delivery.groups
         for tracker in self.trackers:
-            tracker.write(moment.progress.step, moment.stats)
+            tracker.write(step, moment.stats)
+        if groups and self.trackers and (step % self.every == 0 or step == 1 or moment.last):
+            self.text(step, "answers", group_text(groups[0]))
         return {}
+
+    def text(self, step: int, name: str, text: str) -> None:
+        for tracker in self.trackers:
+            tracker.text(step, name, text)
+
+
+def group_text(group: Group) -> str:
+    """A prompt and its answers with their rewards, for people to read."""
+    answers = [f"reward {one.reward}: {one.completion.text}" for one in group.responses]
+    return visible("\n\n".join([f"prompt: {group.prompt.text}", *answers]))
 
 
 class Speak:
-    """Print a step's line every `every` steps and after an evaluation. Print every health warning, and record it."""
+    """Print a step's line every `every` steps and after an evaluation. Print every health warning, record it, and
+    send it to trackers."""
 
-    def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, alarms: Sink, *, every: int):
+    def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, alarms: Sink, track: Track, *, every: int):
         self.reporter, self.tracker, self.health, self.alarms, self.every = reporter, tracker, health, alarms, every
+        self.track = track
 
     async def __call__(self, moment: Moment) -> Stats:
         self.tracker.advance()
@@ -305,7 +322,10 @@ class Speak:
         ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
         if step % self.every == 0 or step == 1 or ends or evaluated:
             self.reporter.say(step_line(moment.stats, self.tracker))
-        for alarm in self.health.alarms(moment.stats):
+        alarms = list(self.health.alarms(moment.stats))
+        if alarms:
+            self.track.text(step, "health", "\n\n".join(alarm.text for alarm in alarms))
+        for alarm in alarms:
             self.alarms.write({"step": step} | alarm.record)
             self.reporter.say(f"health: Step {step}: {alarm.text}")
         return {}

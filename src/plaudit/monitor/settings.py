@@ -17,6 +17,10 @@ class LogSettings:
     """Also write TensorBoard events into the run's folder."""
     wandb: str | None = None
     """Also log to this Weights & Biases project."""
+    mlflow: str | None = None
+    """Also log to this MLflow experiment."""
+    trackio: str | None = None
+    """Also log to this Trackio project."""
     page: bool = True
     """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
     quiet: bool = False

@@ -25,5 +25,9 @@ class TensorBoard:
             self._writer.add_scalar(name, value, global_step=step)
         self._writer.flush()
 
+    def text(self, step: int, name: str, text: str) -> None:
+        self._writer.add_text(name, text, global_step=step)
+        self._writer.flush()
+
     def close(self, *, failed: bool = False) -> None:
         self._writer.close()

@@ -11,9 +11,13 @@ from plaudit.monitor.settings import LogSettings
 
 
 class Tracker(Protocol):
-    """Receive the figures of each step. The caller writes steps in rising order and closes it once."""
+    """Receive figures and texts of each step. The caller writes steps in rising order and closes it once."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Receive a text of a step: "answers" to a prompt, or a warning of "health"."""
+        ...
 
     def close(self, *, failed: bool = False) -> None:
         """`failed`: the run may continue later, under the same name."""
@@ -24,11 +28,10 @@ class Tracker(Protocol):
 def opened_trackers(
     settings: LogSettings, folder: Path, run: Mapping[str, Any], *, resumed_after: int
 ) -> Iterator[list[Tracker]]:
-    """Open TensorBoard and Weights & Biases if the settings ask for them; each raises ImportError with the install
-    command.
+    """Open the trackers that the settings ask for; each raises ImportError with the install command.
 
-    `run` has all settings of the run, which W&B shows beside its figures. TensorBoard hides its points of steps after
-    `resumed_after`. All trackers are closed, whatever closing one raises; if the run fails, its error is raised.
+    `run` has all settings of the run, which trackers show beside its figures. TensorBoard hides its points of steps
+    after `resumed_after`. All trackers are closed, whatever closing one raises; if the run fails, its error is raised.
     """
     trackers: list[Tracker] = []
     failed = True
@@ -41,6 +44,14 @@ def opened_trackers(
             from plaudit.monitor.wandb import WeightsAndBiases
 
             trackers.append(WeightsAndBiases(folder, project=settings.wandb, settings=run))
+        if settings.mlflow is not None:
+            from plaudit.monitor.mlflow import MLflow
+
+            trackers.append(MLflow(folder, experiment=settings.mlflow, settings=run))
+        if settings.trackio is not None:
+            from plaudit.monitor.trackio import Trackio
+
+            trackers.append(Trackio(folder, project=settings.trackio, settings=run))
         yield trackers
         failed = False
     finally:

@@ -34,6 +34,11 @@ class WeightsAndBiases:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
+    def text(self, step: int, name: str, text: str) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Table(columns=["step", "text"], data=[[step, text]])}, step=step)
+
     def close(self, *, failed: bool = False) -> None:
         self._run.finish(exit_code=int(failed))
 

@@ -225,7 +225,7 @@ class Job:
             opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
             self.files,
         ):
-            showing = Track(trackers), tracker
+            showing = Track(trackers, every=settings.train.log_every), tracker
             hooks = self.hooks(crew, cast, source, rollouter, best, progress, *showing, further=further)
             saver = self.saver(crew, cast, source, memory, best, progress)
             try:
@@ -283,7 +283,8 @@ class Job:
             hooks.append(page := ShowPage(path, crew, title=title, steps=self.last_step, metrics=metrics.path))
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
-        hooks.append(Speak(self.reporter, tracker, self.health(progress), alarms, every=settings.train.log_every))
+        health = self.health(progress)
+        hooks.append(Speak(self.reporter, tracker, health, alarms, track, every=settings.train.log_every))
         return hooks
 
     def health(self, progress: Progress) -> Health:

@@ -203,13 +203,21 @@ def records(r: Reading) -> Found:
         yield "train.log_every", int(r("logging_steps"))
     told = r("report_to", "none")
     trackers = {told} if isinstance(told, str) else set(told or ())
-    for name in sorted(trackers - {"none", "tensorboard", "wandb", ""}):
-        r.refuse("report_to", f"{name} is not here: take tensorboard or wandb; metrics.jsonl is always written")
+    for name in sorted(trackers - {"none", "tensorboard", "wandb", "mlflow", "trackio", ""}):
+        r.refuse(
+            "report_to",
+            f"{name} is not here: take tensorboard, wandb, mlflow or trackio",
+        )
     if "tensorboard" in trackers:
         yield "log.tensorboard", True
     if "wandb" in trackers:
         project = r.environment.get("WANDB_PROJECT") or os.environ.get("WANDB_PROJECT")
         yield "log.wandb", r("project") or project or "huggingface"
+    if "mlflow" in trackers:
+        told = r.environment.get("MLFLOW_EXPERIMENT_NAME") or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        yield "log.mlflow", told or "Default"
+    if "trackio" in trackers:
+        yield "log.trackio", r("project") or "huggingface"
 
 
 def adapters(r: Reading) -> Found:
