@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from plaudit.support.fields import setting
+from plaudit.support.fields import Section, nearest, setting
+
+TRACKERS = ("wandb", "mlflow", "trackio")
+"""Services that a run may also log to."""
 
 
 @dataclass
-class LogSettings:
+class LogSettings(Section):
     """Records of a run. Metrics are written at every step in any case."""
 
     samples_megabytes: float = setting(200.0, least=0)
     """Largest size of samples.jsonl in MB (online methods). Above it, only some answers of every step are kept."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run's folder."""
-    wandb: str | None = None
-    """Also log to this Weights & Biases project."""
-    mlflow: str | None = None
-    """Also log to this MLflow experiment."""
-    trackio: str | None = None
-    """Also log to this Trackio project."""
+    trackers: dict[str, str] = field(default_factory=dict)
+    """Also log to these projects, such as {wandb: chats}; the names are wandb, mlflow (an experiment) and trackio."""
     page: bool = True
     """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
     quiet: bool = False
     """Print nothing on the terminal; log.txt is still written."""
+
+    def contradictions(self) -> Iterator[str]:
+        for name, project in self.trackers.items():
+            if name not in TRACKERS:
+                yield f"trackers has no {name!r}{nearest(name, TRACKERS)}"
+            elif not project:
+                yield f"trackers gives {name} no project: write {name}: NAME"

@@ -40,18 +40,18 @@ def opened_trackers(
             from plaudit.monitor.tensorboard import TensorBoard
 
             trackers.append(TensorBoard(folder / "tensorboard", resumed_after=resumed_after))
-        if settings.wandb is not None:
+        if "wandb" in settings.trackers:
             from plaudit.monitor.wandb import WeightsAndBiases
 
-            trackers.append(WeightsAndBiases(folder, project=settings.wandb, settings=run))
-        if settings.mlflow is not None:
+            trackers.append(WeightsAndBiases(folder, project=settings.trackers["wandb"], settings=run))
+        if "mlflow" in settings.trackers:
             from plaudit.monitor.mlflow import MLflow
 
-            trackers.append(MLflow(folder, experiment=settings.mlflow, settings=run))
-        if settings.trackio is not None:
+            trackers.append(MLflow(folder, experiment=settings.trackers["mlflow"], settings=run))
+        if "trackio" in settings.trackers:
             from plaudit.monitor.trackio import Trackio
 
-            trackers.append(Trackio(folder, project=settings.trackio, settings=run))
+            trackers.append(Trackio(folder, project=settings.trackers["trackio"], settings=run))
         yield trackers
         failed = False
     finally:

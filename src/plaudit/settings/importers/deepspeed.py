@@ -123,7 +123,7 @@ def sharding(r: Reading) -> Found:
 
 def tracker(r: Reading) -> Found:
     if r("wandb.enabled"):
-        yield "log.wandb", r("wandb.project", "deepspeed")
+        yield "log.trackers", {"wandb": r("wandb.project", "deepspeed")}
 
 
 WORK: Mapping[str, Work] = {work.__name__: work for work in (batch, precision, optimizer, scheduler, sharding, tracker)}

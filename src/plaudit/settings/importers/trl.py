@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from plaudit.monitor.settings import TRACKERS
 from plaudit.settings.importers import deepspeed
 from plaudit.settings.importers.schedules import scheduled, spaced
 from plaudit.settings.importers.sources import reward_entries, sources
@@ -202,22 +203,25 @@ def records(r: Reading) -> Found:
     if r("logging_steps", 0) >= 1:
         yield "train.log_every", int(r("logging_steps"))
     told = r("report_to", "none")
-    trackers = {told} if isinstance(told, str) else set(told or ())
-    for name in sorted(trackers - {"none", "tensorboard", "wandb", "mlflow", "trackio", ""}):
+    asked = {told} if isinstance(told, str) else set(told or ())
+    for name in sorted(asked - {"none", "tensorboard", *TRACKERS, ""}):
         r.refuse(
             "report_to",
             f"{name} is not here: take tensorboard, wandb, mlflow or trackio",
         )
-    if "tensorboard" in trackers:
+    if "tensorboard" in asked:
         yield "log.tensorboard", True
-    if "wandb" in trackers:
-        project = r.environment.get("WANDB_PROJECT") or os.environ.get("WANDB_PROJECT")
-        yield "log.wandb", r("project") or project or "huggingface"
-    if "mlflow" in trackers:
-        told = r.environment.get("MLFLOW_EXPERIMENT_NAME") or os.environ.get("MLFLOW_EXPERIMENT_NAME")
-        yield "log.mlflow", told or "Default"
-    if "trackio" in trackers:
-        yield "log.trackio", r("project") or "huggingface"
+
+    def named(variable: str) -> str | None:
+        return r.environment.get(variable) or os.environ.get(variable)
+
+    projects = {
+        "wandb": r("project") or named("WANDB_PROJECT") or "huggingface",
+        "mlflow": named("MLFLOW_EXPERIMENT_NAME") or "Default",
+        "trackio": r("project") or "huggingface",
+    }
+    if trackers := {name: projects[name] for name in TRACKERS if name in asked}:
+        yield "log.trackers", trackers
 
 
 def adapters(r: Reading) -> Found:
