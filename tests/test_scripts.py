@@ -50,7 +50,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.chdir(tmp_path)
 
     def invoke(script: str, *arguments: str, status: int = 0) -> Result:
@@ -265,7 +264,6 @@ def test_example_makes_its_data_and_can_be_run_again_with_custom_files(call: Any
 def test_overrides_of_the_real_sentences_stand_before_or_behind_the_flags(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags_first: bool
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     flags, overrides = ["--method", "grpo", "--output", str(tmp_path / "runs")], ["sft.train.steps=1", "name=other"]
     rest = [*flags, *overrides] if flags_first else [*overrides, *flags]
     monkeypatch.setattr("sys.argv", ["rt_polarity.py", str(tmp_path), *rest])
@@ -279,8 +277,7 @@ SIZES = {"qwen2.5-0.5b": 494_032_768, "llama-3.2-1b": 1_235_814_400, "llama-3-8b
 
 
 @pytest.fixture
-def pretrained(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def pretrained() -> Any:
     return importlib.import_module("pretrained")
 
 

@@ -1,18 +1,13 @@
 """Recorded runs: healthy ones raise no alarm, and each rule catches a sick one in time. `scripts/health_runs.py` makes
 them."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from health_runs import PAGE, RECORDED, SICK, caught, recorded, with_table
 
 from plaudit.commands.options import METHODS
 from plaudit.monitor.rules import RULES
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from health_runs import PAGE, RECORDED, SICK, caught, recorded, with_table  # noqa: E402
 
 HEALTHY_RUNS = {about["name"]: (about, records) for about, records in recorded("healthy.jsonl")}
 SICK_RUNS = {about["name"]: (about, records) for about, records in recorded("sick.jsonl")}

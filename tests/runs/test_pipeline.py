@@ -137,9 +137,7 @@ def test_the_demo_is_told_by_an_option_where_to_write(tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_task_of_one_seed_has_its_table_too(
-    recipe: dict[str, Any], demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_of_one_seed_has_its_table_too(recipe: dict[str, Any], demo: Any, tmp_path: Path) -> None:
     """docs/results.md is made of it, and would call the task not run."""
     gold = "plaudit.tasks.demo:gold_reward"
     evaluation = {"prompts": str(demo.prompts_test), "limit": 4, "sampling": {"max_tokens": 6}, "gold": gold}
@@ -148,7 +146,6 @@ def test_a_task_of_one_seed_has_its_table_too(
     run_task(file, lambda folder, seed, reporter: None, tmp_path / "task", seeds=[3], overrides=[])
     found = json.loads((tmp_path / "task/seeds.json").read_text())
     assert found["seeds"] == [3]
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
     page = "\n".join(importlib.import_module("results").section(tmp_path / "task", "The task"))
     value = found["figures"]["gold reward after"]["values"][0]
     assert f"| gold reward after | {value:.3f} | - | {value:.3f} |" in page

@@ -134,14 +134,13 @@ SPREAD: dict[str, dict[str, Any]] = {
 
 
 def test_a_stage_of_the_scripts_pipeline_goes_on_with_distributed_settings(
-    make_recipe: Recipe, demo: DemoFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Recipe, demo: DemoFiles, tmp_path: Path
 ) -> None:
     """Begun in this process, on a cluster from the second step on: its figures are those of one that stays here."""
     from ray.cluster_utils import Cluster
 
     shipped = yaml.safe_load((ROOT / "configs" / "distributed.yaml").read_text())
     assert {key: set(keys) for key, keys in SPREAD.items()} == {key: set(keys) for key, keys in shipped.items()}
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     script = importlib.import_module("train").main
     steady = {"optimizer": {"schedule": "constant", "eps": 1e-3}}
     recipe = make_recipe("ppo", tmp_path, **steady)

@@ -48,7 +48,6 @@ def command(start: str, number: int = 0) -> list[str]:
 
 
 def test_the_guide_step_by_step(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     pretrained = importlib.import_module("pretrained")
     start = pretrained.made(pretrained.config_of("llama-3-8b", tiny=True), tmp_path / "start")
     rows = tmp_path / "hh.jsonl"
@@ -94,7 +93,6 @@ def test_the_guide_step_by_step(cluster: Any, tmp_path: Path, monkeypatch: pytes
     told = CliRunner().invoke(main, [*judge[1:], "device=cpu", f"out={tmp_path / 'evaluation'}"])
     assert told.exit_code == 0, told.output
     assert "accuracy" in told.output
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     words = command("python examples/score_with_reward_model.py")
     words[2] = str(again.checkpoint("judge"))
     monkeypatch.setattr(sys, "argv", words[1:])
