@@ -14,7 +14,7 @@ export JOBS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo quick test test-page test-vllm test-uncompiled compat fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
+.PHONY: help setup vllm demo quick test test-page test-vllm test-uncompiled compat parity fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ fuzz-kernels: $(STAMP) ## Call every kernel with random arguments under sanitize
 
 compat: $(STAMP) ## Run the tests of models, data and evaluation with the oldest and the newest transformers
 	@scripts/compat.sh $(BIN)/python $(ARGS)
+
+parity: $(STAMP) ## Compare every loss, estimator and optimizer step with TRL's own code (docs/parity.md)
+	@scripts/parity.sh $(BIN)/python $(ARGS)
 
 shape: $(STAMP) ## Show what each room of the source is for, its lines and its budget
 	@$(BIN)/python tests/shape.py
@@ -110,7 +113,7 @@ renew: ## Rewrite both requirements with the newest versions that pyproject.toml
 	@echo "requirements.txt and requirements-docs.txt are renewed; now: make lint site test"
 
 clean: ## Remove the environment and every cache (runs are kept)
-	@rm -rf $(VENV) $(DOCS) .venv-renew .venv-compat site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	@rm -rf $(VENV) $(DOCS) .venv-renew .venv-compat .venv-parity site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	@find src tests scripts examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamp is written last: an interrupted installation starts again.
