@@ -47,8 +47,6 @@ Job = dict[str, Any]
 GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
 """Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
-logprobs.CHUNK_ELEMENTS, logprobs.LEAST_ROWS = 1, 16  # log-probs of a pass take several chunks, and
-logprobs.KEEP_ELEMENTS = 5000  # those of the longer passes are computed again
 
 
 class Among(Gang[Trainer]):
@@ -209,6 +207,8 @@ def figures(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    logprobs.CHUNK_ELEMENTS, logprobs.LEAST_ROWS = 1, 16  # log-probs of a pass take several chunks, and
+    logprobs.KEEP_ELEMENTS = 5000  # those of the longer passes are computed again
     for job in json.loads(Path(sys.argv[1]).read_text()):
         do(job, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     if dist.is_initialized():
