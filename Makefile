@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 DOCS := .venv-docs
 DOCS_STAMP := $(DOCS)/.installed
 ARGS ?=
+COMPUTING := algorithms compute evaluate learn loop models rewards rollout runs tasks weights test_other_device.py
 # Tests wait for processes half of their time.
 JOBS ?= 4
 export JOBS
@@ -49,8 +50,9 @@ test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
 	@$(MAKE) --no-print-directory test ARGS="-m vllm $(ARGS)"
 
-test-uncompiled: $(STAMP) ## Run the tests as on a machine without a C++ compiler; those of clusters aside
-	@scripts/without_compiler.sh $(MAKE) --no-print-directory test ARGS="-m 'not clusters and not vllm' $(ARGS)"
+test-uncompiled: $(STAMP) ## Run the tests of what computes as on a machine without a C++ compiler; those of clusters aside
+	@scripts/without_compiler.sh $(MAKE) --no-print-directory test \
+	  ARGS="-m 'not clusters and not vllm' $(addprefix tests/,$(COMPUTING)) $(ARGS)"
 
 fuzz-kernels: $(STAMP) ## Call every kernel with random arguments under sanitizers: a good minute; ARGS="--seconds 600"
 	@$(BIN)/python tests/compute/fuzz.py $(ARGS)
