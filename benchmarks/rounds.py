@@ -83,8 +83,8 @@ ROUNDS: dict[str, Kind] = {
     "sharded": Kind(of_sharded, 2, 10.0),
     "cut": Kind(of_cut, 1, 10.0),
 }
-"""Sixty-eight kills in all, of every role in every phase, but nodes cut off, and ranks that are sharded or cut, in
-three: then they begin anew, with other freezes, and the other three."""
+"""Sixty-eight kills in all, of every role in every phase. Nodes that are cut off, and ranks that are sharded or
+cut, take three phases; the next rounds take the other three, with other freezes."""
 
 
 def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:

@@ -8,14 +8,7 @@ shift
 range=$(sed -n 's/^ *"\(transformers>=[^"]*\)",.*/\1/p' pyproject.toml)
 lowest=${range%%,*}
 for wanted in "${lowest/>=/==}" "$range"; do
-  rm -rf "$folder"
-  "$python" -m venv --without-pip "$folder"
-  "$python" - "$folder" << 'END'
-import glob, site, sys
-(place,) = glob.glob(f"{sys.argv[1]}/lib/python*/site-packages")
-with open(f"{place}/beneath.pth", "w") as file:
-    file.writelines(f"import site; site.addsitedir({beneath!r})\n" for beneath in site.getsitepackages())
-END
+  scripts/over.sh "$python" "$folder"
   "$folder/bin/python" -m pip install -qq --no-input --upgrade "$wanted"
   "$folder/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
   "$folder/bin/python" -m pytest -n "${JOBS:-2}" --dist loadgroup tests/models tests/data tests/evaluate "$@"

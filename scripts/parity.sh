@@ -6,14 +6,7 @@ set -euo pipefail
 python=$1 folder=.venv-parity
 shift
 if ! [ "$folder/.installed" -nt scripts/parity.sh ]; then
-  rm -rf "$folder"
-  "$python" -m venv --without-pip "$folder"
-  "$python" - "$folder" << 'END_OF_PYTHON'
-import glob, site, sys
-(place,) = glob.glob(f"{sys.argv[1]}/lib/python*/site-packages")
-with open(f"{place}/beneath.pth", "w") as file:
-    file.writelines(f"import site; site.addsitedir({beneath!r})\n" for beneath in site.getsitepackages())
-END_OF_PYTHON
+  scripts/over.sh "$python" "$folder"
   "$folder/bin/python" -m pip install -qq --no-input --no-deps trl==1.16.0 accelerate==1.15.0 psutil==7.2.2
   "$folder/bin/python" -m pip install -qq --no-input --no-deps --target "$folder/trl112" trl==1.12.0
   touch "$folder/.installed"

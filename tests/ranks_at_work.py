@@ -183,6 +183,14 @@ def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str
     assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
 
 
+def of_gradient(job: Job) -> Job:
+    """The job with optimizers whose first step is the gradient itself."""
+    job["recipe"]["optimizer"] = GRADIENT
+    if job["recipe"]["method"] == "ppo":
+        job["recipe"]["critic"] = {"learning_rate": GRADIENT["learning_rate"]}
+    return job
+
+
 def furthest(one: Path, other: Path) -> float:
     """The largest difference of any weight of any model; large weights in bfloat16 count in shares of their size."""
     files = sorted(one.glob("*.safetensors"))

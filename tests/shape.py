@@ -26,7 +26,7 @@ ROOMS = {
     "types": (205, "rows, prompts and answers, as every room speaks of them"),
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
-    "support": (610, "paths, plugins, visible text, imports put off; how a setting is declared, walked and checked"),
+    "support": (640, "paths, plugins, visible text, late imports, requests; how a setting is declared and checked"),
     "maths": (470, "one function for each formula"),
     "compute": (
         1670,
@@ -43,7 +43,7 @@ ROOMS = {
     ),
     "weights": (545, "new weights to every process with a copy"),
     "tasks": (740, "the demo's language and the real sentences"),
-    "rollout": (3020, "two engines, one of them our own decoder, and the way from prompts to rows"),
+    "rollout": (3040, "two engines, one of them our own decoder, and the way from prompts to rows"),
     "learn": (1665, "passes, sharding, parts of matrices (175), the optimizer"),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),

@@ -319,7 +319,7 @@ OFFENCES = {
     ),
     "long file": ("sizes", {"loop/x.py": "x = 1\n" * 401}, "loop/x.py has 401 lines"),
     "long function": ("sizes", {"loop/x.py": f"class A:\n  async def f():\n{LONG}"}, "loop/x.py:f has 61 lines"),
-    "large room": ("rooms", {"support/x.py": "x = 1\n" * 611}, "support has 611 lines, at most 610"),
+    "large room": ("rooms", {"partition.py": "x = 1\n" * 81}, "partition has 81 lines, at most 80"),
     "long path": (
         "reading_path",
         dict.fromkeys(READING_PATH, HEADER + "x = 1\n" * 147),

@@ -1,4 +1,4 @@
-"""Preferences labelled anew, pairs made of answers, and training on both."""
+"""Relabelled preferences, pairs made of answers, and training on both."""
 
 from __future__ import annotations
 

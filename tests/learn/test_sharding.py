@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_at_work import GRADIENT, Job, at_work, do, figures, furthest
+from ranks_at_work import Job, at_work, do, figures, furthest, of_gradient
 from tiny import GPT2
 
 from plaudit import load_settings
@@ -86,11 +86,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         return {**found, "folder": folder}
 
     def one_step(case: str, how: str, strategy: str | None = None) -> Job:
-        found = job(case, f"gradient {how}", strategy, steps=(0, 1))
-        found["recipe"]["optimizer"] = GRADIENT
-        if case == "ppo":
-            found["recipe"]["critic"] = {"learning_rate": GRADIENT["learning_rate"]}
-        return found
+        return of_gradient(job(case, f"gradient {how}", strategy, steps=(0, 1)))
 
     for case in CASES:
         do(job(case, "alone", save=1), 0, 1, "")
@@ -220,7 +216,7 @@ def test_a_group_of_nccl_is_made_to_raise_its_time_outs(
 
 @pytest.mark.parametrize("everyone", [False, True])
 def test_gathered_parameters_are_on_the_cpu(everyone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever packs them may have no GPU. Meta tensors stand for those of one."""
+    """The process that packs them may have no GPU. Meta tensors stand for those on a GPU."""
     place = object.__new__(Sharded)
     place.ranks, place.rows, place.dtypes = Alone(), {"weight": 3}, {"weight": torch.bfloat16}
     place.model = torch.nn.Linear(2, 3, device="meta")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_at_work import GRADIENT, Job, at_work, do, figures, furthest
+from ranks_at_work import Job, at_work, do, figures, furthest, of_gradient
 
 from plaudit.compute.axis import Axis
 from plaudit.models.load import fresh_model
@@ -88,11 +88,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         }
 
     def one_step(case: str, how: str, mesh: str | None = None) -> Job:
-        found = job(case, f"gradient {how}", mesh, steps=(0, 1))
-        found["recipe"]["optimizer"] = GRADIENT
-        if case == "ppo":
-            found["recipe"]["critic"] = {"learning_rate": GRADIENT["learning_rate"]}
-        return found
+        return of_gradient(job(case, f"gradient {how}", mesh, steps=(0, 1)))
 
     for case in CASES:
         do(job(case, "alone", save=1), 0, 1, "")

@@ -41,7 +41,7 @@ def longer(body: dict[str, Any]) -> tuple[int, Any]:
 
 
 class Endpoint:
-    """A server that answers as it is told, and keeps what it was asked."""
+    """A server that gives the prepared answers and keeps the requests."""
 
     def __init__(self) -> None:
         self.reply: Reply = longer

@@ -353,8 +353,8 @@ def test_what_a_method_does_not_read_is_named() -> None:
     given = {key: value for key, value in VALID.items() if key != "rewards"}
     assert unused(load_settings(given, [*offline, "train.batch_size=8"], method="dpo")) == [
         "critic.learning_rate=0.5",
-        "rollout.vllm.memory=0.3",
         "rollout.temperature=0.5",
+        "rollout.vllm.memory=0.3",
         "shaping.clip=2.0",
     ]
     assert unused(load_settings(VALID, [*offline, "train.batch_size=8"], method="ppo")) == ["train.batch_size=8"]

@@ -29,7 +29,7 @@ class Crew(Protocol):
     """CPU threads of a rank."""
 
     def sampler(self, doing: Doing) -> Sampler:
-        """What samples, for online methods. `doing` is told who samples when."""
+        """Return the sampler of an online method. `doing(worker, phase)` is active while a worker samples."""
         ...
 
     def cast(self) -> Cast:

@@ -8,9 +8,9 @@ from typing import Any
 
 from plaudit.data.settings import DataSettings, absent, sources
 from plaudit.rewards.settings import LlmSettings, RewardSettings
+from plaudit.rollout.settings import DrawSettings
 from plaudit.support.fields import Section, check, setting
 from plaudit.support.paths import at_home
-from plaudit.types import Sampling
 
 KINDS = ("perplexity", "generation", "reward", "kl", "comparison", "preference")
 DATA = ("prompts", "demonstrations", "preferences")
@@ -20,23 +20,9 @@ WHOLE = (
 
 
 @dataclass
-class SamplingSettings(Section):
+class SamplingSettings(DrawSettings):
     """How answers are drawn."""
 
-    temperature: float = setting(1.0, least=0)
-    """0 is greedy."""
-    top_p: float = setting(1.0, above=0, most=1)
-    """1 keeps all."""
-    top_k: int = setting(0, least=0)
-    """0 keeps all."""
-    min_tokens: int = setting(0, least=0, unit="tokens")
-    """Fewest tokens of an answer."""
-    max_tokens: int = setting(64, least=1, unit="tokens")
-    """Longest answer."""
-    stop: list[str] = field(default_factory=list)
-    """Texts that end an answer; they may hold special tokens."""
-    special_tokens: bool = False
-    """Show and score answers with their special tokens, except the end token."""
     samples: int = setting(1, least=1)
     """Answers to each prompt."""
     slots: int = setting(64, least=1)
@@ -45,23 +31,10 @@ class SamplingSettings(Section):
     @property
     def whole(self) -> bool:
         """True if answers are drawn from the policy's whole distribution."""
-        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0 and self.min_tokens == 0
-
-    def draw(self) -> Sampling:
-        """How the engine draws one answer."""
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_tokens=self.min_tokens,
-            max_tokens=self.max_tokens,
-            special_tokens=self.special_tokens,
-            stop=tuple(self.stop),
-        )
+        return self.temperature > 0 and not self.reshaped
 
     def contradictions(self) -> Iterator[str]:
-        if self.min_tokens > self.max_tokens:
-            yield f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}: lower it"
+        yield from super().contradictions()
         if self.temperature == 0 and self.samples > 1:
             yield f"samples={self.samples} greedy answers would all be the same: set samples=1"
 

@@ -8,11 +8,11 @@ token is in the address's fragment, which browsers never send; the page sends it
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+
+from plaudit.support.requests import by_name, has_token, known_host
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -60,11 +60,9 @@ class Door:
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the reason for which a request is refused, or None."""
-        given: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            given.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        given = by_name(scope["headers"])
         hosts = given.get("host", [])
-        if len(hosts) != 1 or not self._ours(hosts[0]):
+        if not known_host(given, self.names):
             return 403, f"unknown Host {', '.join(hosts)!r:.80}: give the server --allow-host for this name"
         if any(origin != f"http://{hosts[0]}" for origin in given.get("origin", ())):
             return 403, "pages of others are not served: the request has another Origin"
@@ -74,21 +72,9 @@ class Door:
             return None
         if given.get("sec-fetch-site", ["same-origin"]) not in (["same-origin"], ["none"]):
             return 403, "pages of others are not served: the request comes from another site"
-        if self.token is not None:
-            found = given.get("authorization", [""])
-            if len(found) != 1 or not hmac.compare_digest(found[0].encode(), f"Bearer {self.token}".encode()):
-                return 401, "the token is missing or wrong: open the address that the command printed"
+        if self.token is not None and not has_token(given, self.token):
+            return 401, "the token is missing or wrong: open the address that the command printed"
         return None
-
-    def _ours(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if name.lower() in self.names:
-            return True
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            return False
-        return True
 
 
 async def _answer(send: Send, status: int, reason: str) -> None:

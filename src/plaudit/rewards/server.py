@@ -9,8 +9,6 @@ Two routes need no framework. Left out: the model (`scores` turns questions into
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 
 from plaudit.rewards import protocol
 from plaudit.rewards.protocol import Question
+from plaudit.support.requests import by_name, has_token, known_host
 from plaudit.types import Score
 
 Scope = MutableMapping[str, Any]
@@ -47,31 +46,16 @@ class Guard:
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Raise Refused unless the request may be served. Every route is checked."""
-        given: dict[str, list[str]] = {}
-        for name, value in headers:
-            given.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        given = by_name(headers)
         if "origin" in given:
             raise Refused(403, "pages in browsers are not served: the request has an Origin")
         hosts = given.get("host", [])
-        if len(hosts) != 1 or not self._ours(hosts[0]):
+        if not known_host(given, self.hosts):
             raise Refused(
                 403, f"unknown Host {', '.join(hosts)!r:.80}: start the server with --allow-host for this name"
             )
-        if self.token is not None:
-            expected = f"Bearer {self.token}".encode()
-            found = given.get("authorization", [""])
-            if len(found) != 1 or not hmac.compare_digest(found[0].encode(), expected):
-                raise Refused(401, "the token is missing or wrong: send 'Authorization: Bearer TOKEN'")
-
-    def _ours(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if name.lower() in self.hosts:
-            return True
-        try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-        except ValueError:
-            return False
-        return True
+        if self.token is not None and not has_token(given, self.token):
+            raise Refused(401, "the token is missing or wrong: send 'Authorization: Bearer TOKEN'")
 
 
 class RewardApplication:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from plaudit.support.fields import Section, setting, shown
+from plaudit.types import Sampling
 
 ENGINES = ("native", "vllm")
 LEAST_TEMPERATURE = 0.01
@@ -34,18 +35,13 @@ class VllmStart(VllmSettings):
 
 
 @dataclass
-class RolloutSettings(Section):
-    """How answers are drawn from the policy."""
+class DrawSettings(Section):
+    """How answers are drawn."""
 
-    engine: str = setting("native", choices=ENGINES)
-    """native computes on the learner's weights (on a copy, with lag); vllm holds its own (docs/vllm.md)."""
-    vllm: VllmSettings = field(default_factory=VllmSettings)
-    prompts_per_step: int = setting(32, least=1)
-    """Prompts of one training step (each has the method's number of samples)."""
     max_tokens: int = setting(64, least=1, unit="tokens")
     """Longest answer."""
     min_tokens: int = setting(0, least=0, unit="tokens")
-    """Shortest answer; above 0 it biases ratios unless algorithm.recompute_old is set."""
+    """Shortest answer."""
     temperature: float = setting(1.0, least=0)
     """Divides the logits before they become probabilities; 0 is greedy."""
     top_p: float = setting(1.0, above=0, most=1)
@@ -56,6 +52,40 @@ class RolloutSettings(Section):
     """Texts that end an answer; they may contain special tokens."""
     special_tokens: bool = False
     """Show rewards and samples the special tokens of an answer, such as <|channel|>, but never its end token."""
+
+    @property
+    def reshaped(self) -> bool:
+        """True if answers are drawn from a part of the policy's distribution: log-probs are then not the policy's."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 0
+
+    def draw(self) -> Sampling:
+        """How the engine draws one answer."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_tokens=self.min_tokens,
+            max_tokens=self.max_tokens,
+            special_tokens=self.special_tokens,
+            stop=tuple(self.stop),
+        )
+
+    def contradictions(self) -> Iterator[str]:
+        if self.min_tokens > self.max_tokens:
+            yield f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}: lower it"
+
+
+@dataclass
+class RolloutSettings(DrawSettings):
+    """How answers are drawn from the policy."""
+
+    engine: str = setting("native", choices=ENGINES)
+    """native computes on the learner's weights (on a copy, with lag); vllm holds its own (docs/vllm.md)."""
+    vllm: VllmSettings = field(default_factory=VllmSettings)
+    prompts_per_step: int = setting(32, least=1)
+    """Prompts of one training step (each has the method's number of samples)."""
+    min_tokens: int = setting(0, least=0, unit="tokens")
+    """Shortest answer; above 0 it biases ratios unless algorithm.recompute_old is set."""
     slots: int = setting(64, least=1)
     """Sequences that each worker decodes at once."""
     workers: Any = 1
@@ -95,19 +125,13 @@ class RolloutSettings(Section):
         least, most = self.workers if isinstance(self.workers, list | tuple) else (self.workers, self.workers)
         return least, most
 
-    @property
-    def reshaped(self) -> bool:
-        """True if answers are drawn from a part of the policy's distribution: log-probs are then not the policy's."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 0
-
     def contradictions(self) -> Iterator[str]:
         if self.engine == "vllm" and 0 < self.temperature < LEAST_TEMPERATURE:
             yield (
                 f"temperature={self.temperature} is below vLLM's least, {LEAST_TEMPERATURE}: give 0 (greedy), a larger "
                 "one, or set rollout.engine=native"
             )
-        if self.min_tokens > self.max_tokens:
-            yield f"min_tokens={self.min_tokens} exceeds rollout.max_tokens={self.max_tokens}: lower it"
+        yield from super().contradictions()
         asked = self.workers if isinstance(self.workers, list | tuple) else [self.workers] * 2
         whole = len(asked) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n <= 2**64 for n in asked)
         if not whole or not 1 <= asked[0] <= asked[1]:

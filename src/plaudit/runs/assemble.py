@@ -60,7 +60,7 @@ from plaudit.runs.intake import Intake
 from plaudit.runs.page import ShowPage
 from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.settings.tree import Settings, to_plain
-from plaudit.types import Group, Role, Sampling, Stats
+from plaudit.types import Group, Role, Stats
 
 
 class Job:
@@ -135,18 +135,6 @@ class Job:
                 parts.append((remote, settings.weight, remote.name))
         return WeightedReward(parts, renormalise=self.settings.shaping.renormalise)
 
-    def sampling(self) -> Sampling:
-        rollout = self.settings.rollout
-        return Sampling(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            min_tokens=rollout.min_tokens,
-            max_tokens=rollout.max_tokens,
-            special_tokens=rollout.special_tokens,
-            stop=tuple(rollout.stop),
-        )
-
     def source(self, crew: Crew, stop: list[int]) -> tuple[BatchSource, Rollouter | None]:
         settings, cursor = self.settings, self.data.cursor(self.settings.seed)
         if not isinstance(self.objective, Algorithm):
@@ -174,7 +162,7 @@ class Job:
         return Outage(rollouter.again, most=most, patience=patience, stop=stop, say=self.reporter.say)
 
     def rollouter(self, crew: Crew, method: Algorithm) -> Rollouter:
-        plan, settings = method.plan(self.sampling()), self.settings
+        plan, settings = method.plan(self.settings.rollout.draw()), self.settings
         doing = self.events.doing
         reward = TimedReward(self.reward(crew), partial(doing, "rewards", "scores"))
         return Rollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
@@ -339,7 +327,7 @@ class Job:
         items = self.data.validation[: self.settings.evaluate.limit]
         if rollouter is None:
             return validation_loss(cast, items)
-        plan = (self.sampling(),)
+        plan = (self.settings.rollout.draw(),)
         held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
         assert self.outage is not None, "every sampling run can wait for rewards"
         return partial(validation_rewards, held_out, items, self.outage.waited, record)

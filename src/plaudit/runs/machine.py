@@ -134,7 +134,8 @@ def about_devices(s: Settings) -> list[str]:
 
 
 def _rollouts(s: Settings) -> int:
-    """Rollout workers that take devices of their own at the start; 0 where their number cannot be, which is told of."""
+    """Number of rollout workers that take devices of their own at the start; 0 if the setting is wrong, which another
+    check reports."""
     if not s.samples or s.rollout.share_devices or list(s.rollout.contradictions()):
         return 0
     return s.rollout.workers_range[0]
