@@ -43,8 +43,8 @@ test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how 
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || test -x "$$PLAUDIT_CHROMIUM" || { \
 	  echo "There is no Chromium. On Debian: apt-get install chromium; or set PLAUDIT_CHROMIUM to a browser's file" >&2; exit 1; }
 	@$(BIN)/python -m pip install -qq --no-input playwright==1.65.2
-	@command -v npm >/dev/null || { echo "There is no npm, so axe does not look for what hinders readers" >&2; exit 0; }; \
-	  npm install --silent --no-save --prefix .cache/axe axe-core@4.14.1
+	@command -v npm >/dev/null || { echo "There is no npm, which fetches axe. On Debian: apt-get install npm" >&2; exit 1; }
+	@npm install --silent --no-save --prefix .cache/axe axe-core@4.14.1
 	@$(BIN)/python -m pytest tests/monitor/test_browser.py $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
