@@ -141,7 +141,7 @@ def test_the_others_answer_for_a_lost_worker_until_another_one_is_ready() -> Non
     first, second, third, fourth = (worker.calls for worker in started)
     assert second == [2, 2], "one call, and the one at which it was killed"
     assert fourth == [2]
-    assert (first, third) == ([3, 3, 1, 4, 3], [2, 2, 1, 3, 2]), "its two are asked of one each, then there are two"
+    assert (first, third) == ([3, 3, 2, 4, 3], [2, 2, 3, 2]), "its two are asked of one, then there are two"
 
 
 def test_where_none_is_left_and_none_gets_ready_the_run_ends() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plaudit.runtime.places import LONGEST_PAUSE, NODES, Places
-from plaudit.runtime.worker import NodeLost, WorkerLost
+from plaudit.runtime.worker import NodeLost, NoWorkersError, Worker, WorkerLost
 
 
 class Idle:
@@ -32,13 +32,28 @@ class Idle:
 class Case:
     """Places, and what was started and said. The first starts fail as `fails` has it, where it has no None."""
 
-    def __init__(self, count: int, *, most: int = 0, fails: list[Exception | None] | None = None, allowed: int = 99):
+    def __init__(
+        self,
+        count: int,
+        *,
+        most: int = 0,
+        patience: float = 99.0,
+        fails: list[Exception | None] | None = None,
+        allowed: int = 99,
+    ):
         self.started: list[Idle] = []
         self.said: list[str] = []
         self.failures: list[WorkerLost] = []
         self.fails, self.allowed, self.starts = fails or [], allowed, list[int]()
         self.places = Places(
-            self._start, count, most=most, work="questions", failures=self._failed, say=self.said.append
+            self._start,
+            count,
+            most=most,
+            work="questions",
+            patience=patience,
+            none="nobody for {patience:g} s",
+            failures=self._failed,
+            say=self.said.append,
         )
 
     async def _start(self, number: int) -> Idle:
@@ -129,7 +144,7 @@ def test_closed_places_end_what_is_under_way_and_the_first_reason_is_told() -> N
 
 def test_many_who_notice_a_loss_lose_one() -> None:
     async def steps(case: Case) -> None:
-        (place,) = await case.places.free(patience=9.0)
+        (place,) = await case.places.free()
         worker = place.worker
         assert worker is not None
         worker.kill()
@@ -218,7 +233,7 @@ def test_one_beyond_the_count_that_cannot_start_ends_nothing_and_is_tried_again(
 )
 def test_what_ends_all_is_told_to_who_waits(fails: list[Exception], allowed: int, error: type[Exception]) -> None:
     async def steps(case: Case) -> None:
-        for wait in (case.places.counted(), case.places.free(patience=9.0)):
+        for wait in (case.places.counted(), case.places.free()):
             with pytest.raises(error, match=r"no clerk|too many"):
                 await wait
         assert len(case.starts) == len(fails)
@@ -230,13 +245,32 @@ def test_the_least_busy_is_first_and_none_is_waited_for_no_longer_than_may_be() 
     async def steps(case: Case) -> None:
         await case.places.counted()
         case.places.all[0].load, case.places.all[2].load = 2, 1
-        assert [place.number for place in await case.places.free(patience=9.0)] == [1, 2, 0]
+        assert [place.number for place in await case.places.free()] == [1, 2, 0]
         for place in case.places.all:
             place.worker = None
-        with pytest.raises(TimeoutError):
-            await case.places.free(patience=0.05)
+        with pytest.raises(NoWorkersError, match=r"0\.05 s"):
+            await case.places.free()
 
-    do(steps, 3)
+    do(steps, 3, patience=0.05)
+
+
+def test_the_next_is_asked_for_one_that_is_lost() -> None:
+    async def steps(case: Case) -> None:
+        await case.places.counted()
+        asked: list[str] = []
+
+        async def ask(worker: Worker[Any]) -> str:
+            asked.append(worker.name)
+            if len(asked) < 3:
+                raise WorkerLost(worker.name, "its process ended")
+            return "answer"
+
+        assert await case.places.asked(1, ask, first=case.places.all[1]) == "answer"
+        assert asked[0] == "clerk 1"
+        assert len(case.failures) == 2
+        assert [place.load for place in case.places.all] == [0, 0]
+
+    do(steps, 2)
 
 
 def test_those_that_end_because_all_is_closed_are_no_loss() -> None:
@@ -247,14 +281,14 @@ def test_those_that_end_because_all_is_closed_are_no_loss() -> None:
         await asyncio.sleep(0.03)
         assert (case.failures, case.starts) == ([], [0])
         with pytest.raises(RuntimeError, match="the clerks were closed"):
-            await case.places.free(patience=9.0)
+            await case.places.free()
 
     do(steps, 1)
 
 
 def test_who_waits_for_a_place_is_told_that_all_is_closed() -> None:
     async def steps(case: Case) -> None:
-        waits = [asyncio.ensure_future(wait) for wait in (case.places.counted(), case.places.free(patience=99.0))]
+        waits = [asyncio.ensure_future(wait) for wait in (case.places.counted(), case.places.free())]
         await asyncio.sleep(0)
         case.places.close("the clerks were")
         for ended in await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 9.0):

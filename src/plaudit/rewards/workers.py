@@ -1,7 +1,7 @@
 """A judge in several processes: a call is spread over the live ones, and a lost one is replaced.
 
     sequences -> a share for each worker -> `of_sequences` over there -> scores in order
-    a worker is lost -> its share is spread over the others, or waits if none is left
+    a worker is lost -> another one gets its share, which waits if none is left
 
 A score depends only on its sequence, so it does not matter which worker is asked, in which batch, or how often.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from plaudit.rewards.judge import Tokens
 from plaudit.runtime.places import Place, Places, Start
-from plaudit.runtime.worker import NoWorkersError, WorkerLost
+from plaudit.runtime.worker import WorkerLost
 
 
 class Scores(Protocol):
@@ -37,8 +37,11 @@ class JudgeWorkers:
     ):
         """If no worker is left, questions wait `patience` seconds. `failures` receives every lost worker and may raise,
         which ends the run."""
-        self._places = Places(start, count, work="questions", failures=failures, say=say)
-        self._patience = patience
+        none = (
+            "no judge became ready within {patience:g} s, twice runtime.start_timeout (for its room, and for loading): "
+            "free what `resources` of the reward asks for, or raise it"
+        )
+        self._places = Places(start, count, work="questions", patience=patience, none=none, failures=failures, say=say)
 
     def open(self) -> None:
         """Begin to start workers, within a running event loop. Further calls do nothing."""
@@ -46,10 +49,7 @@ class JudgeWorkers:
 
     async def __call__(self, sequences: list[Tokens]) -> list[float]:
         self.open()
-        return await self._spread(sequences)
-
-    async def _spread(self, sequences: list[Tokens]) -> list[float]:
-        places = (await self._ready())[: len(sequences)]
+        places = (await self._places.free(all_tried=True))[: len(sequences)]
         shares = [sequences[number :: len(places)] for number in range(len(places))]
         found = await asyncio.gather(*(self._asked(place, mine) for place, mine in zip(places, shares, strict=True)))
         scores = [0.0] * len(sequences)
@@ -58,25 +58,13 @@ class JudgeWorkers:
         return scores
 
     async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> list[float]:
-        """Scores from a place's worker or, if it is lost, from the others."""
-        try:
-            scores = await self._places.call(
-                place, len(sequences), lambda one: one.call(Scores.of_sequences, sequences)
-            )
-        except WorkerLost:
-            return await self._spread(sequences)
+        """Scores from a place's worker or, if it is lost, from another one."""
+        scores = await self._places.asked(
+            len(sequences), lambda one: one.call(Scores.of_sequences, sequences), first=place
+        )
         if len(scores) != len(sequences):
             raise ValueError(f"A judge was asked about {len(sequences)} and scored {len(scores)} sequences.")
         return scores
-
-    async def _ready(self) -> list[Place[Scores]]:
-        try:
-            return await self._places.free(patience=self._patience, all_tried=True)
-        except TimeoutError:
-            raise NoWorkersError(
-                f"no judge became ready within {self._patience:g} s, twice runtime.start_timeout (for its "
-                "room, and for loading): free what `resources` of the reward asks for, or raise it"
-            ) from None
 
     def close(self) -> None:
         self._places.close("the judges were")

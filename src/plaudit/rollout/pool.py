@@ -19,7 +19,7 @@ from typing import Any
 
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.places import Place, Places, Start
-from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
+from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
 from plaudit.types import Completion, Sampling
 from plaudit.weights.parcel import WeightsError
 from plaudit.weights.transport import Shipment
@@ -46,7 +46,17 @@ class Pool:
         Without any worker, requests wait `patience` seconds. `failures` gets every other lost worker; it may raise,
         which ends the run."""
         self._start, self._patience = start, patience
-        self.places = Places(self._ready, count, most=most, work="prompts", failures=failures, say=say)
+        none = "no rollout worker became ready within {patience:g} s, twice runtime.start_timeout"
+        self.places = Places(
+            self._ready,
+            count,
+            most=most,
+            work="prompts",
+            patience=patience,
+            none=none,
+            failures=failures,
+            say=say,
+        )
         self.doing: Callable[[str, str], AbstractContextManager[None]] = lambda worker, phase: nullcontext()
         """Active while a worker, named, samples."""
         self._open = 0
@@ -81,20 +91,9 @@ class Pool:
                 return await worker.call(RolloutWorker.generate, self.attempt, list(prompt_tokens), list(plan))
 
         try:
-            while True:
-                place = await self._least_busy()
-                with suppress(WorkerLost):
-                    return await self.places.call(place, cost, ask)
+            return await self.places.asked(cost, ask)
         finally:
             self._open -= 1
-
-    async def _least_busy(self) -> Place[RolloutWorker]:
-        try:
-            return (await self.places.free(patience=self._patience))[0]
-        except TimeoutError:
-            raise NoWorkersError(
-                f"no rollout worker became ready within {self._patience:g} s, twice runtime.start_timeout"
-            ) from None
 
     # --- weights
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Container, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from plaudit.runtime.worker import NodeLost, Result, Worker, WorkerLost, reason_of
+from plaudit.runtime.worker import NodeLost, NoWorkersError, Result, Worker, WorkerLost, reason_of
 
 Kind = TypeVar("Kind")
 Start = Callable[[int], Awaitable[Worker[Kind]]]
@@ -53,13 +54,16 @@ class Places(Generic[Kind]):
         *,
         most: int = 0,
         work: str,
+        patience: float,
+        none: str,
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
         """`most` above `count`: further places are filled when there is room; their losses are not failures. `failures`
         is called with every other lost worker and may raise RuntimeError, which ends everything. `work` describes their
-        requests for messages."""
-        self._start, self._count, self._work = start, count, work
+        requests for messages. Without any worker, requests wait `patience` seconds; then the error says `none`, which
+        may hold {patience}."""
+        self._start, self._count, self._work, self._patience, self._none = start, count, work, patience, none
         self._failures, self._say = failures, say
         self.all = [Place[Kind](number) for number in range(max(count, most))]
         self.lost = 0
@@ -90,11 +94,25 @@ class Places(Generic[Kind]):
             await self._changed.wait_for(lambda: self._broken or all(p.worker for p in self.all[: self._count]))
         self.check()
 
-    async def free(self, *, patience: float, all_tried: bool = False) -> list[Place[Kind]]:
+    async def asked(
+        self,
+        cost: int,
+        ask: Callable[[Worker[Kind]], Awaitable[Result]],
+        *,
+        first: Place[Kind] | None = None,
+    ) -> Result:
+        """Return the answer of the least busy worker, or of the place `first`. If the worker is lost, ask the next."""
+        while True:
+            place = first or (await self.free())[0]
+            first = None
+            with suppress(WorkerLost):
+                return await self.call(place, cost, ask)
+
+    async def free(self, *, all_tried: bool = False) -> list[Place[Kind]]:
         """Takes: nothing. Waits for: any worker, and with `all_tried` for a first start of all. Woken by: the end of
-        every start. Gives: the places of living workers, the least busy first. Raises TimeoutError after `patience`
+        every start. Gives: the places of living workers, the least busy first. Raises NoWorkersError after `patience`
         seconds without any."""
-        until = asyncio.get_running_loop().time() + patience
+        until = asyncio.get_running_loop().time() + self._patience
         async with self._changed:
             while True:
                 self.check()
@@ -102,8 +120,11 @@ class Places(Generic[Kind]):
                 found = [place for place in self.all if place.worker is not None]
                 if found and (not all_tried or all(place.tried for place in self.all)):
                     return sorted(found, key=lambda place: (place.load, place.number))
-                async with asyncio.timeout_at(until):
-                    await self._changed.wait()
+                try:
+                    async with asyncio.timeout_at(until):
+                        await self._changed.wait()
+                except TimeoutError:
+                    raise NoWorkersError(self._none.format(patience=self._patience)) from None
 
     async def call(self, place: Place[Kind], cost: int, ask: Callable[[Worker[Kind]], Awaitable[Result]]) -> Result:
         """Return the answer of the place's worker; `cost` counts as its load meanwhile. Raises WorkerLost if the worker
