@@ -18,12 +18,13 @@ import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from plaudit.runtime.coroutines import finished
+from plaudit.support.fields import check, nearest, setting
 from plaudit.types import Completion, Prompt, Score
 
 JAIL = Path(__file__).with_name("jail.py")
@@ -48,21 +49,13 @@ class CodeOptions:
     """Column with a list of {input, output}, for programs that read standard input."""
     partial: bool = False
     """Score the share of tests that pass, instead of 1 if all do and 0 if not."""
-    seconds: int = 10
+    seconds: int = setting(10, least=1, most=2**20)
     """CPU time of a process."""
-    wait: int = 20
+    wait: int = setting(20, least=1, most=2**20)
     """Seconds until a process that does not end is killed, busy or not."""
-    memory_mb: int = 512
-    output_kb: int = 256
+    memory_mb: int = setting(512, least=1, most=2**20)
+    output_kb: int = setting(256, least=1, most=2**20)
     """Largest output of a program; one that writes more is killed."""
-
-    def __post_init__(self) -> None:
-        given = asdict(self)
-        for name in ("seconds", "wait", "memory_mb", "output_kb"):
-            if not (isinstance(value := given[name], int) and 0 < value <= 2**20):
-                raise ValueError(
-                    f"options.{name}={value!r} of a reward of kind 'code' must be a whole number from 1 to 2**20."
-                )
 
 
 class CodeReward:
@@ -72,9 +65,10 @@ class CodeReward:
         try:
             self.options = CodeOptions(**options)
         except TypeError:
-            unknown = [key for key in options if key not in CodeOptions.__slots__]
-            known = ", ".join(CodeOptions.__slots__)
-            raise ValueError(f"options of reward {name!r} have {unknown}; there are {known}.") from None
+            known = CodeOptions.__slots__
+            unknown = next(key for key in options if key not in known)
+            raise ValueError(f"options of reward {name!r} have {unknown!r}{nearest(unknown, known)}") from None
+        check(self.options, prefix="options.")
         self.name = name or "code"
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         check_sandbox()

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
+from plaudit.rollout.settings import DrawSettings
 from plaudit.rollout.text import TextDecoder, text_before_stop, text_of
 from plaudit.runtime.memory import OutOfMemory, give_back_memory
 from plaudit.runtime.queue import Queue
+from plaudit.support.fields import leaves
 from plaudit.types import Completion, Finish, Sampling
 
 log = logging.getLogger(__name__)
 
 DIVERGED = "A sampled log-prob is not finite: the model's weights or logits overflowed."
+DRAWN = tuple(leaves(DrawSettings))
 
 
 @dataclass(eq=False, slots=True)
@@ -160,14 +162,10 @@ def check_request(prompt_tokens: Sequence[int], plan: Sequence[Sampling], max_le
             f"Give at most {max_length - 1} tokens, or raise the engine's max_length if the model allows it."
         )
     for sampling in plan:
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens} must be at least 1: a completion has one token or more")
-        if not 0 <= sampling.temperature < math.inf:
-            raise ValueError(f"temperature={sampling.temperature} must be finite and at least 0; 0 is greedy")
-        if not 0.0 < sampling.top_p <= 1.0:
-            raise ValueError(f"top_p={sampling.top_p} must be above 0 and at most 1; 1 keeps every token")
-        if sampling.top_k < 0:
-            raise ValueError(f"top_k={sampling.top_k} must be at least 0; 0 keeps every token")
+        given = asdict(sampling)
+        for leaf in DRAWN:
+            if not leaf.rule.takes(given[leaf.key]):
+                raise ValueError(replace(leaf, value=given[leaf.key]).complaint())
         if "" in sampling.stop:
             raise ValueError("stop has an empty string, which would stop at once: remove it")
 
