@@ -57,6 +57,11 @@ class Objective(Section):
     uses_ratio: ClassVar[bool] = False
     """True if it compares log-probs of sampler and learner: truncated sampling would then bias it."""
 
+    @property
+    def online(self) -> bool:
+        """True if it is trained on answers that its policy drew."""
+        return self.data == "prompts"
+
     def adapted(self, *, off_policy: bool) -> Self:
         """Return the method as its samples need it. `off_policy`: they may be older than the weights, or another
         engine's."""
@@ -74,6 +79,10 @@ class Objective(Section):
     def weigh(self, batch: Batch) -> Batch:
         """Weigh the rows of a whole optimizer step, before it is cut or spread. Default: mean over trained tokens."""
         return weighed(batch, Aggregation.TOKEN)
+
+    def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
+        """Add advantages (and returns), from rewards and annotated columns."""
+        return batch, {}
 
     def updates(self) -> tuple[int, int]:
         """Return (passes over the batch, optimizer steps a pass)."""
@@ -102,10 +111,6 @@ class Algorithm(Objective):
         reward or continues. An untrained one only counts in its group's baseline: the loop drops it after `credit`."""
         counted = [response for response in group.responses if response.reward is not None or response.continues]
         return [row_of(group, response) for response in counted] if any(r.trained for r in counted) else []
-
-    def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
-        """Add advantages (and returns), from rewards and annotated columns."""
-        return batch, {}
 
 
 def weighed(batch: Batch, aggregation: str | float) -> Batch:

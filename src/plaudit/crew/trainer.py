@@ -307,7 +307,7 @@ class Trainer:
 
     def _member(self, role: Role) -> Scorer:
         settings, model = self.settings, self.models[role]
-        temperature = settings.rollout.temperature if self.objective.data == "prompts" else 1.0
+        temperature = settings.rollout.temperature if self.objective.online else 1.0
         if role is Role.REFERENCE:
             policy = self.models[Role.POLICY]
             kind = BaseScorer if model is policy else Scorer

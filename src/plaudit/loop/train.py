@@ -18,7 +18,7 @@ from inspect import isawaitable
 
 import torch
 
-from plaudit.algorithms.base import Algorithm, Memory
+from plaudit.algorithms.base import Memory
 from plaudit.algorithms.figures import plain
 from plaudit.batch import Batch
 from plaudit.loop.cast import Cast
@@ -197,14 +197,13 @@ async def learn(
         ending.moved = True
         return None, {}
     batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
-    if isinstance(cast.objective, Algorithm):
-        before = dict(memory)
-        batch, credit = cast.objective.credit(batch, memory)
-        batch, stats = batch.trained(), stats | plain(credit, "the figures of `credit`")
-        memory.update(plain(memory, "the memory of `credit`"))
-        if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
-            memory.clear()
-            memory.update(before)
+    before = dict(memory)
+    batch, credit = cast.objective.credit(batch, memory)
+    batch, stats = batch.trained(), stats | plain(credit, "the figures of `credit`")
+    memory.update(plain(memory, "the memory of `credit`"))
+    if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
+        memory.clear()
+        memory.update(before)
     stats |= await update(cast, batch, ending, step=step, seed=seed)
     with ending.moving():
         await cast.follow()

@@ -263,7 +263,7 @@ class Job:
             hooks += [During(evaluate, "evaluates", self.events.doing), best]
         hooks.extend((*further, *self.recorders(crew, progress)))
         hooks.append(RecordMetrics(metrics))
-        if isinstance(self.objective, Algorithm):
+        if self.objective.online:
             hooks.append(samples)
         hooks.append(track)
         if settings.log.page:
@@ -315,7 +315,7 @@ class Job:
     def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
         """Hooks that write a record, or compare with one."""
         groups = self.lines(records.GROUPS, progress)
-        if self.settings.rollout.record and isinstance(self.objective, Algorithm):
+        if self.settings.rollout.record and self.objective.online:
             yield RecordGroups(groups, after=progress.step, threads=crew.threads)
         if self.record is not None:
             yield Compare(Run(self.record.path.parent).metrics, self.reporter.say)

@@ -48,7 +48,7 @@ class Intake:
         if train.steps is not None:
             return train.steps
         items = self.data.cursor(self.settings.seed).length
-        if self.objective.data == "prompts":
+        if self.objective.online:
             return max(1, -(-round(train.epochs * items) // self.settings.rollout.prompts_per_step))
         return max(1, round(train.epochs * -(-items // train.batch_size)))
 
@@ -67,7 +67,7 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
 
 def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
     """Return the length that the model must have room for, from the longest row or prompt."""
-    if objective.data == "prompts":
+    if objective.online:
         return Longest(row + settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens")
     return Longest(row, "the longest row")
 

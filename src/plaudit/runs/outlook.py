@@ -250,7 +250,7 @@ def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
     """Check that rows and vocabulary fit the models."""
     config = _decoder(found)
     longest = longest_of(s, s.objective, max((one.longest for one in found.previews), default=0))
-    limit = s.data.max_prompt_tokens if s.objective.data == "prompts" else s.data.max_tokens
+    limit = s.data.max_prompt_tokens if s.objective.online else s.data.max_tokens
     most = longest_of(s, s.objective, limit)
     if config is not None:
         room = config.max_positions

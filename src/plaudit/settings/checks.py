@@ -107,7 +107,7 @@ def _about_data(s: Settings) -> list[str]:
 def _about_method(s: Settings) -> list[str]:
     objective = s.objective
     problems = []
-    if objective.data == "prompts":
+    if objective.online:
         if not s.rewards:
             problems.append(
                 f"{s.method} needs a reward: set rewards: [{{kind: judge, path: ...}}] or a function or rule"
@@ -126,12 +126,12 @@ def _about_method(s: Settings) -> list[str]:
         problems.append(f"{s.method} learns from data and reads no rewards: remove `rewards`")
     from plaudit.types import Role
 
-    if s.shaping.unfinished == "bootstrap" and objective.data == "prompts" and Role.CRITIC not in objective.asks:
+    if s.shaping.unfinished == "bootstrap" and objective.online and Role.CRITIC not in objective.asks:
         problems.append(
             f"shaping.unfinished=bootstrap takes the critic's value for the rest of an answer, and {s.method} has no "
             "critic: set score, penalty or mask"
         )
-    if s.shaping.unfinished == "mask_loss" and objective.data == "prompts" and not objective.has_baseline:
+    if s.shaping.unfinished == "mask_loss" and objective.online and not objective.has_baseline:
         problems.append(
             f"shaping.unfinished=mask_loss is for baselines: {s.method} with these settings compares no answer with "
             "others to its prompt. Set mask"
@@ -164,7 +164,7 @@ def _about_best(s: Settings) -> list[str]:
         problems.append(f"evaluate.best={best} needs rows: set data.validation, to a source or to 5%")
     if s.evaluate.every is None:
         problems.append(f"evaluate.best={best} compares evaluations: set evaluate.every")
-    if s.algorithm.data == "prompts":
+    if s.algorithm.online:
         if not best.startswith("reward/"):
             problems.append(f"evaluate.best={best}: {s.method} is evaluated by rewards: reward/mean or reward/PART")
     elif type(s.algorithm).__module__.startswith("plaudit."):
@@ -260,7 +260,7 @@ def _about_runtime(s: Settings) -> list[str]:
         problems.append("runtime.strategy=fsdp_offload has no effect with device=cpu: take fsdp, or device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
-    if s.rollout.replay is not None and s.algorithm.data != "prompts":
+    if s.rollout.replay is not None and not s.algorithm.online:
         problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
     if s.rollout.share_devices and s.runtime.resources_per_rollout_worker:
         problems.append(

@@ -89,7 +89,7 @@ class Settings(Section):
     @property
     def samples(self) -> bool:
         """True if the run draws and scores answers: the method is online, and nothing is replayed."""
-        return bool(self.algorithm.data == "prompts" and self.rollout.replay is None)
+        return bool(self.algorithm.online and self.rollout.replay is None)
 
 
 def resolved(settings: Settings) -> str:
@@ -114,7 +114,7 @@ def unused(s: Settings) -> list[str]:
     """Return changed settings that this method does not read, as key=value; a recipe may serve several methods."""
     from plaudit.types import Role
 
-    online = s.algorithm.data == "prompts"
+    online = s.algorithm.online
     idle = ["train.batch_size"] if online else ["rollout.", "shaping."]
     idle += [] if Role.CRITIC in s.objective.asks else ["critic."]
     default = {leaf.key: leaf.value for leaf in leaves(Settings())}

@@ -55,7 +55,7 @@ def batch(r: Reading) -> Found:
     if whole is None and passes is None:
         return
     size = product if whole is None else whole
-    if size is not None and ALGORITHMS[r.method].data == "prompts":
+    if size is not None and ALGORITHMS[r.method]().online:
         r.notes.append(f"a step is rollout.prompts_per_step with its answers, not {size} rows")
     elif size is not None:
         yield "train.batch_size", size

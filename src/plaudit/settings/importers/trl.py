@@ -94,7 +94,7 @@ def divided(r: Reading, key: str, number: int, by: int) -> int:
 def _online(r: Reading) -> bool:
     from plaudit.algorithms import ALGORITHMS
 
-    return ALGORITHMS[r.method].data == "prompts"
+    return ALGORITHMS[r.method]().online
 
 
 def steps(r: Reading) -> Found:
