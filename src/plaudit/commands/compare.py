@@ -26,7 +26,7 @@ from plaudit.monitor import plots
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import LlmJudge
 from plaudit.rewards.settings import RewardSettings
-from plaudit.runs.differences import flat
+from plaudit.runs.differences import read_flat
 from plaudit.runs.records import SETTINGS, Run
 from plaudit.settings.recipes import load_tree, parse_override, read_yaml
 from plaudit.support.fields import leaves
@@ -172,7 +172,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
 
 def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
     """By key the values of the runs' settings, where they differ; None where a file lacks the key."""
-    found = [flat((run.folder / SETTINGS).read_text(encoding="utf-8")) for run in runs.values()]
+    found = [read_flat((run.folder / SETTINGS).read_text(encoding="utf-8")) for run in runs.values()]
     keys = (key for key in dict.fromkeys(key for one in found for key in one) if key.split(".")[0] not in OF_A_FOLDER)
     values = {key: tuple(one.get(key) for one in found) for key in keys}
     return {key: own for key, own in values.items() if any(value != own[0] for value in own) and not _idle(key, own)}

@@ -18,6 +18,7 @@ from plaudit.monitor.plots import draw
 from plaudit.runs.pipeline import PipelineRun, load_pipeline, run_pipeline
 from plaudit.settings.recipes import read_yaml
 from plaudit.settings.tree import SettingsError
+from plaudit.support.paths import write_whole
 from plaudit.tasks.demo import make_demo
 
 RECIPE = Path(__file__).with_name("demo.yaml")
@@ -61,7 +62,7 @@ def run_task(
     evaluations = [run.evaluation for run in done if run.evaluation is not None]
     if evaluations:
         figures = over_seeds(evaluations)
-        (output / "seeds.json").write_text(json.dumps({"seeds": list(seeds), "figures": figures}, indent=1) + "\n")
+        write_whole(output / "seeds.json", json.dumps({"seeds": list(seeds), "figures": figures}, indent=1) + "\n")
         if len(evaluations) > 1:
             reporter.show(seeds_table(figures, len(evaluations)))
             reporter.say(f"{len(done)} seeds in {clock(time.monotonic() - started)}")

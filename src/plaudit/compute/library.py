@@ -30,7 +30,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from plaudit.compute.declarations import symbols
-from plaudit.support.paths import cache_folder
+from plaudit.support.paths import cache_folder, flush, written_whole
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +147,10 @@ def _made(compiler: tuple[str, ...], kept: Path | None) -> ctypes.CDLL:
             beside = made.with_suffix(".sum")
             beside.write_bytes(_sum(made))
             for file in (made, beside):
-                file.chmod(0o700)  # whatever others may do to files by default
-                _flush(file)
-                file.replace(kept.with_suffix(file.suffix))
-            _flush(kept.parent)
+                with written_whole(kept.with_suffix(file.suffix), durable=True) as part:
+                    shutil.copyfile(file, part)
+                    part.chmod(0o700)  # whatever others may do to files by default
+            flush(kept.parent)
     return found
 
 
@@ -176,14 +176,6 @@ def _tried(compiler: tuple[str, ...], folder: Path) -> tuple[Path, ctypes.CDLL]:
 def _sum(file: Path) -> bytes:
     content = file.read_bytes()
     return f"{len(content)} {hashlib.sha256(content).hexdigest()}".encode()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _asked(*command: str) -> str:

@@ -31,7 +31,7 @@ from plaudit.evaluate.statistics import Interval
 from plaudit.models.folders import run_of
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import Decision, LlmJudge
-from plaudit.support.paths import at_home
+from plaudit.support.paths import at_home, write_whole
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import rounded, visible
 
@@ -194,7 +194,7 @@ def save_result(folder: Path, content: dict[str, Any]) -> None:
     """Write evaluation.json."""
     folder.mkdir(parents=True, exist_ok=True)
     text = visible(json.dumps(content, indent=1, ensure_ascii=False))
-    (folder / RESULT).write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / RESULT, text + "\n")
 
 
 def figure_json(figure: Interval | float) -> Any:

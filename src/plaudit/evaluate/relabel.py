@@ -32,7 +32,7 @@ from plaudit.evaluate.settings import RelabelSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.functions import FunctionReward
-from plaudit.support.paths import at_home, written_whole
+from plaudit.support.paths import at_home, write_whole, written_whole
 from plaudit.support.plugins import load_plugins
 from plaudit.support.visible import visible
 from plaudit.types import Completion, Finish, Prompt
@@ -121,7 +121,7 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
     with written_whole(out) as part:
         write_rows(part, rows)
     report = visible(json.dumps(result.json(), indent=1, ensure_ascii=False))
-    report_of(out).write_text(report + "\n", encoding="utf-8")
+    write_whole(report_of(out), report + "\n")
     return result
 
 

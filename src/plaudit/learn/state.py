@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from plaudit.learn.sharding import Placement
-from plaudit.models.boxes import Stored, create, flush, laid_out, read_box, stored_in, write_box
+from plaudit.models.boxes import Stored, create, laid_out, read_box, stored_in, write_box
+from plaudit.support.paths import flush
 
 
 def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -30,7 +31,7 @@ def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path)
         for key, one in within.items():
             for box, values in one.held if one.mine else ():
                 write_box(places[key], box, values)
-        flush([path])
+        flush(path)
 
 
 def opened(placement: Placement, path: Path) -> tuple[Collection[str], Callable[[str, Tensor], None]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.models.folders import best_checkpoint
-from plaudit.support.paths import unwritable
+from plaudit.support.paths import flush, unwritable
 from plaudit.types import Ended
 
 if TYPE_CHECKING:
@@ -214,12 +213,12 @@ def _publish(target: Path, write: Writer) -> str:
         with contextlib.suppress(OSError):  # not every file system has modes
             (writing / name).chmod(manifest.stat().st_mode)
     for path in [*writing.rglob("*"), writing]:
-        _flush(path)
+        flush(path)
     seal = _digest(manifest)
     if target.exists():
         shutil.rmtree(target)
     writing.rename(target)
-    _flush(target.parent)
+    flush(target.parent)
     return seal
 
 
@@ -228,7 +227,7 @@ def make_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
-        _flush(made.parent)
+        flush(made.parent)
 
 
 def _names(folder: Path) -> list[str]:
@@ -261,14 +260,6 @@ def _hidden(name: str) -> bool:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def moved(staging: Path, folder: Path) -> None:

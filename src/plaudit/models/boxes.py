@@ -175,16 +175,6 @@ def _write(file: int, values: Tensor, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def flush(paths: Iterable[Path]) -> None:
-    """Wait until what this process wrote to the files is on the storage: other machines may read them now."""
-    for path in paths:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
-
-
 def _runs(first: int, last: int, row: int) -> Iterator[tuple[int, int]]:
     """Cut rows of this many bytes into buckets."""
     rows = max(1, BUCKET_BYTES // max(1, row))

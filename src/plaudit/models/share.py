@@ -18,12 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plaudit.models.boxes import BUCKET_BYTES, Stored, create, flush, laid_out, read_box, stored_in, write_box
+from plaudit.models.boxes import BUCKET_BYTES, Stored, create, laid_out, read_box, stored_in, write_box
 from plaudit.models.families import family_of
 from plaudit.models.files import INDEX, write_json
 from plaudit.models.fresh import generator
 from plaudit.models.layout import Layout, Piece, Slice
 from plaudit.models.parts import Shape, stored_name
+from plaudit.support.paths import flush
 
 BLOCK = 16
 """Torch draws normal numbers in blocks of this size, so that pieces of whole blocks are those of one long draw."""
@@ -205,7 +206,8 @@ def write_weights(share: Share, folder: Path, *, most: float, adapters: Mapping[
             values = merged(share.layout, one, held, adapters or {})
             write_box(places[one.name], one.box, values.t() if one.transposed else values)
             written.add(places[one.name].path)
-    flush(written)
+    for path in written:  # other machines may read them now
+        flush(path)
 
 
 def _files(share: Share, folder: Path, most: float) -> tuple[dict[str, Stored], dict[Path, bytes]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from plaudit.support.fields import flat
 from plaudit.support.visible import visible
 
 DEPTH = 4
@@ -95,16 +96,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
         tree = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    return dict(_leaves("", tree)) if isinstance(tree, dict) else {}
-
-
-def _leaves(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    inner = dict(enumerate(tree)) if isinstance(tree, list) else tree
-    if not isinstance(inner, dict) or not inner:
-        yield key, tree
-        return
-    for name, value in inner.items():
-        yield from _leaves(f"{key}.{name}" if key else str(name), value)
+    return flat(tree) if isinstance(tree, dict) else {}
 
 
 class Followed:

@@ -31,7 +31,7 @@ from plaudit.rewards.remote import (
     verify,
 )
 from plaudit.rewards.settings import LlmSettings
-from plaudit.support.paths import at_home, cache_folder, written_whole
+from plaudit.support.paths import at_home, cache_folder, write_whole
 
 SYSTEM = """You compare two answers to one prompt. The better answer is decided by {criterion}.
 Neither the order of the answers nor their length counts.
@@ -117,8 +117,7 @@ class LlmJudge:
             return str(json.loads(kept.read_text(encoding="utf-8"))["reply"])
         async with self._places:
             text = await self._sent(body)
-        with written_whole(kept) as part:
-            part.write_text(json.dumps({"request": json.loads(body), "reply": text}), encoding="utf-8")
+        write_whole(kept, json.dumps({"request": json.loads(body), "reply": text}))
         return text
 
     def _request(self, prompt: str, first: str, second: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import yaml
 from omegaconf.errors import OmegaConfBaseException
 
 from plaudit.settings.tree import Settings, resolved
+from plaudit.support.fields import flat
 from plaudit.support.paths import at_home
 
 
@@ -23,7 +24,7 @@ def told(settings: Settings) -> tuple[dict[str, Any], ...]:
     made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
     fresh = replace(method, **plain, **made)
     alike = settings, replace(settings, algorithm=settings.objective), Settings(algorithm=fresh)
-    return tuple(flat(resolved(one)) for one in alike)
+    return tuple(read_flat(resolved(one)) for one in alike)
 
 
 def differences(
@@ -44,7 +45,7 @@ def compared(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[
     the method chose it."""
     here, adapted, default = told
     try:
-        there = flat(theirs.read_text(encoding="utf-8", errors="replace"))
+        there = read_flat(theirs.read_text(encoding="utf-8", errors="replace"))
     except (yaml.YAMLError, OmegaConfBaseException):
         return None
     there = {key: default[key] for key in here if key in default} | there
@@ -63,16 +64,8 @@ def within(key: str, sections: tuple[str, ...]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def flat(text: str) -> dict[str, Any]:
+def read_flat(text: str) -> dict[str, Any]:
     """The values of a settings file by their dotted keys."""
     from omegaconf import OmegaConf
 
-    def walk(prefix: str, value: Any) -> dict[str, Any]:
-        if isinstance(value, list):
-            value = dict(enumerate(value))
-        if not isinstance(value, dict) or not value:
-            return {prefix: value}
-        inner = [walk(f"{prefix}.{key}" if prefix else str(key), entry) for key, entry in value.items()]
-        return {key: leaf for leaves in inner for key, leaf in leaves.items()}
-
-    return walk("", OmegaConf.to_container(OmegaConf.create(text)))
+    return flat(OmegaConf.to_container(OmegaConf.create(text)))

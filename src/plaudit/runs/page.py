@@ -14,7 +14,7 @@ from plaudit.crew.base import Crew
 from plaudit.loop.progress import Moment
 from plaudit.monitor.page import Curves, closed, page
 from plaudit.monitor.sinks import read_jsonl
-from plaudit.support.paths import written_whole
+from plaudit.support.paths import write_whole
 from plaudit.types import Stats
 
 EVERY = 2.0
@@ -36,18 +36,18 @@ class ShowPage:
         self._paused = ""
         if moment.last or moment.stopping or time.monotonic() - self._written >= EVERY:
             self._written = time.monotonic()
-            self._write(ended)
+            self.write_whole(ended)
         return {}
 
     def paused(self, why: str) -> None:
         """Show what the current step waits for; "" means that it continues."""
         self._paused = why
-        self._write("")
+        self.write_whole("")
 
-    def _write(self, ended: str) -> None:
+    def write_whole(self, ended: str) -> None:
         found = self.crew.stations()
         text = page(self.title, curves=self._curves, steps=self.steps, stations=found, ended=ended, paused=self._paused)
-        _write(self.path, text)
+        write_whole(self.path, text)
 
 
 @contextmanager
@@ -57,11 +57,5 @@ def last_page(path: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(OSError):
-            _write(path, closed(path.read_text(encoding="utf-8"), str(error) or type(error).__name__))
+            write_whole(path, closed(path.read_text(encoding="utf-8"), str(error) or type(error).__name__))
         raise
-
-
-def _write(path: Path, text: str) -> None:
-    """Write it whole, so that a browser never finds half a page."""
-    with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ from plaudit.settings.importers.read import read_yaml as read_yaml
 from plaudit.settings.importers.table import Imported
 from plaudit.settings.spellings import meant
 from plaudit.settings.tree import Settings, SettingsError
-from plaudit.support.fields import leaves, mistyped, nearest, refuse, shortened
+from plaudit.support.fields import flat, leaves, mistyped, nearest, one_of, refuse, shortened
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import registered_again
 
@@ -346,8 +346,8 @@ def unknown_keys(
             elsewhere = [leaf.key for leaf in every if leaf.key.rpartition(".")[2] == key]
             here = [f"{prefix}{one}" for one in known if key in one.split("_")]
             few = 0 < len(elsewhere) < 4
-            near = f"; did you mean {' or '.join(here + elsewhere)}?" if few else nearest(str(key), known)
-            theirs = {one: told for one in _paths(path, value) if (told := meant(one))} if root is Settings else {}
+            near = one_of(here + elsewhere) if few else nearest(str(key), known)
+            theirs = {one: told for one in flat(value, path) if (told := meant(one))} if root is Settings else {}
             answers = {path: near} if few or not theirs else theirs
             yield from ((path, f"there is no setting {one}{answer}") for one, answer in answers.items())
             continue
@@ -358,13 +358,6 @@ def unknown_keys(
             for number, entry in _entries(value):
                 inside = f"{path}.{number}"
                 yield from unknown_keys(entry, typing.cast(type, kind), algorithm=algorithm, prefix=inside, root=root)
-
-
-def _paths(path: str, value: Any) -> list[str]:
-    """The dotted names of a value's leaves."""
-    if not isinstance(value, Mapping) or not value:
-        return [path]
-    return [leaf for key, entry in value.items() for leaf in _paths(f"{path}.{key}", entry)]
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:

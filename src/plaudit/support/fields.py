@@ -15,7 +15,7 @@ import inspect
 import math
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -153,6 +153,15 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield path, part
 
 
+def flat(plain: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings and lists by their dotted keys. An empty one is a value."""
+    inner = dict(enumerate(plain)) if isinstance(plain, list) else plain
+    if not isinstance(inner, Mapping) or not inner:
+        return {prefix: plain}
+    entries = (flat(entry, f"{prefix}.{key}" if prefix else str(key)) for key, entry in inner.items())
+    return {key: value for found in entries for key, value in found.items()}
+
+
 def complaints(tree: Any, prefix: str = "") -> list[str]:
     """Return everything that is wrong with a tree's values, each with its key, what was given and what is allowed."""
     return [told for leaf in leaves(tree, prefix) if (told := leaf.complaint())] + list(_contradictions(tree, prefix))
@@ -190,12 +199,16 @@ def refuse(problems: list[str], *, plain: bool = False) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return '; did you mean x?', or a list of the known names if none is near."""
+    """Return the end of an error: a question that names the nearest one, or a list if none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close or not names:
-        return f"; did you mean {close[0]}?" if close else "; there are none"
+        return one_of(close) if close else "; there are none"
     return f"; there are {', '.join(names[:MANY])}{' ...' if len(names) > MANY else ''}"
+
+
+def one_of(names: Iterable[str]) -> str:
+    return f"; did you mean {' or '.join(names)}?"
 
 
 @cache

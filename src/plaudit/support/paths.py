@@ -38,11 +38,25 @@ def written_whole(path: Path, *, durable: bool = False) -> Iterator[Path]:
     try:
         yield temporary
         if durable:
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+            flush(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that nobody ever finds half written."""
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the storage."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_writable(target: Path) -> None:
