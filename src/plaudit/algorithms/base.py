@@ -4,8 +4,8 @@
     Batch, memory -> credit -> Batch with advantages    Batch -> weigh -> Batch with weights
     Output, Batch -> loss -> the batch's share of the step's loss, figures
 
-Loop and learner call these answers and never ask which method runs. A method is a frozen dataclass whose fields are its
-hyperparameters. What it remembers between steps is in `memory`: plain numbers that a checkpoint saves.
+Nobody asks which method runs. A method is a frozen dataclass: its fields are its hyperparameters. What it remembers
+between steps is in `memory`: plain numbers that a checkpoint saves.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class Output:
 
 
 LossFn = Callable[[Output, Batch], tuple[Tensor, Stats]]
-"""Returns the batch's share of the step's loss, and figures that also add up over a step's batches. The loss is
-recorded as loss/ROLE if the figures lack that name."""
+"""Returns the batch's share of the step's loss (loss/ROLE, if the figures lack it), and figures that add up."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class Objective(Section):
         return self.data == "prompts"
 
     def adapted(self, *, off_policy: bool) -> Self:
-        """Return the method as its samples need it. `off_policy`: they may be older than the weights, or another
-        engine's."""
+        """Return the method for its samples. `off_policy`: they may be older than the weights, or another engine's."""
         return self
 
     @property
@@ -95,7 +93,7 @@ class Objective(Section):
 
 @dataclass(frozen=True)
 class Algorithm(Objective):
-    """An online method: an objective and three answers about its batch."""
+    """An online method: an objective, and how its batch is made."""
 
     samples: int = setting(1, least=1)
     """Completions a prompt."""
@@ -129,8 +127,7 @@ def weighed(batch: Batch, aggregation: str | float) -> Batch:
 
 def row_of(group: Group, response: Response, *, baseline: float = 0.0) -> Row:
     """Join prompt and response. The prompt is not trained and has no log-probs."""
-    prompt = group.prompt.tokens
-    before = len(prompt)
+    prompt, before = group.prompt.tokens, len(group.prompt.tokens)
     assert response.reward is not None or response.continues, "a response without a reward has no row"
     return Row(
         tokens=(*prompt, *response.tokens),

@@ -197,13 +197,12 @@ async def learn(
         ending.moved = True
         return None, {}
     batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
-    before = dict(memory)
-    batch, credit = cast.objective.credit(batch, memory)
+    fresh = dict(memory)
+    batch, credit = cast.objective.credit(batch, fresh)
     batch, stats = batch.trained(), stats | plain(credit, "the figures of `credit`")
-    memory.update(plain(memory, "the memory of `credit`"))
-    if not all(map(math.isfinite, memory.values())):  # this step will be skipped; the next ones must not inherit it
-        memory.clear()
-        memory.update(before)
+    fresh = plain(fresh, "the memory of `credit`")
+    if all(map(math.isfinite, fresh.values())):  # else this step will be skipped; the next ones must not inherit it
+        memory.update(fresh)
     stats |= await update(cast, batch, ending, step=step, seed=seed)
     with ending.moving():
         await cast.follow()
