@@ -26,7 +26,7 @@ ROOMS = {
     "types": (205, "rows, prompts and answers, as every room speaks of them"),
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
-    "support": (670, "paths, plugins, visible text, late imports, requests; how a setting is declared and checked"),
+    "support": (680, "paths, plugins, visible text, late imports, requests; how a setting is declared and checked"),
     "maths": (470, "one function for each formula"),
     "compute": (
         1670,

@@ -9,7 +9,7 @@ from typing import Any
 from plaudit.data.settings import DataSettings, absent, sources
 from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.rollout.settings import DrawSettings
-from plaudit.support.fields import Section, check, setting
+from plaudit.support.fields import DEVICE, Section, check, setting
 from plaudit.support.paths import at_home
 
 KINDS = ("perplexity", "generation", "reward", "kl", "comparison", "preference")
@@ -49,7 +49,7 @@ class ScoringSettings(Section):
     """Keyword arguments passed to it at every call."""
     rewards: list[RewardSettings] = field(default_factory=list)
     """Further measures, written as rewards of a run: rules, functions, judges, HTTP servers."""
-    device: str = "auto"
+    device: str = setting("auto", **DEVICE)
     """cpu, cuda, or auto."""
     score_tokens: int = setting(16384, least=1, unit="tokens")
     """Tokens in one forward pass."""
@@ -61,8 +61,6 @@ class ScoringSettings(Section):
     def contradictions(self) -> Iterator[str]:
         if self.gold_options and self.gold is None:
             yield "gold_options are for a gold function, and there is none: set gold"
-        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
-            yield f"device={self.device} must be one of auto, cpu, cuda"
         for number, reward in enumerate(self.rewards):
             idle = {"weight": reward.weight != 1, "workers": reward.workers, "resources": reward.resources}
             for name in (name for name, given in {**idle, "offload": reward.offload}.items() if given):

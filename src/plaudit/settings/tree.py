@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from plaudit.monitor.settings import LogSettings
 from plaudit.rewards.settings import RewardSettings, ShapingSettings
 from plaudit.rollout.settings import RolloutSettings
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.support.fields import Leaf, Section, leaves, setting, shown
+from plaudit.support.fields import DEVICE, Leaf, leaves, setting, shown
 from plaudit.support.fields import SettingsError as SettingsError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Settings(Section):
+class Settings:
     """All settings of a run."""
 
     method: str = "sft"
@@ -45,7 +45,7 @@ class Settings(Section):
     """Checkpoint to continue from: its name, or latest, which starts from the beginning if there is none yet."""
     overwrite: bool = False
     """Replace a run folder of the same name."""
-    device: str = "auto"
+    device: str = setting("auto", **DEVICE)
     """Where models are computed: cpu, cuda, or auto, which takes a GPU if torch finds one."""
     threads: int | None = setting(None, least=1)
     """CPU threads of a process. Null takes all cores, or those that the process reserves under Ray; a resumed run keeps
@@ -69,10 +69,6 @@ class Settings(Section):
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     log: LogSettings = field(default_factory=LogSettings)
     runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
-
-    def contradictions(self) -> Iterator[str]:
-        if self.device not in ("auto", "cpu") and not self.device.startswith("cuda"):
-            yield f"device={self.device} must be one of auto, cpu, cuda"
 
     @property
     def objective(self) -> Objective:

@@ -13,6 +13,7 @@ import ast
 import difflib
 import inspect
 import math
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,8 @@ from typing import Any
 
 from plaudit.support.visible import rounded
 
+DEVICE = {"choices": ("auto", "cpu", "cuda"), "form": "cuda:NUMBER"}
+"""Rule of a setting that names a device."""
 LONG = 300
 """Characters of a value or an error that a person still reads."""
 MANY = 24
@@ -62,13 +65,15 @@ class Rule:
     choices: tuple[Any, ...] = ()
     numbers: bool = False
     """A number within the bounds may stand in place of a choice."""
+    form: str = ""
+    """A text that may stand in place of a choice, where NUMBER is a whole number: "cuda:NUMBER"."""
     count: int | None = None
     """Entries of the list."""
     unit: str = ""
 
     def __str__(self) -> str:
         if self.choices and not self.numbers:
-            return f"one of {', '.join(map(str, self.choices))}"
+            return f"one of {', '.join(map(str, filter(None, (*self.choices, self.form))))}"
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
         if self.choices:
@@ -82,12 +87,16 @@ class Rule:
             entries = value.values() if isinstance(value, dict) else value
             return self.count in (None, len(value)) and all(map(self.takes, entries))
         if value is None or (self.choices and not (self.numbers and isinstance(value, int | float))):
-            return value is None or value in self.choices
+            return value is None or value in self.choices or self._formed(value)
         if not isinstance(value, int | float):
             return True
         within = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
         within = within and (self.above is None or value > self.above) and (self.below is None or value < self.below)
         return within and (math.isfinite(value) or (self.infinite and value == math.inf))
+
+    def _formed(self, value: Any) -> bool:
+        form = re.escape(self.form).replace("NUMBER", "[0-9]+")
+        return bool(form and isinstance(value, str) and re.fullmatch(form, value))
 
 
 def setting(default: Any, **rule: Any) -> Any:
