@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from made_runs import make_run
 from starlette.testclient import TestClient
 
+from plaudit.monitor.answers import Answers
 from plaudit.monitor.app import application
 from plaudit.monitor.folders import Followed, columns
 
@@ -49,6 +51,22 @@ def asked(client: TestClient, what: str, **given: Any) -> Any:
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_an_index_that_many_begin_at_once_is_begun_once(folder: Path) -> None:
+    answers = Answers(folder / "one" / "samples.jsonl")
+
+    def begun(number: int) -> int:
+        database = answers._open()
+        (rows,) = database.execute("SELECT count(*) FROM about").fetchone()
+        database.close()
+        return int(rows)
+
+    for _ in range(20):
+        for path in answers.database.parent.glob(f"{answers.database.name}*"):
+            path.unlink()
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(begun, range(8))) == [3] * 8
 
 
 def test_runs_are_listed_with_how_they_go(client: TestClient) -> None:

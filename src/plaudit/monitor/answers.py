@@ -175,7 +175,7 @@ class Answers:
         self.database.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self.database, timeout=30)
         if database.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
-            _begin(database)
+            _begin(database, again=False)
         return database
 
     def _follow(self) -> None:
@@ -183,7 +183,7 @@ class Answers:
             self.failed = None
             with closing(self._open()) as database:
                 if not self._same(database):
-                    _begin(database)
+                    _begin(database, again=True)
                 batch: list[tuple[int, bytes]] = []
                 for place, line in lines_between(self.path, int(_value(database, "read"))):
                     batch.append((place, line))
@@ -205,14 +205,17 @@ class Answers:
             return bool(_digest(file.read(read - at)) == _value(database, "last"))
 
 
-def _begin(database: sqlite3.Connection) -> None:
-    """Begin again with empty tables."""
+def _begin(database: sqlite3.Connection, *, again: bool) -> None:
+    """Begin with empty tables; unless `again`, only if no other thread or process has begun meanwhile."""
     database.execute("PRAGMA journal_mode=WAL")
-    for name in ("about", "parts", "answers", "texts"):
-        database.execute(f"DROP TABLE IF EXISTS {name}")
-    database.executescript(TABLES)
-    database.execute("INSERT INTO about VALUES ('read', 0), ('at', 0), ('last', '')")
-    database.execute(f"PRAGMA user_version={FORMAT}")
+    database.execute("BEGIN IMMEDIATE")
+    if again or database.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+        for name in ("about", "parts", "answers", "texts"):
+            database.execute(f"DROP TABLE IF EXISTS {name}")
+        for statement in filter(str.strip, TABLES.split(";")):
+            database.execute(statement)
+        database.execute("INSERT INTO about VALUES ('read', 0), ('at', 0), ('last', '')")
+        database.execute(f"PRAGMA user_version={FORMAT}")
     database.commit()
 
 
