@@ -50,7 +50,7 @@ ROOMS = {
     "settings": (2290, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (1065, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
     "runs": (2070, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
-    "commands": (2060, "the command line; what a run would take on a mesh (230)"),
+    "commands": (2120, "the command line; what a run would take on a mesh (230); evaluation beside a run (80)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

@@ -17,7 +17,11 @@ from plaudit.monitor.sinks import as_line
 
 WORDS = "the film was slow bright a great plot and music but scenes end warmly with dull songs we liked it".split()
 FILMS = ("The Silver Compass", "Winter Harbour", "The Last Orchard", "A Quiet Engine", "Paper Moons")
-ENDS = {"done": "done: policy in checkpoints", "failed": "the run ended: ArithmeticError: two", "running": ""}
+ENDS = {
+    "done": "done: policy in checkpoints\n2026-01-01 12:00:00   next:    plaudit generate",
+    "failed": "the run ended: ArithmeticError: two",
+    "running": "",
+}
 
 
 PHASES = (

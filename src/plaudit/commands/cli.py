@@ -159,8 +159,9 @@ def demo(
 @main.command(cls=TakesSettings)
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1)
+@click.option("--follow", is_flag=True, help="Evaluate all checkpoints of the run `model` until it ends.")
 @traceback_option
-def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
+def evaluate(recipe: str | None, overrides: tuple[str, ...], follow: bool) -> None:
     """Measure perplexity, generations, preference accuracy and KL to a reference, or compare two models.
 
     \b
@@ -173,7 +174,12 @@ def evaluate(recipe: str | None, overrides: tuple[str, ...]) -> None:
 
         settings, reporter = measured_by(EvaluationSettings, recipe, overrides), Reporter()
         with plain_errors(settings.out):
-            reporter.show(evaluate_settings(settings, reporter=reporter).table())
+            if follow:
+                from plaudit.commands.follow import follow as follow_run
+
+                follow_run(settings, reporter)
+            else:
+                reporter.show(evaluate_settings(settings, reporter=reporter).table())
 
 
 @main.command()

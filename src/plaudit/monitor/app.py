@@ -22,7 +22,7 @@ from starlette.routing import Route
 from plaudit.monitor.answers import PAGE, Answers, Question
 from plaudit.monitor.door import Door
 from plaudit.monitor.export import exported
-from plaudit.monitor.folders import Followed, columns, differences, runs_in, settings_of, summary
+from plaudit.monitor.folders import EVALUATED, Followed, columns, differences, joined, runs_in, settings_of, summary
 
 WEB = Path(__file__).parent / "web"
 FILES = {path.name: path for path in sorted(WEB.iterdir())}
@@ -61,7 +61,8 @@ class Reader:
         }
 
     def metrics(self, given: Given) -> Any:
-        return columns(self.records(self.run(given) / "metrics.jsonl"))
+        run = self.run(given)
+        return columns(joined(self.records(run / "metrics.jsonl"), self.records(run / EVALUATED)))
 
     def health(self, given: Given) -> Any:
         return self.records(self.run(given) / "health.jsonl")

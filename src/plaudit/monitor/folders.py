@@ -21,10 +21,14 @@ MOST = 500
 """Runs that are shown, the newest."""
 SILENT = 120.0
 """Seconds without a word after which a run that has not ended is called silent."""
+MEASURED = ("validation/", "evaluation/")
+"""Beginnings of the names of figures that few steps have."""
 POINTS = 3000
 """Steps that a curve has at most; of more, every n-th and the last."""
 TAIL = 16_000
 """Bytes of a log's end."""
+EVALUATED = "evaluations.jsonl"
+"""Figures of a run's checkpoints that were evaluated beside it."""
 RUN = ("metrics.jsonl", "settings.yaml")
 """A folder with one of these is a run."""
 _STEP = re.compile(r"step +(\d+)/(\d+)")
@@ -61,7 +65,8 @@ def summary(name: str, folder: Path) -> dict[str, Any]:
     """One row of the list of runs."""
     log = _tail(folder / "log.txt")
     steps = _STEP.findall(log)
-    last = log.splitlines()[-1][20:] if log.strip() else ""
+    told = [line[20:] for line in log.splitlines() if line[20:21].strip()]  # an indented line belongs to one above
+    last = told[-1] if told else ""
     state = "running" if time.time() - changed(folder) < SILENT else "silent"
     if last.startswith("done:"):
         state = "done"
@@ -134,6 +139,14 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def joined(records: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records by step, with what others say of the same step."""
+    found = {record["step"]: record for record in records if "step" in record}
+    for record in more:
+        found[record["step"]] = {**found.get(record["step"], {}), **record}
+    return [found[step] for step in sorted(found)]
+
+
 def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Return figures as columns, with None for a step that lacks the figure. Of a long run, they have every n-th
     step."""
@@ -143,7 +156,7 @@ def columns(records: list[dict[str, Any]]) -> dict[str, list[float | None]]:
         kept.append(records[-1])
     names = dict.fromkeys(name for record in kept for name, value in record.items() if _is_number(value))
     if every > 1:  # figures of few steps, such as a validation's, are not left out
-        rare = [name for name in names if name.startswith("validation/")]
+        rare = [name for name in names if name.startswith(MEASURED)]
         more = [record for record in records if any(name in record for name in rare)]
         kept = sorted({record["step"]: record for record in (*kept, *more)}.values(), key=lambda one: one["step"])
     return {name: [_number(record.get(name)) for record in kept] for name in names}

@@ -105,6 +105,20 @@ class Run:
         return Store(self.folder / CHECKPOINTS).model(role, name)
 
     @property
+    def active(self) -> bool:
+        """True if a process works on it, as far as its storage has locks."""
+        try:
+            with alone(self.folder):
+                return False
+        except SettingsError:
+            return True
+
+    @property
+    def saved(self) -> list[str]:
+        """Names of its checkpoints, oldest first."""
+        return Store(self.folder / CHECKPOINTS).names()
+
+    @property
     def model(self) -> Path:
         """Folder of the model that this run trained: a policy or a judge."""
         role = "policy" if (self.folder / CHECKPOINTS / "policy").exists() else "judge"

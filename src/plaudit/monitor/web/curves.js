@@ -4,8 +4,8 @@
 (() => {
   const { el, ask, number, cssColor } = plaudit;
   const PICTURES = [
-    ["Reward", ["reward/mean", "validation/reward/mean"]],
-    ["Judge and gold", ["reward/judge", "reward/gold", "validation/reward/judge", "validation/reward/gold"]],
+    ["Reward", ["reward/mean", "validation/reward/mean", "evaluation/reward/mean"]],
+    ["Judge and gold", ["reward/judge", "reward/gold", "validation/reward/judge", "validation/reward/gold", "evaluation/reward/judge", "evaluation/reward/gold"]],
     ["Loss", ["loss/policy", "loss/critic", "loss/judge", "validation/loss"]],
     ["Accuracy", ["accuracy", "validation/accuracy"]],
     ["KL to the reference", ["kl/reference", "kl/loss"]],
@@ -75,7 +75,7 @@
     const series = runs.flatMap((run, which) => names.map((name, index) => ({
       label: which ? `${name} of ${run.name}` : name,
       stroke: cssColor(`--c${index % 8}`), width: 1.6, dash: which ? [6, 4] : undefined, spanGaps: true,
-      points: { show: data[0].length < 3 || (name.startsWith("validation/")), size: 5 },
+      points: { show: data[0].length < 3 || /^(validation|evaluation)\//.test(name), size: 5 },
       value: (chart, value) => (value === null || value === undefined ? "" : number(value)),
     })));
     const grid = { stroke: cssColor("--quiet"), grid: { stroke: cssColor("--line"), width: 1 }, ticks: { stroke: cssColor("--line"), width: 1 }, font: "12px system-ui" };
