@@ -33,7 +33,7 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; nothing else knows an address; tensor axis (140)",
     ),
     "runtime": (2035, "the queue of all requests, and all that knows Ray, sockets and nodes"),
-    "monitor": (2550, "records, rules of health, plots, the page"),
+    "monitor": (2625, "records, rules of health, plots, the page; steps in a notebook (65)"),
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),

@@ -44,6 +44,7 @@ PLACES: dict[str, set[str]] = {
     "tensorboard": {"monitor/tensorboard.py"},
     "torch.utils.tensorboard": {"monitor/tensorboard.py"},
     "wandb": {"monitor/wandb.py"},
+    "IPython": {"monitor/notebook.py"},
     "mlflow": {"monitor/mlflow.py"},
     "trackio": {"monitor/trackio.py"},
     "deepspeed": set(),

@@ -321,7 +321,7 @@ class Speak:
         step = moment.progress.step
         ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
         if step % self.every == 0 or step == 1 or ends or evaluated:
-            self.reporter.say(step_line(moment.stats, self.tracker))
+            self.reporter.step(step_line(moment.stats, self.tracker))
         alarms = list(self.health.alarms(moment.stats))
         if alarms:
             self.track.text(step, "health", "\n\n".join(alarm.text for alarm in alarms))

@@ -1,5 +1,6 @@
 """The terminal output of a run: lines that stay, and below them a bar with the remaining time. All lines are also
-written to the run's log. Bar, colours and lines that fit the width are for a live terminal: a file gets plain lines."""
+written to the run's log. Bar, colours and lines that fit the width are for a live terminal: a file gets plain lines, a
+notebook a table of the steps."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from plaudit.monitor.notebook import StepTable, in_notebook
 from plaudit.support.visible import rounded, visible
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Reporter:
         self.console.on_broken_pipe = self._unheard  # type: ignore[method-assign]  # rich's own ends the process
         self._log: Path | None = None
         self._bar: Bar | None = None
+        self._steps: StepTable | None = None
 
     def log_to(self, path: Path) -> None:
         """Append all further output to `path`."""
@@ -67,6 +70,15 @@ class Reporter:
         text = visible(text)
         self._record(text)
         self._print(self._shown(text))
+
+    def step(self, line: str) -> None:
+        """Print a step's line; a notebook gets a row of its table instead."""
+        if self.console.quiet or not in_notebook():
+            self.say(line)
+            return
+        self._record(visible(line))
+        self._steps = self._steps or StepTable()
+        self._steps.add(line)
 
     def _shown(self, text: str) -> Any:
         """Return the text; for a terminal with colours, and with lines of its width."""

@@ -1,0 +1,70 @@
+"""A run's steps in a notebook: one table that renews itself, instead of a line a step.
+
+a step's line -> its columns -> a row -> the cell's output is replaced
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+ROWS = 100
+"""Rows that the table shows, the last ones."""
+STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
+CELL = "style='text-align:right;padding:1px 8px'"
+
+
+class StepTable:
+    """The steps of one run. The first row displays the table, and later rows replace it."""
+
+    def __init__(self) -> None:
+        self.columns: list[str] = []
+        self.rows: list[dict[str, str]] = []
+        self._handle: Any = None
+
+    def add(self, line: str) -> None:
+        """Add a step's line, or lines: `step  3/10  loss 0.5`, and its evaluation below it."""
+        step, *evaluation = line.split("\n")
+        row = dict(_pairs(re.sub("^step +", "step ", step)))
+        for more in evaluation:
+            row |= {f"evaluation {label}": value for label, value in _pairs(more.strip().removeprefix("evaluation"))}
+        self.columns += [label for label in row if label not in self.columns]
+        self.rows.append(row)
+        self._show()
+
+    def html(self) -> str:
+        """The table: its heads, and the last rows."""
+        heads = "".join(f"<th {CELL}>{escape(label)}</th>" for label in self.columns)
+        cells = (
+            "".join(f"<td {CELL}>{escape(row.get(label, ''))}</td>" for label in self.columns)
+            for row in self.rows[-ROWS:]
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        hidden = len(self.rows) - ROWS
+        note = f"<caption>{hidden} earlier rows are in the run's log</caption>" if hidden > 0 else ""
+        return f"<table style='{STYLE}'>{note}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _show(self) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(self.html()), display_id=True)
+        else:
+            self._handle.update(HTML(self.html()))
+
+
+def _pairs(line: str) -> Iterator[tuple[str, str]]:
+    """The columns of a line: label, value."""
+    for cell in re.split(" {2,}", line.strip()):
+        label, _, value = cell.rpartition(" ")
+        yield label, value
+
+
+def in_notebook() -> bool:
+    """True if this process answers a notebook's cells."""
+    library: Any = sys.modules.get("IPython")
+    shell = None if library is None else library.get_ipython()
+    return type(shell).__name__ == "ZMQInteractiveShell"
