@@ -1,25 +1,34 @@
 import math
 from itertools import combinations
+from statistics import stdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.evaluate.length import length_controlled
-from plaudit.evaluate.statistics import bootstrap, mean_interval, pass_at_k, ratio_interval, t_quantile, wilson
+from plaudit.evaluate.statistics import bootstrap, mean_interval, pass_at_k, ratio_interval, wilson
 
 numbers = st.floats(-100, 100)
 
 
-def test_t_quantiles_meet_the_normal_one() -> None:
-    assert t_quantile(1) == pytest.approx(math.tan(math.pi * 0.475), abs=1e-4)  # one degree: Cauchy
-    # two degrees: t = a * sqrt(2 / (1 - a^2)), a = 2p - 1 = 0.95
-    assert t_quantile(2) == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)), abs=1e-4)
-    assert t_quantile(31) == pytest.approx(2.0395, abs=1e-4)  # tables
-    assert t_quantile(120) == pytest.approx(1.9799, abs=1e-4)
-    quantiles = [t_quantile(degrees) for degrees in range(1, 300)]
-    assert quantiles == sorted(quantiles, reverse=True)
-    assert quantiles[-1] > 1.96
+@pytest.mark.parametrize(
+    ("count", "quantile"),
+    [
+        (2, math.tan(math.pi * 0.475)),  # one degree of freedom: Cauchy
+        (3, 0.95 * math.sqrt(2 / (1 - 0.95**2))),  # two: t = a * sqrt(2 / (1 - a^2)), a = 2p - 1 = 0.95
+        (32, 2.0395),  # tables
+        (121, 1.9799),
+    ],
+)
+def test_a_mean_reaches_as_far_as_students_t(count: int, quantile: float) -> None:
+    values = [float(k) for k in range(count)]
+    found = mean_interval(values)
+    assert (found.high - found.value) / (stdev(values) / math.sqrt(count)) == pytest.approx(quantile, rel=1e-4)
+
+
+def test_one_value_resampled_is_itself() -> None:
+    assert bootstrap([2.0], seed=0).json() == {"value": 2.0, "low": 2.0, "high": 2.0, "count": 1}
 
 
 def test_mean_by_hand() -> None:

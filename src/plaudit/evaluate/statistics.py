@@ -12,15 +12,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
-Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
-T = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-"""97.5 % quantiles of Student's t for 1 to 30 degrees of freedom."""
+UPPER = 0.975
+"""Probability below an interval's upper bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +39,9 @@ class Interval:
         return {name: bound if math.isfinite(bound) else None for name, bound in bounds.items()} | {"count": self.count}
 
 
-def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t: the table, beyond it the first terms of its expansion around the normal's."""
-    if degrees <= len(T):
-        return T[degrees - 1]
-    return Z + (Z**3 + Z) / (4 * degrees) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * degrees**2)
-
-
 def _around(value: float, error: float, count: int) -> Interval:
     """value +- t * standard error."""
-    reach = math.inf if count < 2 else t_quantile(count - 1) * error
+    reach = math.inf if count < 2 else float(stdtrit(count - 1, UPPER)) * error
     return Interval(value=value, low=value - reach, high=value + reach, count=count)
 
 
@@ -78,10 +66,12 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 
 
 def wilson(successes: float, count: int) -> Interval:
-    """Interval of a share, inside [0, 1] and honest near its ends; ties may count half. Wilson 1927."""
+    """Interval of a share, inside [0, 1] and honest near its ends. Wilson 1927. Ties may count half, which scipy's
+    function does not take."""
     if not 0 <= successes <= count or count < 1:
         raise ValueError(f"{successes} successes out of {count} is not a share")
-    share, z2 = successes / count, Z * Z / count
+    z = float(ndtri(UPPER))
+    share, z2 = successes / count, z * z / count
     centre = (share + z2 / 2) / (1 + z2)
     reach = math.sqrt(z2 * share * (1 - share) + z2 * z2 / 4) / (1 + z2)
     # At 0 and 1 the bound is exact; rounding must not push the share out of its interval.
@@ -97,17 +87,16 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 10_000) ->
     """
     if not values:
         raise ValueError("there is nothing to resample")
+    from scipy.stats import bootstrap as resampled  # a second to import
+
     data, n = np.asarray(values, dtype=np.float64), len(values)
-    draw = np.random.default_rng(seed)
-    chunk = max(1, 1_000_000 // n)
-    means = np.concatenate(
-        [
-            data[draw.integers(0, n, size=(min(chunk, resamples - start), n))].mean(axis=1)
-            for start in range(0, resamples, chunk)
-        ]
-    )
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Interval(value=float(data.mean()), low=float(low), high=float(high), count=n)
+    mean = float(data.mean())
+    if n == 1:
+        return Interval(value=mean, low=mean, high=mean, count=1)
+    draw, batch = np.random.default_rng(seed), max(1, 1_000_000 // n)
+    found = resampled((data,), np.mean, n_resamples=resamples, batch=batch, method="percentile", rng=draw)
+    low, high = found.confidence_interval
+    return Interval(value=mean, low=float(low), high=float(high), count=n)
 
 
 def pass_at_k(answers: int, passing: int, k: int) -> float:

@@ -160,7 +160,7 @@ def _before(settings: Settings) -> str | None:
 def alone(folder: Path) -> Iterator[None]:
     """Keep other processes out of a run's folder. The system releases it however this process ends. Raises
     SettingsError if another process is using it."""
-    try:
+    try:  # filelock's lock would live on in forked children, and it empties the file, which names the process
         import fcntl
     except ImportError:  # not on Windows
         yield
