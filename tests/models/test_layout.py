@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import FAMILIES, family_of
-from plaudit.models.layout import Layout, Slice, moves
+from plaudit.models.layout import Layout, Slice
 from plaudit.models.mesh import Mesh, MeshError, check_mesh, faults, nearest_mesh
 from plaudit.models.parts import shapes
 from plaudit.models.settings import LoraSettings
@@ -271,23 +270,6 @@ def test_an_axis_without_ranks_is_refused() -> None:
         Mesh(data=2).place(2)
 
 
-@given(configs(), st.sampled_from(HEADS), MESHES, MESHES)
-@settings(deadline=None, max_examples=50)
-def test_moves_turn_one_layout_into_another(config: DecoderConfig, head: HeadKind, one: Mesh, other: Mesh) -> None:
-    """Each number that a rank is to hold arrives once, from a rank that has it; what it has already stays with it."""
-    before, after = (Layout(config, head, fitted(config, mesh)) for mesh in (one, other))
-    has = {rank: covered(before, before.slices(rank)) for rank in range(before.mesh.world)}
-    got = {rank: covered(after, ()) for rank in range(after.mesh.world)}
-    for move in moves(before, after):
-        assert has[move.source][move.name][index(move.box)].all()
-        got[move.target][move.name][index(move.box)] += 1
-        if move.target in has and has[move.target][move.name][index(move.box)].all():
-            assert move.source == move.target
-    for rank, counts in got.items():
-        wanted = covered(after, after.slices(rank))
-        assert all((counts[name] == wanted[name]).all() for name in counts)
-
-
 def covered(layout: Layout, slices: Iterator[Slice] | tuple[()]) -> dict[str, Any]:
     found = {name: np.zeros(shape, int) for name, shape in layout.stored.items()}
     for one in slices:
@@ -295,21 +277,8 @@ def covered(layout: Layout, slices: Iterator[Slice] | tuple[()]) -> dict[str, An
     return found
 
 
-def test_copies_share_the_sends() -> None:
-    """Four replicas give four others their copies: each sends once, where one alone would send four times."""
-    one, other = Layout(small(), "lm", Mesh(replicas=4)), Layout(small(), "lm", Mesh(replicas=8))
-    sent = Counter(move.source for move in moves(one, other) if move.source != move.target)
-    assert len(sent) == 4
-    assert len(set(sent.values())) == 1
-
-
-def test_layouts_of_different_models_do_not_move() -> None:
-    with pytest.raises(ValueError, match="different models"):
-        list(moves(Layout(small()), Layout(small(width=6))))
-
-
 def test_the_table_needs_no_torch(environment: dict[str, str]) -> None:
-    script = "import sys, plaudit.models.layout; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    script = "import sys, plaudit.models.moves; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
 
 

@@ -19,8 +19,9 @@ from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.families import read_config
 from plaudit.models.files import read_json
 from plaudit.models.folders import local_folder
-from plaudit.models.layout import Box, Layout, plans
+from plaudit.models.layout import Box, Layout
 from plaudit.models.mesh import Mesh, MeshError, Place, check_mesh
+from plaudit.models.moves import Moves
 from plaudit.models.parts import numbered
 from plaudit.models.settings import LoraSettings
 from plaudit.settings.tree import Settings
@@ -197,23 +198,34 @@ def sends(models: Sequence[Model], mesh: Mesh) -> Iterator[str]:
     """What it takes to lay the models out in another mesh on the same ranks, in the precision that passes compute in:
     boxes that a rank has already stay there."""
     for model in models:
-        began = time.perf_counter()
         other = Layout(model.layout.config, model.layout.head, mesh)
-        out: Counter[int] = Counter()
-        into: Counter[int] = Counter()
-        count = 0
-        for names, plan in plans(model.layout, other):
-            for box, source, target in plan:
-                if source != target:
-                    size = len(names) * model.bytes * math.prod(stop - start for start, stop in box)
-                    out[source] += size
-                    into[target] += size
-                    count += len(names)
-        most, largest = (max(sizes.values(), default=0) / GIB for sizes in (out, into))
-        yield (
-            f"\n{model.role} to {mesh}: {count:,} boxes are sent, {sum(out.values()) / GIB:,.3f} GiB in all, at most "
-            f"{most:,.3f} GiB from a rank and {largest:,.3f} to one; planned in {time.perf_counter() - began:.1f} s"
-        )
+        yield f"\n{model.role} to {mesh}: {_sent(model, other, apart=False)}"
+
+
+def publish(model: Model) -> str:
+    """What it takes to give a version of the policy to rollout workers, each of which has it whole. Every one of them
+    gets the same boxes."""
+    whole = Layout(model.layout.config, model.layout.head)
+    return f"\nto publish the {model.role}: {_sent(model, whole, apart=True)}"
+
+
+def _sent(model: Model, other: Layout, *, apart: bool) -> str:
+    began = time.perf_counter()
+    out: Counter[int] = Counter()
+    into: Counter[int] = Counter()
+    count = 0
+    for names, sends in Moves(model.layout, other, apart=apart).alike:
+        for box, source, target in sends:
+            if apart or source != target:
+                size = len(names) * model.bytes * math.prod(stop - start for start, stop in box)
+                out[source] += size
+                into[target] += size
+                count += len(names)
+    most, largest = (max(sizes.values(), default=0) / GIB for sizes in (out, into))
+    return (
+        f"{count:,} boxes are sent, {sum(out.values()) / GIB:,.3f} GiB in all, at most {most:,.3f} GiB from a rank and "
+        f"{largest:,.3f} to one; planned in {time.perf_counter() - began:.1f} s"
+    )
 
 
 def boxes(layout: Layout, rank: int) -> Iterator[str]:

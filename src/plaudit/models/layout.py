@@ -1,7 +1,6 @@
 """The slice table: which box of which stored tensor each rank of a mesh holds. Plain data, without torch.
 
     configuration, Mesh -> Layout -> Slice: a stored tensor's box, and its place in the rank's own parameter
-    Layout, Layout      -> moves: what each rank sends to which, so that the first layout becomes the second
 
 A rank's part of a parameter is found in two steps. The tensor axis takes rows (query, key, value, gate, up, the
 vocabulary) or columns (the projections back into the residual stream), or copies (norms, biases of columns, learned
@@ -13,8 +12,7 @@ replicas and context hold copies. The stored buffers of these families hold no w
 from __future__ import annotations
 
 import itertools
-from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -238,67 +236,3 @@ class Layout:
         rows = sum(size for _, size in self._pieces(ours, 0))
         size = -(-rows // self.mesh.data)
         return min(data * size, rows), min((data + 1) * size, rows)
-
-
-class Move(NamedTuple):
-    """A box of a stored tensor that one rank gives another; or keeps, if they are the same."""
-
-    name: str
-    box: Box
-    source: int
-    target: int
-
-
-def moves(one: Layout, other: Layout) -> Iterator[Move]:
-    """The sends that turn a layout into another one of the same model. A rank keeps what it has; other boxes come from
-    their holders in turn, so that copies share the work."""
-    for names, plan in plans(one, other):
-        yield from (Move(name, *move) for name in names for move in plan)
-
-
-def plans(one: Layout, other: Layout) -> Iterator[tuple[list[str], list[tuple[Box, int, int]]]]:
-    """As `moves`: stored tensors that move alike, as those of layers on the same stages do, and the box, source and
-    target of each send."""
-    if one.stored != other.stored:
-        raise ValueError("The layouts are of different models: their stored tensors differ.")
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for name, part in one.parts.items():
-        key = (numbered(name)[1], one.stages(part.ours), other.stages(part.ours))
-        groups.setdefault(key, []).append(name)
-    for names in groups.values():
-        yield names, _plan(_holders(one, names[0]), _holders(other, names[0]))
-
-
-def _plan(held: dict[Box, list[int]], wanted: dict[Box, list[int]]) -> list[tuple[Box, int, int]]:
-    """Box, source and target of each send of one stored tensor."""
-    found = []
-    rows = sorted(held)
-    largest = max(stop - start for (start, stop), *_ in rows)
-    for box, targets in wanted.items():
-        (first, last), *_ = box
-        low, high = (bisect(rows, edge, key=lambda theirs: theirs[0][0]) for edge in (first - largest, last - 1))
-        for theirs in rows[low:high]:
-            if (shared := _shared(theirs, box)) is None:
-                continue
-            holders = held[theirs]
-            for turn, target in enumerate(targets):
-                found.append((shared, target if target in holders else holders[turn % len(holders)], target))
-    return found
-
-
-def _holders(layout: Layout, name: str) -> dict[Box, list[int]]:
-    """The ranks that have each box of a stored tensor."""
-    ours, found = layout.parts[name].ours, dict[Box, list[int]]()
-    stages = layout.stages(ours)
-    for rank in range(layout.mesh.world):
-        place = layout.mesh.place(rank)
-        for held in layout.of(ours, place) if place.stage in stages else ():
-            if held.name == name:
-                found.setdefault(held.box, []).append(rank)
-    return found
-
-
-def _shared(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Box | None:
-    """The box that two have in common."""
-    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return both if all(start < stop for start, stop in both) else None

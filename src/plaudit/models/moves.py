@@ -1,0 +1,107 @@
+"""What ranks give each other so that one layout of a model becomes another. Plain data, without torch.
+
+    Layout of the givers, Layout of the takers -> Moves, planned once -> Move: a box, from one rank to another
+
+Ranks that hold the same box give equal parts of it, so that none is a bottleneck. Left out: how boxes travel
+(`weights/`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from plaudit.models.layout import Box, Layout
+from plaudit.models.parts import numbered
+
+
+class Move(NamedTuple):
+    """A box of a stored tensor that one rank gives another; or keeps, if they are the same."""
+
+    name: str
+    box: Box
+    source: int
+    target: int
+
+
+class Moves:
+    """The sends that turn one layout into another of the same model. Raises ValueError for layouts of different ones.
+
+    Both layouts are of the same processes, where a rank keeps what it has; or `apart`: ranks of the second one are
+    other processes, such as rollout workers, and get all of their boxes.
+    """
+
+    def __init__(self, one: Layout, other: Layout, *, apart: bool = False):
+        if one.stored != other.stored:
+            raise ValueError("The layouts are of different models: their stored tensors differ.")
+        self.one, self.other, self.apart = one, other, apart
+
+    @cached_property
+    def alike(self) -> list[tuple[list[str], list[tuple[Box, int, int]]]]:
+        """Stored tensors that move alike, as those of layers on the same stages do, and the box, source and target of
+        each send."""
+        groups: dict[tuple[object, ...], list[str]] = {}
+        for name, part in self.one.parts.items():
+            key = (numbered(name)[1], self.one.stages(part.ours), self.other.stages(part.ours))
+            groups.setdefault(key, []).append(name)
+        return [(names, list(self._sends(names[0]))) for names in groups.values()]
+
+    def __iter__(self) -> Iterator[Move]:
+        for names, sends in self.alike:
+            yield from (Move(name, *send) for name in names for send in sends)
+
+    def given(self, source: int) -> list[Move]:
+        """What a rank gives, in the order of the stored tensors."""
+        mine: dict[str, list[tuple[Box, int, int]]] = {}
+        for names, sends in self.alike:
+            given = [send for send in sends if send[1] == source]
+            mine |= dict.fromkeys(names, given)
+        return [Move(name, *send) for name in self.one.parts for send in mine[name]]
+
+    def _sends(self, name: str) -> Iterator[tuple[Box, int, int]]:
+        held, wanted = holders(self.one, name), holders(self.other, name)
+        rows = sorted(held)
+        largest = max(stop - start for (start, stop), *_ in rows)
+        shares = {box: list(zip(ranks, parts(box, len(ranks)), strict=True)) for box, ranks in held.items()}
+        for box, targets in wanted.items():
+            (first, last), *_ = box
+            low, high = (bisect(rows, edge, key=lambda theirs: theirs[0][0]) for edge in (first - largest, last - 1))
+            for theirs in rows[low:high]:
+                if (shared := overlap(theirs, box)) is None:
+                    continue
+                given = [(source, both) for source, part in shares[theirs] if (both := overlap(part, shared))]
+                for target in targets:
+                    if not self.apart and target in held[theirs]:
+                        yield shared, target, target
+                    else:
+                        yield from ((both, source, target) for source, both in given)
+
+
+def holders(layout: Layout, name: str) -> dict[Box, list[int]]:
+    """The ranks that have each box of a stored tensor."""
+    ours, found = layout.parts[name].ours, dict[Box, list[int]]()
+    stages = layout.stages(ours)
+    for rank in range(layout.mesh.world):
+        place = layout.mesh.place(rank)
+        for held in layout.of(ours, place) if place.stage in stages else ():
+            if held.name == name:
+                found.setdefault(held.box, []).append(rank)
+    return found
+
+
+def parts(box: Box, count: int) -> list[Box]:
+    """Cut a box along its longest side into parts that differ by at most one line; some are empty if there are fewer
+    lines than parts."""
+    side = max(range(len(box)), key=lambda which: box[which][1] - box[which][0])
+    start, stop = box[side]
+    edges = [start + (stop - start) * part // count for part in range(count + 1)]
+    return [(*box[:side], edge, *box[side + 1 :]) for edge in pairwise(edges)]
+
+
+def overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Box | None:
+    """The box that two have in common; None if they share no number."""
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return both if all(start < stop for start, stop in both) else None
