@@ -1,13 +1,15 @@
 """What changes a digest and what does not."""
 
+import itertools
 import operator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plaudit.compute.digest import BASE, PIECE, _factors, _sum, digest
+from plaudit.compute.digest import BASE, PIECE, _factors, box_sum, digest, digest_of
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -91,7 +93,50 @@ def by_hand(tensor: torch.Tensor) -> int:
 )
 @pytest.mark.usefixtures("either_way")
 def test_the_sum_with_kernels_and_without(tensor: torch.Tensor) -> None:
-    assert int(_sum(tensor)) % 2**64 == by_hand(tensor)
+    assert int(box_sum(tensor, tensor.shape, [0] * tensor.dim())) % 2**64 == by_hand(tensor)
+
+
+@st.composite
+def cut(draw: Any) -> tuple[torch.Tensor, list[list[tuple[int, int]]]]:
+    """A tensor of one or two dimensions, transposed in memory or not, and the edges of boxes that cover it."""
+    shape = draw(st.sampled_from([(1,), (6,), (7,), (2 * PIECE + 8,), (3, 4), (5, 7), (9, 2), (300, 333), (8, PIECE)]))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.int64]))
+    seed = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    values = (torch.randn(shape[::-1], generator=seed) * 100).to(dtype)
+    values = values.t() if draw(st.booleans()) else values.reshape(shape)
+    edges = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
+    return values, [list(itertools.pairwise(some)) for some in edges]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut())
+def test_sums_of_boxes_make_up_the_sum_of_the_whole(case: tuple[torch.Tensor, list[list[tuple[int, int]]]]) -> None:
+    """Even where a number is cut in two, as a pair of bfloat16 in a row of odd length."""
+    tensor, sides = case
+    total = 0
+    for box in itertools.product(*sides):
+        values = tensor[tuple(slice(*one) for one in box)]
+        total += int(box_sum(values, tensor.shape, [start for start, _ in box]))
+    assert total % 2**64 == int(box_sum(tensor, tensor.shape, [0] * tensor.dim())) % 2**64
+
+
+@pytest.mark.usefixtures("either_way")
+def test_a_box_by_hand_with_kernels_and_without() -> None:
+    """The sum is linear: a box counts as the whole tensor with zeros around it."""
+    for dtype, columns in ((torch.float32, 7), (torch.bfloat16, 8), (torch.bfloat16, 7), (torch.uint8, 7)):
+        whole = torch.randn(PIECE // 6, columns).mul(50).to(dtype)
+        masked = torch.zeros_like(whole)
+        masked[5:-3, 2:6] = whole[5:-3, 2:6]
+        assert int(box_sum(whole[5:-3, 2:6], whole.shape, (5, 2))) % 2**64 == by_hand(masked)
+
+
+def test_the_digest_of_boxes_is_that_of_the_tensors() -> None:
+    given = tensors()
+    upper, lower = (box_sum(part, (3, 5), (row, 0)) for part, row in ((given["a"][:1], 0), (given["a"][1:], 1)))
+    total = upper + lower  # modulo 2^64
+    others = {name: int(box_sum(given[name], given[name].shape, [0])) for name in ("b", "c")}
+    sums = {name: (one.dtype, one.shape, others.get(name, int(total))) for name, one in given.items()}
+    assert digest_of(sums) == digest(given)
 
 
 @pytest.mark.usefixtures("either_way")

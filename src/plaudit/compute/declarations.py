@@ -97,7 +97,11 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "rows width",
         "parts == parts_of_sums",
     ),
-    "weighted_sum": ("bits:w[count] factors:w[piece] sum:i[]", "count piece base"),
+    "weighted_sum": (
+        "bits:w[rows,columns]/ factors:w[piece] sum:i[]",
+        "rows columns bits_stride width first count piece base",
+        "first + (rows - 1) * width + columns <= count",
+    ),
 }
 
 

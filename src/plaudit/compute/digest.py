@@ -1,15 +1,18 @@
 """One short digest of many named tensors, the same on every device. It shows whether weights arrived, and stayed,
 unchanged.
 
-It uses integer arithmetic on the tensors' bits, at the speed of memory. A change of one element always changes it;
-exchanged or otherwise altered elements do except for one case in billions. It is not meant for files or against
-forgery.
+It is integer arithmetic on the tensors' bits, at the speed of memory: a sum modulo 2^64 of 32-bit integers (16- or
+8-bit ones if the total size requires it), each times its own odd factor, and each piece of them times a power. Odd
+factors have inverses, so a change of one element always changes the digest; exchanged or otherwise altered elements do
+except for one case in billions. Processes with boxes of tensors can each sum theirs. It is not meant for files or
+against forgery.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -22,43 +25,90 @@ PIECE = 1 << 16
 """Numbers processed together: few enough for a processor's cache, many enough to keep a GPU busy."""
 BASE = 6364136223846793005
 """Base of the powers that distinguish pieces; odd."""
-INTEGERS = {0: torch.int32, 2: torch.int16}
 
 
 @torch.no_grad()
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """32 hex digits that depend on every name, dtype, shape and bit, not on order, strides or device."""
-    sums = {name: _sum(tensor) for name, tensor in tensors.items()}  # all before the first `int` waits for a device
+    # All before the first `int` waits for a device.
+    sums = {name: box_sum(one, one.shape, [0] * one.dim()) for name, one in tensors.items()}
+    return digest_of({name: (tensors[name].dtype, tensors[name].shape, int(one)) for name, one in sums.items()})
+
+
+def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str:
+    """The digest of tensors by their dtypes, shapes and the sums of all of their boxes (`box_sum`)."""
     whole = hashlib.blake2b(digest_size=16)
     for name in sorted(sums):
-        tensor = tensors[name]
-        whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {int(sums[name])}\n".encode())
+        dtype, shape, one = sums[name]
+        whole.update(f"{name} {dtype} {tuple(shape)} {one}\n".encode())
     return whole.hexdigest()
 
 
-def _sum(tensor: Tensor) -> Tensor:
-    """Sum the tensor's bits as 32-bit integers modulo 2^64, each times its own odd factor, and each piece too."""
-    # Odd factors have inverses modulo 2^64, so a change of one number cannot vanish in the sum.
-    bits = _bits(tensor)
-    factors = _factors(tensor.device)
-    if type(bits) is Tensor and bits.device.type == "cpu" and bits.dtype is torch.int32 and library() is not None:
+@torch.no_grad()
+def box_sum(values: Tensor, shape: Sequence[int], at: Sequence[int]) -> Tensor:
+    """What a box contributes to the sum of a tensor of this shape, in which it begins at `at`. The sums of boxes that
+    make up the tensor add up, modulo 2^64, to that of the whole one. A box is whole or has at most two dimensions."""
+    if not values.numel():
+        return torch.zeros((), dtype=torch.int64, device=values.device)
+    count, size = math.prod(shape), values.element_size()
+    width = shape[1] if values.dim() == 2 else 1
+    first = sum(begin * math.prod(shape[axis + 1 :]) for axis, begin in enumerate(at))
+    rows = values.detach() if values.dim() == 2 and values.shape[1] < width else values.detach().reshape(1, -1)
+    wide = {0: 4, 2: 2}.get(count * size % 4, 1)  # bytes of a number
+    edges = (first, rows.shape[1], *([width] if len(rows) > 1 else []))
+    if any(edge * size % wide for edge in edges):
+        return _strewn(rows, first, width, count, wide // size)
+    bits = _bits(rows, wide)
+    first, width, count = (number * size // wide for number in (first, width, count))
+    if type(bits) is Tensor and bits.device.type == "cpu" and wide == 4 and library() is not None:
         total = torch.empty((), dtype=torch.int64, device="cpu")
-        run("weighted_sum", bits, factors, total, base=BASE)
+        run("weighted_sum", bits, _factors(bits.device), total, width=width, first=first, count=count, base=BASE)
         return total
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for piece in torch.split(bits, PIECE):
-        total = total * BASE + (piece.to(torch.int64) * factors[: len(piece)]).sum()
+    if len(bits) > 1:
+        return _strewn(bits, first, width, count, 1)
+    total, factors = torch.zeros((), dtype=torch.int64, device=bits.device), _factors(bits.device)
+    head = min(-first % PIECE, count)
+    for piece in (bits[0, :head], *torch.split(bits[0, head:], PIECE)):
+        there = first % PIECE
+        found = (piece.to(torch.int64) * factors[there : there + len(piece)]).sum()
+        total = total + found * _power(first, count)
+        first += len(piece)
     return total
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """View as 32-bit integers, or as 16- or 8-bit ones if the total size requires it."""
-    flat = tensor.detach().contiguous().flatten()
+def _strewn(rows: Tensor, first: int, width: int, count: int, each: int) -> Tensor:
+    """The sum of rows that begin `width` elements apart in a tensor of `count`; a number has `each` elements."""
+    numbers, device = rows.contiguous(), rows.device
+    if each > 1:
+        numbers = numbers.view({1: torch.int8, 2: torch.int16}[rows.element_size()])
+    bits, total = 8 * rows.element_size(), torch.zeros((), dtype=torch.int64, device=device)
+    factors, count = _factors(device), -(-count // each)
+    for begin in range(0, len(rows), step := max(1, PIECE // max(1, rows.shape[1]))):
+        some = numbers[begin : begin + step].to(torch.int64)
+        place = first + torch.arange(begin, begin + len(some), device=device)[:, None] * width
+        place = place + torch.arange(rows.shape[1], device=device)
+        number, turn = place // each, place % each
+        # The last element of a number carries its sign, earlier ones are its lower bits.
+        some = torch.where(turn < each - 1, some & (2**bits - 1), some) << turn * bits
+        pieces = range(int(number.min()) // PIECE, int(number.max()) // PIECE + 1)
+        powers = torch.tensor([_power(piece * PIECE, count) for piece in pieces], device=device)
+        total += (some * factors[number % PIECE] * powers[number // PIECE - pieces.start]).sum()
+    return total
+
+
+def _power(number: int, count: int) -> int:
+    """The factor of the piece of this number among `count`, as 64 bits with a sign."""
+    found = pow(BASE, (count - 1) // PIECE - number // PIECE, 1 << 64)
+    return found - (found >> 63 << 64)
+
+
+def _bits(rows: Tensor, wide: int) -> Tensor:
+    """View as integers of so many bytes."""
     # A view as wider numbers must begin at a multiple of their size and have no gaps, even if it has one number.
-    if flat.storage_offset() * flat.element_size() % 4 or flat.stride(0) != 1:
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    flat = flat.view(torch.uint8)
-    return flat.view(INTEGERS.get(len(flat) % 4, torch.uint8))
+    starts = (rows.storage_offset(), rows.stride(0))
+    if rows.stride(1) != 1 or any(start * rows.element_size() % wide for start in starts):
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows.view({4: torch.int32, 2: torch.int16, 1: torch.uint8}[wide])
 
 
 @lru_cache(maxsize=8)

@@ -8,6 +8,7 @@
 // Tensors' last dimension is contiguous; strides count numbers, not bytes. Matrices are row by row.
 // What a kernel is given was checked (calls.py). It returns whether there was memory for it: threads ask for none themselves.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -1454,18 +1455,23 @@ extern "C" int64_t within(const int64_t* numbers, int64_t count, int64_t limit, 
 }
 
 // See compute/digest.py: each number times its factor, pieces' sums times powers of `base` so that the last has the 0th, all
-// modulo 2^64. Whole numbers: any order of additions gives the same.
-extern "C" int64_t weighted_sum(const int32_t* bits, const int32_t* factors, uint64_t* sum, int64_t count, int64_t piece,
-                                uint64_t base, int64_t threads) {
-  int64_t pieces = (count + piece - 1) / piece;
+// modulo 2^64. Rows begin `width` numbers apart in the whole of `count`, and `stride` apart here. Whole numbers: any order of
+// additions gives the same.
+extern "C" int64_t weighted_sum(const int32_t* bits, const int32_t* factors, uint64_t* sum, int64_t rows, int64_t columns,
+                                int64_t stride, int64_t width, int64_t first, int64_t count, int64_t piece, uint64_t base,
+                                int64_t threads) {
+  int64_t strips = columns / piece + 2;  // of a row, each within one piece
   uint64_t total = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total) if (count > BLOCK)
-  for (int64_t p = 0; p < pieces; p++) {
-    const int32_t* from = bits + p * piece;
-    int64_t here = p + 1 < pieces ? piece : count - p * piece;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : total) if (rows * columns > BLOCK)
+  for (int64_t s = 0; s < rows * strips; s++) {
+    int64_t start = first + s / strips * width, p = start / piece + s % strips;
+    int64_t from = std::max(start, p * piece), to = std::min(start + columns, (p + 1) * piece);
+    if (from >= to) continue;
+    const int32_t* here = bits + s / strips * stride + (from - start);
+    const int32_t* theirs = factors + (from - p * piece);
     uint64_t found = 0, power = base, weight = 1;
-    for (int64_t i = 0; i < here; i++) found += (uint64_t)((int64_t)from[i] * factors[i]);
-    for (int64_t left = pieces - 1 - p; left; left >>= 1, power *= power)
+    for (int64_t i = 0; i < to - from; i++) found += (uint64_t)((int64_t)here[i] * theirs[i]);
+    for (int64_t left = (count - 1) / piece - p; left; left >>= 1, power *= power)
       if (left & 1) weight *= power;
     total += found * weight;
   }
