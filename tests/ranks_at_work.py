@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from plaudit import load_settings
 from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute import logprobs
+from plaudit.crew import publisher
 from plaudit.crew.trainer import Plan, Trainer
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
@@ -46,6 +48,7 @@ from plaudit.types import Role, Row, Stats
 Job = dict[str, Any]
 GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
 """Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
+publisher.PART_BYTES = 20_000
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
 
 
@@ -134,6 +137,8 @@ async def train(job: Job, trainer: Trainer) -> None:
     weighed = objective.weigh(batch)
     if job["recipe"]["method"] == "sft":
         figures.append(await actors[Role.POLICY].evaluate(weighed))
+    if job.get("publish"):
+        publish(trainer, Path(job["out"]))
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
     whole = {role: trainer.placements[role].whole() for role in trainer.models}
     if first:
@@ -143,6 +148,19 @@ async def train(job: Job, trainer: Trainer) -> None:
             assert model is not None
             save_file({name: x.contiguous().clone() for name, x in model.hf_tensors()}, out / f"{role}.safetensors")
         (out / "figures.json").write_text(json.dumps({"steps": figures, "kept": kept}))
+
+
+def publish(trainer: Trainer, out: Path) -> None:
+    """Leave this rank's parcels."""
+    out.mkdir(parents=True, exist_ok=True)
+    publishing = trainer.publisher
+    publishing.begin(0)
+    publishing.begin(1)  # by the same plan
+    for part in range(len(publishing.parts)):
+        name = f"parcel{trainer.ranks.rank}.{part}.pickle"
+        (out / name).write_bytes(pickle.dumps(publishing.parcel(part)))
+    assert publishing.parcel(len(publishing.parts)) is None
+    assert not any(publishing.parts), "views and gathered tensors are let go"
 
 
 async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> None:

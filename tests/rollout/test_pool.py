@@ -72,7 +72,7 @@ class Case:
 
     async def publish(self, version: int) -> bool:
         parcel = self.parcel(version)
-        return await self.pool.publish(Stored(parcel, version, parcel.digest))
+        return await self.pool.publish(Stored((parcel,), version, parcel.digest))
 
     async def answers(self) -> list[list[tuple[int, ...]]]:
         found = await asyncio.gather(*(self.pool.generate(question, PLAN) for question in QUESTIONS))
@@ -220,7 +220,7 @@ def test_weights_that_changed_where_they_lie_are_packed_again(do: Callable[..., 
     async def steps(case: Case) -> None:
         await case.publish(1)
         parcel = case.parcel(2)
-        assert await case.pool.publish(Stored(flipped(parcel), 2, parcel.digest))
+        assert await case.pool.publish(Stored((flipped(parcel),), 2, parcel.digest))
         assert not await case.publish(2)
         while len(case.pool.workers) < 2:
             await asyncio.sleep(0.01)
@@ -298,7 +298,7 @@ def test_a_parcel_that_is_gone_is_not_the_workers_fault(do: Callable[..., Any]) 
     async def steps(case: Case) -> None:
         await case.publish(1)
         with pytest.raises(SenderLost):
-            await case.pool.publish(Stored("gone", 2, ""))
+            await case.pool.publish(Stored(("gone",), 2, ""))
         assert len(case.pool.workers) == 2
         assert case.failures == []
 

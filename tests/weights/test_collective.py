@@ -18,16 +18,24 @@ import torch.distributed as dist
 from plaudit.compute.digest import digest
 from plaudit.runtime.worker import SenderLost, WorkerLost
 from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
-from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.parcel import Parcel, Piece, pack, unpack
 from plaudit.weights.transport import Collective, Holder
 
 
 class Training(Sender):
-    """Rank 0, as far as weights go."""
+    """A training rank, as far as weights go: of `count`, each of which has some numbers of every tensor."""
+
+    def __init__(self, rank: int = 0, count: int = 1):
+        super().__init__()
+        self.rank, self.count = rank, count
 
     async def hold(self, version: int, device: str) -> str:
         weights = {f"w{i}": torch.randn(40 + i, generator=torch.Generator().manual_seed(version)) for i in range(5)}
-        self.parcel = pack(weights, version, bucket_bytes=400, device=device)
+        pieces = []
+        for name, whole in weights.items():
+            first, last = (len(whole) * part // self.count for part in (self.rank, self.rank + 1))
+            pieces.append(Piece(name, (len(whole),), (first,), whole[first:last], whole.dtype))
+        self.parcel = pack(pieces, version, digest=digest(weights), bucket_bytes=400, device=device)
         return self.parcel.digest
 
 
@@ -36,14 +44,14 @@ class Sampling:
 
     def __init__(self) -> None:
         self.receiver = Receiver()
-        self.parcel: Parcel | None = None
+        self.parcels: list[Parcel] = []
         self.may_come = asyncio.Event()
         self.may_come.set()
 
     async def load(self, attempt: int, invitation: Invitation) -> tuple[int, str]:
         await self.may_come.wait()
-        self.parcel = await self.receiver.receive(invitation)
-        return self.parcel.version, digest(unpack(self.parcel))
+        self.parcels = await self.receiver.receive(invitation)
+        return self.parcels[0].version, digest(unpack(*self.parcels))
 
 
 class Here:
@@ -69,24 +77,25 @@ class Here:
         self._lost.set()
 
 
-class Alone:
-    """The only training rank there is, as `Ranks`."""
+class Gang:
+    """Training ranks."""
 
-    def __init__(self, first: Here):
-        self.first = first
+    def __init__(self, *workers: Here):
+        self.workers = workers
 
     async def each(self, method: Any, *arguments: Any) -> list[Any]:
-        return [await self.first.call(method, *arguments)]
+        return [await worker.call(method, *arguments) for worker in self.workers]
 
     async def keep(self, method: Any, *arguments: Any) -> tuple[Any, Any]:
         raise NotImplementedError("of the object store")
 
 
 class Case:
-    """Rank 0 and some workers."""
+    """Some ranks and some workers."""
 
-    def __init__(self, count: int, *, timeout: float = 20.0):
-        self.rank = Here("training rank 0", Training())
+    def __init__(self, count: int, *, ranks: int = 1, timeout: float = 20.0):
+        self.ranks = [Here(f"training rank {number}", Training(number, ranks)) for number in range(ranks)]
+        self.rank, *_ = self.ranks
         self.workers = [Here(f"rollout worker {number}", Sampling()) for number in range(count)]
         self.transport = Collective(backend="gloo", timeout=timeout)
 
@@ -95,7 +104,8 @@ class Case:
         return self.rank.calls["meet"]
 
     def versions(self) -> list[int | None]:
-        return [worker.target.parcel and worker.target.parcel.version for worker in self.workers]
+        taken = [worker.target.parcels for worker in self.workers]
+        return [parcels[0].version if parcels else None for parcels in taken]
 
 
 @pytest.fixture
@@ -114,13 +124,14 @@ def do() -> Callable[..., None]:
 def test_every_worker_gets_the_bits_in_one_group_and_few_calls(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         for version in (1, 2, 3):
-            shipment = await case.transport.pack(Alone(case.rank), version)
+            shipment = await case.transport.pack(Gang(case.rank), version)
             assert (shipment.version, shipment.digest) == (version, case.rank.target.parcel.digest)
             assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
         sent = case.rank.target.parcel
         assert len(sent.buckets) == 3, "192 to 256 bytes each, at most 400 in a bucket"
         for worker in case.workers:
-            assert [a.equal(b) for a, b in zip(worker.target.parcel.buckets, sent.buckets, strict=True)] == [True] * 3
+            (taken,) = worker.target.parcels
+            assert [a.equal(b) for a, b in zip(taken.buckets, sent.buckets, strict=True)] == [True] * 3
         assert case.groups == 1
 
     do(steps, 3)
@@ -130,8 +141,8 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
     do: Callable[..., None],
 ) -> None:
     async def steps(case: Case) -> None:
-        await (await case.transport.pack(Alone(case.rank), 1)).deliver(case.workers, 0)
-        shipment = await case.transport.pack(Alone(case.rank), 2)
+        await (await case.transport.pack(Gang(case.rank), 1)).deliver(case.workers, 0)
+        shipment = await case.transport.pack(Gang(case.rank), 2)
         case.workers[1].target.may_come.clear()
         delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
@@ -144,7 +155,7 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
         assert case.groups == 2
         case.workers[1] = Here("rollout worker 1", Sampling())
         assert await shipment.deliver(case.workers[1:2], 0) == [(2, shipment.digest)]
-        third = await case.transport.pack(Alone(case.rank), 3)
+        third = await case.transport.pack(Gang(case.rank), 3)
         assert await third.deliver(case.workers, 0) == [(3, third.digest)] * 3
         assert case.groups == 4
 
@@ -154,7 +165,7 @@ def test_one_that_is_lost_keeps_nobody_waiting_and_one_that_comes_later_is_sent_
 def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         case.workers[0].target.may_come.clear()
-        shipment = await case.transport.pack(Alone(case.rank), 1)
+        shipment = await case.transport.pack(Gang(case.rank), 1)
         late, other = await shipment.deliver(case.workers, 0)
         assert other == (1, shipment.digest)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
@@ -184,7 +195,7 @@ def test_one_that_has_the_weights_may_end_its_answers_when_another_is_lost(do: C
 
         for worker in case.workers:
             answering(worker)
-        shipment = await case.transport.pack(Alone(case.rank), 1)
+        shipment = await case.transport.pack(Gang(case.rank), 1)
         delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
         while len(holding) < 2:
             await asyncio.sleep(0.01)
@@ -206,7 +217,7 @@ def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: 
 
         case.workers[0].target.may_come.clear()
         case.workers[1].target.load = fail_once
-        shipment = await case.transport.pack(Alone(case.rank), 1)
+        shipment = await case.transport.pack(Gang(case.rank), 1)
         late, other = await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
         assert str(late) == ("rollout worker 0: did not come for the weights within 0.5 s (runtime.collective_timeout)")
         assert other == (1, shipment.digest)
@@ -216,13 +227,13 @@ def test_one_that_never_comes_keeps_nobody_waiting_when_another_fails_first(do: 
 
 def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        old = await case.transport.pack(Alone(case.rank), 1)
-        new = await case.transport.pack(Alone(case.rank), 2)
+        old = await case.transport.pack(Gang(case.rank), 1)
+        new = await case.transport.pack(Gang(case.rank), 2)
         with pytest.raises(SenderLost, match=r"version 1 .* 2"):
             await old.deliver(case.workers, 0)
         assert await new.deliver(case.workers, 0) == [(2, new.digest)] * 2
         case.workers[1].target.may_come.clear()
-        newest = await case.transport.pack(Alone(case.rank), 3)
+        newest = await case.transport.pack(Gang(case.rank), 3)
         delivery = asyncio.ensure_future(newest.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
         case.rank.kill()
@@ -230,7 +241,7 @@ def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]
             await delivery
         again = Here("training rank 0", Training())
         case.workers[1].target.may_come.set()
-        third = await case.transport.pack(Alone(again), 3)
+        third = await case.transport.pack(Gang(again), 3)
         assert await third.deliver(case.workers, 1) == [(3, third.digest)] * 2
 
     do(steps, 2)
@@ -242,11 +253,67 @@ def test_what_a_worker_refuses_is_told_after_the_others_have_theirs(do: Callable
             raise ValueError("another model's")
 
         case.workers[0].target.load = refuse
-        shipment = await case.transport.pack(Alone(case.rank), 1)
+        shipment = await case.transport.pack(Gang(case.rank), 1)
         with pytest.raises(ValueError, match="another model's"):
             await shipment.deliver(case.workers, 0)
 
     do(steps, 2)
+
+
+def test_each_rank_gives_its_part_and_takes_none(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        gang = Gang(*case.ranks)
+        for version in (1, 2):
+            shipment = await case.transport.pack(gang, version)
+            assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 2
+        parcels = [rank.target.parcel for rank in case.ranks]
+        assert [len(unpack(*worker.target.parcels)) for worker in case.workers] == [5, 5]
+        numbers = [sum(entry.size // 4 for entry in parcel.entries) for parcel in parcels]
+        assert sum(numbers) == 40 + 41 + 42 + 43 + 44
+        assert max(numbers) - min(numbers) <= 5, "a number of each tensor at most"
+        assert all(len(rank.target._kept._collectives) == 1 for rank in case.ranks)
+        assert case.groups == 1
+        joins = Here("rollout worker 2", Sampling())
+        assert await shipment.deliver([joins], 0) == [(2, shipment.digest)], "it gets everything"
+
+    do(steps, 2, ranks=3)
+
+
+def test_a_worker_that_is_lost_and_a_rank_that_is_lost_among_several(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        gang = Gang(*case.ranks)
+        shipment = await case.transport.pack(gang, 1)
+        case.workers[0].target.may_come.clear()
+        delivery = asyncio.ensure_future(shipment.deliver(case.workers, 0))
+        await asyncio.sleep(0.1)
+        case.workers[0].kill()
+        lost, well = await asyncio.wait_for(delivery, 15.0)
+        assert well == (1, shipment.digest)
+        assert isinstance(lost, WorkerLost)
+        case.workers = case.workers[1:]
+        case.workers[0].target.may_come.clear()
+        second = await case.transport.pack(gang, 2)
+        delivery = asyncio.ensure_future(second.deliver(case.workers, 0))
+        await asyncio.sleep(0.1)
+        case.ranks[1].kill()
+        case.workers[0].target.may_come.set()
+        with pytest.raises(SenderLost, match="training rank 1: its process ended"):
+            await asyncio.wait_for(delivery, 15.0)
+
+    do(steps, 2, ranks=2)
+
+
+def test_a_rank_that_does_not_come_is_named(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        async def never(invitation: Invitation) -> None:
+            await asyncio.sleep(30.0)
+
+        case.ranks[1].target.send = never
+        shipment = await case.transport.pack(Gang(*case.ranks), 1)
+        with pytest.raises(SenderLost, match=r"training rank 1: did not come for the weights within 0\.5 s"):
+            await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
+
+    do(steps, 2, ranks=2, timeout=0.5)
 
 
 class Dying:
@@ -266,14 +333,14 @@ class Dying:
 
 def _begin_and_die(invitation: Invitation) -> None:
     group = _Group(invitation, 20.0)
-    parcel = Parcel.of_index(group.index(invitation))
-    group.broadcast(parcel.buckets[0])
+    (index,) = group.taken(invitation)
+    group.broadcast(Parcel.of_index(index).buckets[0], 0)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_one_that_is_killed_in_the_midst_of_it_keeps_nobody_waiting(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
-        shipment = await case.transport.pack(Alone(case.rank), 1)
+        shipment = await case.transport.pack(Gang(case.rank), 1)
         *others, lost = await asyncio.wait_for(shipment.deliver([*case.workers, Dying()], 0), 60.0)
         assert others == [(1, shipment.digest)] * 2
         assert str(lost) == "rollout worker 2: its process ended with -9"
@@ -305,11 +372,11 @@ def test_nccls_part_of_a_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
         sent = await sender.hold(3, "cpu")
         place = await sender.meet()
         invitations = [
-            Invitation(address=place, group=0, rank=rank, world=2, version=3, backend="nccl", timeout=20.0)
+            Invitation(address=place, group=0, rank=rank, world=2, givers=1, version=3, backend="nccl", timeout=20.0)
             for rank in range(2)
         ]
-        _, parcel = await asyncio.gather(sender.send(invitations[0]), receiver.receive(invitations[1]))
-        return sent, digest(unpack(parcel))
+        _, parcels = await asyncio.gather(sender.send(invitations[0]), receiver.receive(invitations[1]))
+        return sent, digest(unpack(*parcels))
 
     sent, taken = asyncio.run(update())
     assert sent == taken

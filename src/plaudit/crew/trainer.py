@@ -9,11 +9,10 @@ rollout and rewards, which belong to the driver.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Objective
 from plaudit.compute.axis import ALONE, Axis
-from plaudit.compute.digest import digest
+from plaudit.crew.publisher import Publisher
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
 from plaudit.learn.ranks import Alone, Ranks, join
 from plaudit.learn.scorer import BaseScorer, Scorer
-from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, local, recompute_layers
+from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, recompute_layers
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
@@ -38,7 +37,7 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.device import device_of
 from plaudit.models.folders import local_folder
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
-from plaudit.models.lora import FOLDER, adapter_names, add_lora, lora_of, peft_names, restore_lora, save_lora
+from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
 from plaudit.models.share import Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
@@ -54,7 +53,7 @@ from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
-from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.parcel import Parcel
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +150,6 @@ class Trainer:
         self.plan.longest.check(f"the {role}", self.models[role].max_positions)
         self.watched = Watched()
         self.members = {role: self._member(role) for role in self.models}
-        self._beneath: str | None = None
         if settings.rollout.share_devices and settings.samples:
             self.rest()
 
@@ -210,28 +208,14 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters by their Hugging Face names, for samplers. All ranks must call it; the first returns
-        them."""
-        model = self.placements[Role.POLICY].whole()
-        return {} if model is None else dict(model.hf_tensors())
+        """The policy's parameters by their Hugging Face names, for a sampler in this process, which has one rank."""
+        return dict(self.models[Role.POLICY].hf_tensors())
 
-    def packed(self, version: int, *, device: str = "cpu") -> Parcel | None:
-        """What samplers in other processes need of the policy: `weights`, or only the adapters by their parameters'
-        names, since samplers have the base model. All ranks must call it; the first returns it."""
-        place, adapters = self.placements[Role.POLICY], adapter_names(self.models[Role.POLICY])
-        weights = place.parameters(adapters) if adapters else self.weights()
-        if adapters and self._beneath is None:
-            names = [name for name, _ in self.models[Role.POLICY].named_parameters()]
-            self._beneath = digest(place.parameters(name for name in names if name not in adapters))
-        return pack(weights, version, beneath=self._beneath or "", device=device) if weights else None
-
-    def parcel_bytes(self) -> int:
-        """The size of what `packed` returns."""
-        model, place = self.models[Role.POLICY], self.placements[Role.POLICY]
-        adapters = adapter_names(model)
-        sent = {name: local(p) for name, p in model.named_parameters() if not adapters or name in adapters}
-        numbers = sum(math.prod(place.within(name, p).shape) for name, p in sent.items())
-        return numbers * dtype_of(self.settings).itemsize
+    @cached_property
+    def publisher(self) -> Publisher:
+        """This rank's part in giving samplers in other processes the policy's weights."""
+        place, dtype = self.placements[Role.POLICY], dtype_of(self.settings)
+        return Publisher(self.models[Role.POLICY], place, self.ranks, dtype=dtype, device=self.device)
 
     # --- models
 
@@ -360,14 +344,22 @@ class RankProcess(Trainer):
         super().rest()
         give_back_memory()
 
-    def parcel(self, version: int) -> tuple[Parcel | None, str]:
-        """The policy's weights for samplers with their digest, from rank 0; all ranks must be called."""
-        parcel = self.packed(version)
-        return parcel, "" if parcel is None else parcel.digest
+    def parcel_bytes(self) -> int:
+        """The size of what all ranks give of the policy's weights."""
+        return self.publisher.bytes()
+
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]:
+        """Return a part of what this rank gives samplers of the policy's weights, with the digest of all ranks' parts
+        and the number of its own. All ranks must be called, first for part 0."""
+        if part == 0:
+            self.publisher.begin(version)
+        digest, parts = self.publisher.digest, len(self.publisher.parts)
+        return self.publisher.parcel(part), (digest, parts)
 
     def hold(self, version: int, device: str) -> str:
-        """As `parcel`, but keep the weights to be sent from here. Return their digest."""
-        self.sender.parcel = parcel = self.packed(version, device=device)
+        """As `parcel` of all parts, but keep them to be sent from here. Return the digest, "" if there are none."""
+        self.publisher.begin(version)
+        self.sender.parcel = parcel = self.publisher.whole(device)
         return "" if parcel is None else parcel.digest
 
     async def meet(self) -> str:

@@ -11,7 +11,7 @@ of a fresh model, a bucket at a time, and keeps its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from plaudit.models.boxes import BUCKET_BYTES, Stored, create, laid_out, read_bo
 from plaudit.models.families import family_of
 from plaudit.models.files import INDEX, write_json
 from plaudit.models.fresh import generator
-from plaudit.models.layout import Layout, Piece, Slice
+from plaudit.models.layout import Box, Layout, Piece, Slice
+from plaudit.models.moves import overlap
 from plaudit.models.parts import Shape, stored_name
 from plaudit.support.paths import flush
 
@@ -50,6 +51,16 @@ class Share:
         place = self.layout.mesh.place(self.rank)
         held = self.layout.of(ours, place) if place.stage in self.layout.stages(ours) else ()
         return [(one, self._view(one)) for one in held]
+
+    def boxes(self, boxes: Iterable[tuple[str, Box]]) -> Iterator[Tensor]:
+        """Views of boxes of stored tensors, as they are stored, each within one slice of this rank's."""
+        held: dict[str, list[tuple[Slice, Tensor]]] = {}
+        for one, values in self.slices():
+            held.setdefault(one.name, []).append((one, values.t() if one.transposed else values))
+        for name, box in boxes:
+            around, values = next(pair for pair in held[name] if overlap(pair[0].box, box) == box)
+            at = [start - first for (start, _), (first, _) in zip(box, around.box, strict=True)]
+            yield narrowed(values, at, [stop - start for start, stop in box])
 
     def _view(self, one: Slice) -> Tensor:
         return narrowed(self.tensors[one.ours].detach(), one.at, one.sizes)

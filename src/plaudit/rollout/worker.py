@@ -1,6 +1,6 @@
 """A rollout worker: an engine with its own copy of the policy, in its own process.
 
-    driver's pool -> generate, load (a parcel, or an invitation to fetch one) -> engine -> completions, digest
+    driver's pool -> generate, load (parcels, or an invitation to fetch them) -> engine -> completions, digest
 
 Every method is a coroutine, so that the process keeps decoding while it answers. Weights are taken only if version,
 names and digest are as sent. A run that went back to a checkpoint is a new attempt: versions start again, and late
@@ -61,16 +61,18 @@ class RolloutWorker:
             raise OutOfDateError(f"attempt {attempt} was cancelled: attempt {self.attempt} is under way")
         return task.result()
 
-    async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
-        """Sample with these weights from now on. Return their version and digest.
+    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
+        """Sample with the weights of these parcels from now on. Return their version and digest.
 
         Raises WeightsError and leaves the engine unchanged if they are old, another model's, or changed in transit.
         Raises it too if the engine does not hold them afterwards.
         """
         self._enter(attempt)
-        parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
+        parcels: list[Parcel] = []
+        for one in sent:
+            parcels += [one] if isinstance(one, Parcel) else await self.receiver.receive(one)
         self._enter(attempt)
-        weights = unpack(parcel)
+        weights, parcel = unpack(*parcels), parcels[0]
         self.content.check(parcel.beneath)
         if parcel.beneath:
             await asyncio.to_thread(self.content.check_model)

@@ -82,12 +82,9 @@ class RayGang(Gang[Kind_co]):
 
     async def keep(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
-    ) -> tuple[Any, Result]:
-        """Call a method on every rank that returns a pair at rank 0. The first part stays there; return a reference to
-        it."""
-        others = (worker.do(None, method.__name__, arguments) for worker in self.workers[1:])
-        pair, *_ = await self._all([self.first.keep(method, *arguments), *others])
-        return pair  # type: ignore[no-any-return]
+    ) -> list[tuple[Any, Result]]:
+        """Call a method on every rank that returns a pair. Its first part stays there: return a reference to it."""
+        return await self._all([worker.keep(method, *arguments) for worker in self.workers])
 
 
 def _of_collective(error: Exception) -> bool:

@@ -1,15 +1,18 @@
-"""Weights by broadcast, over gloo or NCCL: rank 0 of a group sends its parcel's buckets, one call each.
+"""Weights by broadcast, over gloo or NCCL: each giver sends its own parcel's buckets to all receivers, one call each.
 
-    Sender.meet -> address -> Invitation to each member -> all arrive -> index, buckets -> Parcel at each Receiver
+    Sender.meet -> address -> Invitation to each member -> all arrive -> indexes, buckets -> Parcels at each Receiver
 
-A group lasts while its members stay the same. It is not torch's default group, which ranks and vLLM use themselves. No
-member enters a collective before all have arrived. Until then, waiting members can be released (`dissolve`), and
-missing members are known. `transport.py` chooses the members and handles failures.
+Givers are the first members of a group, which lasts while its members stay the same. Givers send nothing to each other:
+each has a process group of its own with the receivers, who take a bucket of each in turn, so that none waits for long.
+These are not torch's default group, which ranks and vLLM use themselves. No member enters a collective before all have
+arrived. Until then, waiting members can be released (`dissolve`), and missing members are known. `transport.py` chooses
+the members and handles failures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +53,8 @@ class Invitation:
     """A number that is different for every group."""
     rank: int
     world: int
+    givers: int
+    """Number of members that send. They have the first ranks."""
     version: int
     backend: str
     timeout: float
@@ -61,22 +66,40 @@ class Invitation:
         return {rank: f"{self.version} {rank}" for rank in range(1, self.world)}
 
     @property
-    def index_key(self) -> str:
-        """Key under which rank 0 then gives the parcel's index."""
+    def go(self) -> str:
+        """Key under which rank 0 then says that all are there."""
         return f"{self.version}"
 
+    @property
+    def indexes(self) -> list[str]:
+        """Keys under which givers gave their parcels' indexes before."""
+        return [f"{self.version} index {rank}" for rank in range(self.givers)]
 
-class Sender:
-    """Rank 0 of every group. It keeps the newest parcel for members that join later."""
+
+class _Member:
+    """Keeps its end of the last group until a collective fails or there is another group."""
 
     def __init__(self) -> None:
+        self._number = -1
+        self._kept: _Group | None = None
+
+    def _group(self, invitation: Invitation) -> _Group | None:
+        kept = self._kept if invitation.group == self._number else None
+        self._number, self._kept = invitation.group, None
+        return kept
+
+
+class Sender(_Member):
+    """A giver. It keeps its newest parcel for members that join later. Members of a group meet at the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.parcel: Parcel | None = None
         self._meeting: Any = None
-        self._group: _Group | None = None
 
     async def meet(self) -> str:
         """Open the store of the next group and close the last one's. Return its address."""
-        self._group, self._meeting = None, None
+        self._kept, self._meeting = None, None
         host, _, port = (address := free_address()).rpartition(":")
         where: Any = {"master_listen_fd": listening(host, int(port)), "wait_for_workers": False}
         self._meeting = await asyncio.to_thread(TCPStore, host, int(port), is_master=True, **where)
@@ -87,65 +110,69 @@ class Sender:
         parcel = self.parcel
         if parcel is None or parcel.version != invitation.version:
             raise NotHeldError(f"version {invitation.version} is gone; the sender holds {parcel and parcel.version}")
-        group, self._group = self._group, None
-        self._group = await asyncio.to_thread(self._send, group, invitation, parcel)
+        self._kept = await asyncio.to_thread(self._send, self._group(invitation), invitation, parcel)
 
     def _send(self, group: _Group | None, invitation: Invitation, parcel: Parcel) -> _Group:
-        group = group or _Group(invitation, invitation.timeout)
-        group.tell(invitation, parcel.index())
+        # The first one's time-out ends first and names the member at fault.
+        group = group or _Group(invitation, invitation.timeout * (2 if invitation.rank else 1))
+        group.give(invitation, parcel.index())
         for bucket in parcel.buckets:
-            group.broadcast(bucket)
+            group.broadcast(bucket, invitation.rank)
         return group
 
     async def dissolve(self, invitation: Invitation) -> None:
         """Release members that wait or come late."""
         meeting, self._meeting = self._meeting, None
-        if meeting is None or meeting.compare_set(invitation.index_key, "", DISSOLVED) != DISSOLVED.encode():
+        if meeting is None or meeting.compare_set(invitation.go, "", DISSOLVED) != DISSOLVED.encode():
             return  # all have arrived, so no member waits at this store any more
         self._meeting = meeting
         for key in invitation.arrivals.values():
             meeting.set(key, DISSOLVED)
 
 
-class Receiver:
+class Receiver(_Member):
     """A member that receives."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
+        super().__init__()
         self.device = device
-        self._number = -1
-        self._group: _Group | None = None
 
-    async def receive(self, invitation: Invitation) -> Parcel:
-        """Receive the sender's parcel. Raises CollectiveError. The process does other work meanwhile."""
-        known = self._group if invitation.group == self._number else None
-        self._group = None
-        parcel, self._group = await asyncio.to_thread(self._receive, known, invitation)
-        self._number = invitation.group
-        return parcel
+    async def receive(self, invitation: Invitation) -> list[Parcel]:
+        """Receive the givers' parcels. Raises CollectiveError. The process does other work meanwhile."""
+        parcels, self._kept = await asyncio.to_thread(self._receive, self._group(invitation), invitation)
+        return parcels
 
-    def _receive(self, group: _Group | None, invitation: Invitation) -> tuple[Parcel, _Group]:
-        # The sender's time-out ends first and names the member at fault.
+    def _receive(self, group: _Group | None, invitation: Invitation) -> tuple[list[Parcel], _Group]:
         group = group or _Group(invitation, 2 * invitation.timeout)
-        parcel = Parcel.of_index(group.index(invitation), device=self.device if group.nccl else "cpu")
-        for bucket in parcel.buckets:
-            group.broadcast(bucket)
-        return parcel, group
+        device = self.device if group.nccl else "cpu"
+        parcels = [Parcel.of_index(index, device=device) for index in group.taken(invitation)]
+        for buckets in itertools.zip_longest(*(parcel.buckets for parcel in parcels)):
+            for giver, bucket in enumerate(buckets):
+                if bucket is not None:
+                    group.broadcast(bucket, giver)
+        return parcels, group
 
 
 class _Group:
     """One member's end of a group."""
 
     def __init__(self, invitation: Invitation, patience: float):
-        self.nccl, self._rank, self._world = invitation.backend == "nccl", invitation.rank, invitation.world
+        self.nccl, self._rank = invitation.backend == "nccl", invitation.rank
+        self._givers, self._takers = invitation.givers, invitation.world - invitation.givers
         self._timeout, self._patience = timedelta(seconds=invitation.timeout), timedelta(seconds=patience)
         host, _, port = invitation.address.rpartition(":")
         self._meeting: Any = None
-        self._collective: Any = None
+        self._collectives: dict[int, Any] = {}
         with self._failing():
             self._meeting = TCPStore(host, int(port), is_master=False, timeout=self._patience)
 
-    def tell(self, invitation: Invitation, index: str) -> None:
-        """Give the index to all, once they have arrived."""
+    def give(self, invitation: Invitation, index: str) -> None:
+        """Give this giver's index and wait until all have arrived; the first giver then says so to all."""
+        with self._failing():
+            self._meeting.set(invitation.indexes[self._rank], index)
+        if self._rank:
+            self._arrive(invitation)
+            return
         arrivals = invitation.arrivals
         try:
             self._meeting.wait(list(arrivals.values()), self._patience)
@@ -154,37 +181,44 @@ class _Group:
                 absent = tuple(rank for rank, key in arrivals.items() if not self._meeting.check([key]))
             raise AbsentError(absent) from error
         with self._failing():
-            self._undissolved(self._meeting.compare_set(invitation.index_key, "", index))
+            self._undissolved(self._meeting.compare_set(invitation.go, "", "go"))
 
-    def index(self, invitation: Invitation) -> str:
-        """Report this member's arrival and wait for the index."""
+    def taken(self, invitation: Invitation) -> list[str]:
+        """Wait until all have arrived. Return the givers' indexes."""
+        self._arrive(invitation)
+        with self._failing():
+            return [self._meeting.get(key).decode() for key in invitation.indexes]
+
+    def _arrive(self, invitation: Invitation) -> None:
+        """Report this member's arrival and wait for the others'."""
         with self._failing():
             self._meeting.set(invitation.arrivals[self._rank], "here")
-            return self._undissolved(self._meeting.get(invitation.index_key))
+            self._undissolved(self._meeting.get(invitation.go))
 
-    def _undissolved(self, said: bytes) -> str:
+    def _undissolved(self, said: bytes) -> None:
         if said == DISSOLVED.encode():
             raise CollectiveError("a member was lost before all had arrived")
-        return said.decode()
 
-    def broadcast(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor, giver: int) -> None:
         with self._failing():
-            self._collective = self._collective or self._made()
-            self._collective.broadcast(tensor, 0).wait()
+            if giver not in self._collectives:
+                self._collectives[giver] = self._made(giver)
+            self._collectives[giver].broadcast(tensor, 0).wait()
             if self.nccl:
                 torch.cuda.synchronize(tensor.device)
 
-    def _made(self) -> Any:
-        """Make the group from torch's classes: its functions know only one default group and make others from its
-        members."""
-        meeting = PrefixStore("group", self._meeting)
+    def _made(self, giver: int) -> Any:
+        """Make a giver's group with the receivers from torch's classes: its functions know only one default group and
+        make others from its members."""
+        meeting = PrefixStore(f"group {giver}", self._meeting)
+        rank = 0 if self._rank == giver else self._rank - self._givers + 1
         if not self.nccl:
             let_gloo_be_reached()
-            return dist.ProcessGroupGloo(meeting, self._rank, self._world, self._timeout)
+            return dist.ProcessGroupGloo(meeting, rank, 1 + self._takers, self._timeout)
         let_nccl_raise()
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        return dist.ProcessGroupNCCL(meeting, self._rank, self._world, options)
+        return dist.ProcessGroupNCCL(meeting, rank, 1 + self._takers, options)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -192,5 +226,5 @@ class _Group:
         try:
             yield
         except RuntimeError as error:
-            self._meeting = self._collective = None
+            self._meeting, self._collectives = None, {}
             raise CollectiveError(reason_of(error)) from error

@@ -1,26 +1,28 @@
-"""Named tensors in a few flat buckets of bytes. Weights travel between processes in this form, never one call a
-parameter.
+"""Boxes of named tensors in a few flat buckets of bytes. Weights travel between processes in this form, never one call
+a parameter.
 
-    {name: tensor} -> pack -> Parcel (version, digest, entries, buckets) -> unpack -> {name: tensor}, views of buckets
+    boxes that a process holds -> pack -> Parcel (version, digest, entries, buckets) -> with those of all others
+    -> unpack -> {name: tensor}: views of buckets, or put together when they are asked for
 
-The digest covers names, shapes and bits as sent; a receiver compares it before use. Pickled buckets are numpy arrays,
-which shared memory and object stores pass on without a copy. `index` and `of_index` serve transports that move only the
-buckets.
+The digest covers names, shapes and bits of the whole tensors as sent, whoever sends which box; a receiver compares it
+before use. Pickled buckets are numpy arrays, which shared memory and object stores pass on without a copy. `index` and
+`of_index` serve transports that move only the buckets.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from plaudit.compute.digest import digest
+from plaudit.compute.digest import box_sum, digest_of
 
 BUCKET_BYTES = 1 << 24
 """So large that calls cost little, and so small that an allocator reuses the same memory at each update."""
@@ -33,16 +35,55 @@ class WeightsError(RuntimeError):
     """Weights are older than the engine's, belong to another model, or differ from those that were sent."""
 
 
+class Piece(NamedTuple):
+    """A box of a tensor, which may be all of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    at: tuple[int, ...]
+    """Where the box begins in it."""
+    values: Tensor
+    dtype: torch.dtype
+    """The precision in which it is sent."""
+
+    @classmethod
+    def whole(cls, name: str, tensor: Tensor) -> Piece:
+        return cls(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor.detach(), tensor.dtype)
+
+    @property
+    def bytes(self) -> int:
+        return self.values.numel() * self.dtype.itemsize
+
+    def cut(self, most: int) -> Iterator[Piece]:
+        """Pieces of at most `most` bytes, or of one row."""
+        if self.bytes <= most or not self.at:
+            yield self
+            return
+        rows = max(1, most * len(self.values) // self.bytes)
+        for number, some in enumerate(torch.split(self.values, rows)):
+            yield self._replace(at=(self.at[0] + number * rows, *self.at[1:]), values=some)
+
+    def sum(self) -> Tensor:
+        """What it contributes to the sum of its tensor (`box_sum`); no more than a bucket of it is copied."""
+        total = torch.zeros((), dtype=torch.int64, device=self.values.device)
+        for some in self.cut(BUCKET_BYTES):
+            total += box_sum(some.values.to(self.dtype), self.shape, some.at)
+        return total
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A tensor's place in the buckets."""
+    """A box's place in the buckets, and in its tensor."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
     bucket: int
     start: int
     size: int
+    shape: tuple[int, ...]
+    at: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +108,10 @@ class Parcel:
         """Make a parcel with empty buckets, to be filled."""
         header, entries, sizes = json.loads(index)
         buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-        found = tuple(Entry(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in entries)
+        found = tuple(
+            Entry(name, dtype, tuple(sizes), bucket, start, size, tuple(shape), tuple(at))
+            for name, dtype, sizes, bucket, start, size, shape, at in entries
+        )
         return cls(entries=found, buckets=buckets, **header)
 
     @property
@@ -87,38 +131,91 @@ def _of_arrays(version: int, sent: str, entries: tuple[Entry, ...], arrays: Sequ
 
 
 @torch.no_grad()
+def digest_of_pieces(
+    pieces: Iterable[Piece],
+    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    total: Callable[[Tensor], None] = lambda sums: None,
+) -> str:
+    """The digest of tensors, given by dtype and whole shape, that several processes have together, each some pieces.
+    `total` replaces numbers by their sums over all of these processes, modulo 2^64."""
+    found: dict[str, Tensor | int] = dict.fromkeys(tensors, 0)
+    for piece in pieces:
+        found[piece.name] = found[piece.name] + piece.sum()
+    sums = torch.tensor([int(one) for one in found.values()], dtype=torch.int64, device="cpu")
+    total(sums)
+    return digest_of({name: (*tensors[name], one) for name, one in zip(tensors, sums.tolist(), strict=True)})
+
+
+@torch.no_grad()
 def pack(
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | Sequence[Piece],
     version: int,
     *,
+    digest: str | None = None,
     beneath: str = "",
     bucket_bytes: int = BUCKET_BYTES,
     device: torch.device | str = "cpu",
 ) -> Parcel:
-    """Copy the weights into a parcel; a bucket has at most `bucket_bytes`, unless a single tensor is larger."""
+    """Copy whole tensors, or boxes of some, into a parcel. A bucket has at most `bucket_bytes`, unless a single box is
+    larger. `digest` is that of all tensors, if others send the rest of them."""
+    pieces = weights if isinstance(weights, Sequence) else [Piece.whole(*one) for one in weights.items()]
     entries: list[Entry] = []
     sizes = [0]
-    for name, tensor in weights.items():
-        size = tensor.numel() * tensor.element_size()
+    for name, shape, at, values, kind in pieces:
+        size = values.numel() * kind.itemsize
         if sizes[-1] and sizes[-1] + size > bucket_bytes:
             sizes.append(0)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append(Entry(name, dtype, tuple(tensor.shape), len(sizes) - 1, sizes[-1], size))
+        dtype = str(kind).removeprefix("torch.")
+        entries.append(Entry(name, dtype, tuple(values.shape), len(sizes) - 1, sizes[-1], size, shape, at))
         sizes[-1] += -(-size // ALIGNMENT) * ALIGNMENT
     buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-    for entry in entries:
-        _view(buckets, entry).copy_(weights[entry.name].detach())
-    return Parcel(version, digest(weights), tuple(entries), buckets, beneath)
+    for entry, piece in zip(entries, pieces, strict=True):
+        _view(buckets, entry).copy_(piece.values)
+    if digest is None:
+        digest = digest_of_pieces(pieces, {one.name: (one.dtype, one.shape) for one in pieces})
+    return Parcel(version, digest, tuple(entries), buckets, beneath)
 
 
-def unpack(parcel: Parcel) -> dict[str, Tensor]:
-    """Return the tensors, read-only views of the parcel."""
-    return {entry.name: _view(parcel.buckets, entry) for entry in parcel.entries}
+class Unpacked(Mapping[str, Tensor]):
+    """Tensors by their names. Those that came whole are read-only views of a parcel; others are put together each time
+    they are asked for, so that only one of them takes memory."""
+
+    def __init__(self, parcels: Sequence[Parcel]):
+        self._held: dict[str, list[tuple[Entry, Tensor]]] = {}
+        for parcel in parcels:
+            for entry in parcel.entries:
+                self._held.setdefault(entry.name, []).append((entry, _view(parcel.buckets, entry)))
+        for name, held in self._held.items():
+            there, shape = sum(values.numel() for _, values in held), held[0][0].shape
+            if there != math.prod(shape) or len({(one.shape, one.dtype) for one, _ in held}) > 1:
+                raise WeightsError(f"The parcels have {there:,} numbers of {name}, whose shape is {shape}.")
+
+    def __getitem__(self, name: str) -> Tensor:
+        (entry, values), *others = self._held[name]
+        if not others:
+            return values
+        found = torch.empty(entry.shape, dtype=values.dtype, device=values.device)
+        for one, some in self._held[name]:
+            found[tuple(slice(begin, begin + size) for begin, size in zip(one.at, one.sizes, strict=True))] = some
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def unpack(*parcels: Parcel) -> Mapping[str, Tensor]:
+    """Return the tensors of parcels that make up one version. Raises WeightsError if they do not."""
+    if len(kinds := {(one.version, one.digest, one.beneath) for one in parcels}) != 1:
+        raise WeightsError(f"These parcels are not of one version: {sorted(kinds)}.")
+    return Unpacked(parcels)
 
 
 def _view(buckets: Sequence[Tensor], entry: Entry) -> Tensor:
     bucket = buckets[entry.bucket]
     dtype: torch.dtype = getattr(torch, entry.dtype)
     if not entry.size:
-        return torch.empty(entry.shape, dtype=dtype, device=bucket.device)
-    return bucket[entry.start : entry.start + entry.size].view(dtype).view(entry.shape)
+        return torch.empty(entry.sizes, dtype=dtype, device=bucket.device)
+    return bucket[entry.start : entry.start + entry.size].view(dtype).view(entry.sizes)

@@ -1,11 +1,13 @@
 """Moves a version's weights from the training ranks to rollout workers in other processes.
 
-    Transport.pack(gang, version) -> Shipment, at rank 0 -> deliver(workers) -> what each confirmed, or how it was lost
+    Transport.pack(gang, version) -> Shipment, in parcels, one at each rank that gives some of the weights
+             -> deliver(workers) -> what each confirmed, or how it was lost
 
     Store       through the object store: a node's workers read one copy in shared memory
     Collective  by broadcast, in flat buckets: between nodes and GPUs, without a stop
 
-In one process nothing moves: the engine computes on the learner's own weights, without a transport.
+Every worker gets all parcels. In one process nothing moves: the engine computes on the learner's own weights, without a
+transport.
 """
 
 from __future__ import annotations
@@ -42,13 +44,14 @@ class Shipment(Protocol):
 
 
 class Holder(Protocol):
-    async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]: ...
+    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]: ...
 
 
 class Giver(Protocol):
-    """A training rank, as far as its weights go. Digests are "" except at rank 0."""
+    """A training rank, as far as its weights go. It gives them in parts: `parcel` returns one, with the digest of all
+    ranks' parts and the number of its own; `hold` keeps all and returns the digest, "" if there are none."""
 
-    def parcel(self, version: int) -> tuple[Parcel | None, str]: ...
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]: ...
 
     def hold(self, version: int, device: str) -> str: ...
 
@@ -76,30 +79,37 @@ def transport_of(settings: RuntimeSettings, *, gpus: bool) -> Transport:
 
 
 class Store:
-    """Put rank 0's parcel into the object store and give workers a reference."""
+    """Put the ranks' parcels into the object store, a part of each at a time, and give workers references."""
 
     async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
-        parcel, digest = await ranks.keep(Giver.parcel, version)
-        return Stored(parcel, version, digest)
+        parcels: list[Any] = []
+        part = most = 0
+        while part <= most:
+            kept = await ranks.keep(Giver.parcel, version, part)
+            parcels += [parcel for parcel, (_, parts) in kept if part < parts]
+            most = max(parts for _, (_, parts) in kept) - 1
+            part += 1
+        digest = next(digest for _, (digest, parts) in kept if parts)
+        return Stored(tuple(parcels), version, digest)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A `Shipment`: a parcel, or a reference to one."""
+    """A `Shipment`: parcels, or references to them."""
 
-    parcel: Any
+    parcels: tuple[Any, ...]
     version: int
     digest: str
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
         found = await asyncio.gather(
-            *(worker.call(Holder.load, attempt, self.parcel) for worker in workers), return_exceptions=True
+            *(worker.call(Holder.load, attempt, *self.parcels) for worker in workers), return_exceptions=True
         )
         return [_outcome(one) for one in found]
 
 
 class Collective:
-    """Broadcast from rank 0 to all workers, and to those that join later."""
+    """Broadcast from each rank that gives to all workers, and to those that join later."""
 
     def __init__(self, *, backend: str, timeout: float):
         self.backend, self._timeout = backend, timeout
@@ -110,39 +120,44 @@ class Collective:
 
     async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
         device = "cuda" if self.backend == "nccl" else "cpu"
-        digest, *_ = await ranks.each(Giver.hold, version, device)
-        return Broadcast(self, ranks.first, version, digest)
+        digests = await ranks.each(Giver.hold, version, device)
+        giving = [(rank, digest) for rank, digest in zip(ranks.workers, digests, strict=True) if digest]
+        return Broadcast(self, tuple(rank for rank, _ in giving), version, giving[0][1])
 
     async def deliver(
-        self, sender: Worker[Giver], version: int, workers: Sequence[Worker[Holder]], attempt: int
+        self, givers: Sequence[Worker[Giver]], version: int, workers: Sequence[Worker[Holder]], attempt: int
     ) -> list[Outcome]:
         """Deliver in as many rounds as needed: in each, all remaining workers get the weights, or one is lost."""
         found: dict[Worker[Holder], Outcome] = {}
         async with self._one_at_a_time:
             while left := [worker for worker in workers if worker not in found]:
-                found |= await self._round(sender, version, left, attempt)
+                found |= await self._round(givers, version, left, attempt)
         return [found[worker] for worker in workers]
 
     async def _round(
-        self, sender: Worker[Giver], version: int, workers: list[Worker[Holder]], attempt: int
+        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], attempt: int
     ) -> dict[Worker[Holder], Outcome]:
-        """Takes: a sender and workers. Waits for: all of them. Woken by: them, or the first failure, after which no
+        """Takes: givers and workers. Waits for: all of them. Woken by: them, or the first failure, after which no
         worker waits for an absent one. Gives: the workers that have the weights and those that are lost, nothing for
         others that failed."""
         calls: list[asyncio.Future[Any]] = []
+        count = len(givers)
         try:
-            first, *others = await self._invited(sender, version, workers)
-            asked: list[Coroutine[Any, Any, Any]] = [sender.call(Giver.send, first)]
-            asked += [worker.call(Holder.load, attempt, mine) for worker, mine in zip(workers, others, strict=True)]
-            sending, *loading = calls = [asyncio.ensure_future(one) for one in asked]
+            invited = await self._invited(givers, version, workers)
+            asked: list[Coroutine[Any, Any, Any]] = [
+                *(giver.call(Giver.send, mine) for giver, mine in zip(givers, invited, strict=False)),
+                *(one.call(Holder.load, attempt, mine) for one, mine in zip(workers, invited[count:], strict=True)),
+            ]
+            calls = [asyncio.ensure_future(one) for one in asked]
+            sending, loading = calls[:count], calls[count:]
             _, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            absent = self._absent(sending, workers)
-            for worker in absent:
-                worker.kill(self._late)
-            if sending.done() and sending.exception() is None:
+            absent = self._absent(sending[0], [*givers, *workers])
+            for one in absent:
+                one.kill(self._late)
+            if all(map(_sent, sending)):
                 await asyncio.wait(calls)  # all have the weights: some end the answers that they are at first
             elif waiting:
-                await sender.call(Giver.dissolve, first)
+                await givers[0].call(Giver.dissolve, invited[0])
                 # Members that have arrived wait no longer than this (see `Receiver`).
                 _, waiting = await asyncio.wait(calls, timeout=2 * self._timeout)
                 late = [worker for worker, call in zip(workers, loading, strict=True) if call in waiting]
@@ -150,33 +165,37 @@ class Collective:
                     worker.kill(self._late)
                 absent += late
                 await asyncio.wait(calls)
-            if isinstance(sending.exception(), WorkerLost | NotHeldError):
-                sending.result()
-        except (WorkerLost, NotHeldError) as gone:
-            raise SenderLost(sender.name, str(gone)) from gone
+        except WorkerLost as gone:
+            raise SenderLost(gone.name, gone.reason) from gone
         finally:
             await _over(calls)
-        if sending.exception() is None and not any(call.exception() for call in loading):
-            self._members = (sender, *workers)
+        for giver, call in zip(givers, sending, strict=True):
+            error = call.exception()
+            if giver in absent or isinstance(error, WorkerLost | NotHeldError):
+                raise SenderLost(giver.name, self._late if giver in absent else str(error)) from call.exception()
+        if not any(call.exception() for call in calls):
+            self._members = (*givers, *workers)
         return self._settled(workers, [call.exception() or call.result() for call in loading], absent)
 
-    async def _invited(self, sender: Worker[Giver], version: int, workers: list[Worker[Holder]]) -> list[Invitation]:
+    async def _invited(
+        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]]
+    ) -> list[Invitation]:
         """Invite to the last group if it has the same members, else to a new one."""
-        members = (sender, *workers)
+        members = (*givers, *workers)
         if members != self._members:
-            self._group = next(self._numbers), await sender.call(Giver.meet)
+            self._group = next(self._numbers), await givers[0].call(Giver.meet)
         self._members = ()  # unless all goes well
         number, address = self._group
-        common = len(members), version, self.backend, self._timeout
+        common = len(members), len(givers), version, self.backend, self._timeout
         return [Invitation(address, number, rank, *common) for rank in range(len(members))]
 
     @property
     def _late(self) -> str:
         return f"did not come for the weights within {self._timeout:g} s (runtime.collective_timeout)"
 
-    def _absent(self, sending: asyncio.Future[Any], workers: list[Worker[Holder]]) -> list[Worker[Holder]]:
-        error = sending.exception() if sending.done() else None
-        return [workers[rank - 1] for rank in error.args[0]] if isinstance(error, AbsentError) else []
+    def _absent(self, meeting: asyncio.Future[Any], members: list[Worker[Any]]) -> list[Worker[Any]]:
+        error = meeting.exception() if meeting.done() else None
+        return [members[rank] for rank in error.args[0]] if isinstance(error, AbsentError) else []
 
     def _settled(
         self, workers: list[Worker[Holder]], found: list[Any], absent: list[Worker[Holder]]
@@ -197,15 +216,19 @@ class Collective:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A `Shipment` that rank 0 holds and sends on request."""
+    """A `Shipment` that ranks hold and send on request."""
 
     transport: Collective
-    sender: Worker[Giver]
+    givers: tuple[Worker[Giver], ...]
     version: int
     digest: str
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
-        return await self.transport.deliver(self.sender, self.version, workers, attempt)
+        return await self.transport.deliver(self.givers, self.version, workers, attempt)
+
+
+def _sent(call: asyncio.Future[Any]) -> bool:
+    return call.done() and call.exception() is None
 
 
 async def _over(calls: Sequence[asyncio.Future[Any]]) -> None:

@@ -1,0 +1,123 @@
+"""What a rank gives rollout workers in other processes of the policy: its boxes of stored tensors, or adapters.
+
+    Placement -> boxes that this rank gives (`Moves`, planned once), digest of all ranks' boxes -> a Parcel a part
+
+No rank has more than its own share of the weights and a part of it, and ranks with the same boxes share the sending.
+Left out: how parcels travel (`weights/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from plaudit.learn.ranks import Ranks
+from plaudit.learn.sharding import Placement, local
+from plaudit.models.base import LanguageModel
+from plaudit.models.layout import Layout
+from plaudit.models.lora import adapter_names
+from plaudit.models.moves import Move, Moves
+from plaudit.models.share import Share
+from plaudit.weights.parcel import Parcel, Piece, digest_of_pieces, pack
+
+PART_BYTES = 1 << 26
+"""The most that a rank packs at once, beside its weights; a part has several buckets."""
+
+
+class Publisher:
+    """One rank's part in publishing. The caller promises that all ranks make the same calls: `begin`, then `parcel` for
+    each part, before the weights change."""
+
+    def __init__(self, model: LanguageModel, place: Placement, ranks: Ranks, *, dtype: torch.dtype, device: str):
+        """`ranks`: all of the gang, on whose `device` they sum. `dtype`: the precision of the model."""
+        self.model, self.place, self.ranks = model, place, ranks
+        self.dtype, self.device = dtype, device
+        self.adapters = adapter_names(model)
+        self.version, self.digest, self.beneath = 0, "", ""
+        self.parts: list[list[Piece]] = []
+        """What this rank gives, views of its weights if it can be. The parts of all ranks hold all stored tensors; or
+        only the adapters by their parameters' names, as samplers have the base model."""
+        self._moves: list[Move] | None = None
+
+    def begin(self, version: int) -> None:
+        self.version = version
+        if self.adapters:
+            self.beneath = self.beneath or self._digest_beneath()
+            pieces = self._from_first(self.place.parameters(self.adapters))
+        elif (share := self.place.share()) is not None:
+            stored = {name: (share.dtype, shape) for name, shape in share.layout.stored.items()}
+            pieces = self._pieces(share)
+            self.digest = digest_of_pieces(pieces, stored, self._total)
+        else:  # it runs through transformers
+            whole = self.place.whole()
+            pieces = self._from_first({} if whole is None else dict(whole.hf_tensors()))
+        self.parts = _grouped(pieces)
+
+    def parcel(self, part: int) -> Parcel | None:
+        """Copy a part; None if this rank has no such part. The last one ends what `begin` began."""
+        if part >= len(self.parts):
+            return None
+        found = pack(self.parts[part], self.version, digest=self.digest, beneath=self.beneath)
+        if part == len(self.parts) - 1:
+            self.parts = [[] for _ in self.parts]
+        return found
+
+    def whole(self, device: str) -> Parcel | None:
+        """Copy all parts."""
+        pieces, self.parts = [piece for part in self.parts for piece in part], []
+        return pack(pieces, self.version, digest=self.digest, beneath=self.beneath, device=device) if pieces else None
+
+    def _from_first(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
+        """Whole tensors, which only the first rank has."""
+        pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
+        self.digest = digest_of_pieces(pieces, {one.name: (one.dtype, one.shape) for one in pieces})
+        return pieces
+
+    def _pieces(self, share: Share) -> list[Piece]:
+        if self._moves is None:
+            whole = Layout(share.layout.config, share.layout.head)  # what a rollout worker has
+            self._moves = Moves(share.layout, whole, apart=True).given(share.rank)
+        views = share.boxes((move.name, move.box) for move in self._moves)
+        return [
+            Piece(name, share.layout.stored[name], tuple(start for start, _ in box), values, share.dtype)
+            for (name, box, *_), values in zip(self._moves, views, strict=True)
+        ]
+
+    def _digest_beneath(self) -> str:
+        """The digest of all other parameters, by our names."""
+        tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        pieces = []
+        for name, parameter in self.model.named_parameters():
+            if name not in self.adapters:
+                shape, held, mine = self.place.within(name, own := local(parameter))
+                tensors[name] = own.dtype, shape
+                boxes = held if mine else ()
+                pieces += [Piece(name, shape, tuple(a for a, _ in box), one.detach(), own.dtype) for box, one in boxes]
+        return digest_of_pieces(pieces, tensors, self._total)
+
+    def _total(self, sums: Tensor) -> None:
+        there = sums.to(self.device)
+        self.ranks.sum([there])
+        sums.copy_(there)
+
+    def bytes(self) -> int:
+        """The size of all ranks' parcels."""
+        sent = {name: local(one) for name, one in self.model.named_parameters() if name in (self.adapters or [name])}
+        numbers = sum(math.prod(self.place.within(name, one).shape) for name, one in sent.items())
+        return numbers * self.dtype.itemsize
+
+
+def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Parts of at most PART_BYTES each; a larger piece is cut into rows."""
+    parts: list[list[Piece]] = [[]] if pieces else []
+    size = 0
+    for piece in (some for one in pieces for some in one.cut(PART_BYTES)):
+        if parts[-1] and size + piece.bytes > PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(piece)
+        size += piece.bytes
+    return parts

@@ -1,0 +1,111 @@
+"""What the ranks of a mesh give rollout workers, in real processes: together the model of one rank, equally divided."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks_at_work import Job, at_work, do
+from safetensors.torch import load_file
+
+from plaudit.compute.digest import digest
+from plaudit.weights.parcel import Parcel, unpack
+
+Recipe = Callable[..., dict[str, Any]]
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 420}
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+LLAMA = {"model_type": "llama", "hidden_size": 40, "intermediate_size": 50, "vocab_size": 420, **SIZES}
+NEOX = {"model_type": "gpt_neox", "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
+HALF = {"learn": {"precision": "bfloat16"}}
+LORA = {"model": {"lora": {"rank": 3, "alpha": 6.0}}}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gpt2": (GPT2, {}),
+    "llama": (LLAMA, {}),
+    "half": (LLAMA, HALF),
+    "lora": (LLAMA, LORA),
+    "neox": (NEOX, {}),
+}
+TENSOR, SHARDS, WHOLE = {"mesh": {"tensor": 2}}, {"strategy": "fsdp"}, {"strategy": "replicate"}
+CASES: list[tuple[int, str, str, dict[str, Any]]] = [
+    (2, "gpt2", "tensor", TENSOR),
+    (2, "gpt2", "shards", SHARDS),
+    (2, "llama", "copies", WHOLE),
+    (2, "half", "tensor", TENSOR),
+    (2, "half", "shards", SHARDS),
+    (2, "lora", "tensor", TENSOR),
+    (2, "lora", "shards", SHARDS),
+    (2, "neox", "shards", SHARDS),
+    (4, "llama", "shards of parts", {**TENSOR, **SHARDS, "num_training_workers": 2}),
+    (4, "half", "copies of parts", {**TENSOR, "num_training_workers": 2}),
+]
+GIVEN = [(model, how) for _, model, how, _ in CASES]
+DIVIDED = [(model, how, world) for world, model, how, _ in CASES if model not in ("lora", "neox")]
+
+
+@pytest.fixture(scope="module")
+def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+    """Folders of ranks that made a step and gave their weights, <model>/<how>."""
+    root = tmp_path_factory.mktemp("given")
+
+    def job(model: str, how: str, runtime: dict[str, Any]) -> Job:
+        config, sections = MODELS[model]
+        recipe = make_recipe("sft", root / "unused", **sections, runtime=runtime)
+        recipe["model"]["config"] = config
+        folder = str(root / model / how)
+        return {"recipe": recipe, "folder": folder, "steps": (0, 1), "out": folder, "publish": True}
+
+    for model in MODELS:
+        do(job(model, "alone", {}), 0, 1, "")
+    for world in (2, 4):
+        jobs = [job(model, how, {"kind": "ray", **runtime}) for size, model, how, runtime in CASES if size == world]
+        at_work(jobs, world, root / str(world), environment)
+    return root
+
+
+def given(folder: Path) -> dict[Path, Parcel]:
+    return {file: pickle.loads(file.read_bytes()) for file in sorted(folder.glob("parcel*.pickle"))}
+
+
+def parcels_of(folder: Path) -> list[Parcel]:
+    return list(given(folder).values())
+
+
+@pytest.mark.parametrize(("model", "how"), GIVEN)
+def test_what_ranks_give_is_their_model_with_its_digest(model: str, how: str, done: Path) -> None:
+    """The digest of stored tensors, which each rank has only some boxes of, is that of the whole ones."""
+    parcels = parcels_of(done / model / how)
+    assert {parcel.version for parcel in parcels} == {1}
+    weights = unpack(*parcels)
+    assert digest(weights) == parcels[0].digest
+    alone = parcels_of(done / model / "alone")
+    assert {name: (one.shape, one.dtype) for name, one in weights.items()} == {
+        name: (one.shape, one.dtype) for name, one in unpack(*alone).items()
+    }
+    assert parcels[0].beneath == alone[0].beneath
+    if model != "lora":
+        whole = load_file(done / model / how / "policy.safetensors")
+        assert all(torch.equal(weights[name], whole[name]) for name in whole)
+        assert digest(whole) == parcels[0].digest
+
+
+@pytest.mark.parametrize(("model", "how", "world"), DIVIDED)
+def test_no_rank_gives_more_than_its_share(model: str, how: str, world: int, done: Path) -> None:
+    """And packs no more at once than a part."""
+    sizes: Counter[str] = Counter()
+    for file, parcel in given(done / model / how).items():
+        sizes[file.name.split(".")[0]] += sum(entry.size for entry in parcel.entries)
+        assert parcel.bytes <= 20_000 + 64 * len(parcel.entries)
+    assert len(sizes) == world
+    assert max(sizes.values()) <= 1.05 * sum(sizes.values()) / world
+
+
+@pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in ("lora", "neox")])
+def test_adapters_and_models_without_boxes_come_from_the_first_rank(model: str, how: str, done: Path) -> None:
+    parcels = given(done / model / how)
+    assert all(file.name.startswith("parcel0.") for file in parcels)
+    assert all(bool(parcel.beneath) == (model == "lora") for parcel in parcels.values())
