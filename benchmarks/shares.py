@@ -1,10 +1,12 @@
-"""Memory of a rank that makes, reads and writes its share of a model, beside what it holds. Prints a table.
+"""Memory of a rank that makes, reads, writes and publishes its share of a model, beside what it holds. Prints a table.
 
     python benchmarks/shares.py [--width 1536] [--layers 8] [--world 2]
 
 `held` is the rank's weights; `peak` is how far its resident memory rose at most above what the process had before there
 was a model, and `share` is one as a part of the other. A model is made fresh, written by all ranks, and read again from
-one file and from several; GPT-2's matrices are stored transposed, so that a rank's rows are columns of the file.
+one file and from several; GPT-2's matrices are stored transposed, so that a rank's rows are columns of the file. It is
+published by each rank's own boxes, and for comparison gathered by rank 0; `out` and `in` are the MiB that the rank
+gives and takes. What is published goes to a file, as to an object store, whose memory is not the rank's.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
+from plaudit.crew.publisher import Publisher
 from plaudit.learn.ranks import Ranks, join
 from plaudit.learn.sharding import Sharded, local
 from plaudit.models.boxes import BUCKET_BYTES
@@ -28,6 +31,7 @@ from plaudit.models.load import describe, fresh_model, load_model
 from plaudit.models.share import begin_weights, write_weights
 from plaudit.runtime.memory import release_freed_memory
 from plaudit.runtime.network import free_address
+from plaudit.weights.parcel import Parcel, pack
 
 CASES = {
     "llama, one file": ("llama", 5e9),
@@ -49,8 +53,8 @@ def keys(family: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"model_type": "llama", **sizes, "num_hidden_layers": options.layers, "num_attention_heads": 12}
 
 
-def measure(options: argparse.Namespace) -> list[tuple[str, float, float]]:
-    """What was done, MiB held, and MiB at most above the process without a model."""
+def measure(options: argparse.Namespace) -> list[tuple[str, float, float, float, float]]:
+    """What was done, MiB held, MiB at most above the process without a model, and MiB given and taken."""
     family, most = CASES[options.case]
     cpu, folder = torch.device("cpu"), Path(options.folder)
     ranks = join(options.address, options.rank, options.world, device=cpu, timeout=300.0)
@@ -58,9 +62,10 @@ def measure(options: argparse.Namespace) -> list[tuple[str, float, float]]:
     before = resident("VmRSS")
     found = []
 
-    def told(what: str, place: Sharded) -> None:
+    def told(what: str, place: Sharded, out: float = 0.0, taken: float = 0.0) -> None:
         held = {p.data_ptr(): p.numel() * p.element_size() for p in map(local, place.model.parameters())}
-        found.append((what, sum(held.values()) / 2**20, resident("VmHWM") - before))
+        peak = resident("VmHWM") - before
+        found.append((what, sum(held.values()) / 2**20, peak, out / 2**20, taken / 2**20))
         Path("/proc/self/clear_refs").write_text("5")
 
     Path("/proc/self/clear_refs").write_text("5")
@@ -74,13 +79,30 @@ def measure(options: argparse.Namespace) -> list[tuple[str, float, float]]:
         describe(place.model, folder, dtype=share.dtype, tokenizer=None)
     told("write", place)
     ranks.total(0.0)
-    del place, share
+    with Path(options.folder, f"published{options.rank}").open("wb") as store:
+        publisher = Publisher(place.model, place, ranks, dtype=share.dtype, device="cpu")
+        publisher.begin(1)
+        sizes = [given(publisher.parcel(part), store) for part in range(len(publisher.parts))]
+        told("publish", place, sum(sizes))
+        whole = place.whole()
+        size = 0 if whole is None else given(pack(dict(whole.hf_tensors()), 1), store)
+        told("publish, gathered", place, size or sum(sizes), max(0, size - sum(sizes)))
+    ranks.total(0.0)
+    del place, share, publisher, whole
     gc.collect()
     release_freed_memory()
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     told("read", Sharded(load_model(str(folder), deferred=True), ranks, device=cpu))
     return found
+
+
+def given(parcel: Parcel | None, store: BinaryIO) -> int:
+    """Put a parcel away. Return its bytes."""
+    assert parcel is not None
+    for bucket in parcel.buckets:
+        store.write(bucket.numpy().data)
+    return parcel.bytes
 
 
 def warm(ranks: Ranks) -> None:
@@ -108,7 +130,7 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     print(f"{options.world} ranks, MiB a rank; a bucket is {BUCKET_BYTES / 2**20:.0f} MiB\n")
-    print("| model | | held | peak | share |\n|---|---|---:|---:|---:|")
+    print("| model | | held | peak | share | out | in |\n|---|---|---:|---:|---:|---:|---:|")
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             more = ["--case", case, "--address", free_address(), "--folder", folder]
@@ -120,8 +142,9 @@ def main() -> None:
             ]
             found = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in running]
         for rows in zip(*found, strict=True):
-            what, held, peak = max(rows, key=lambda row: row[2] / row[1])
-            print(f"| {case} | {what} | {held:.0f} | {peak:.0f} | {peak / held:.2f} |")
+            what, held, peak, out, taken = max(rows, key=lambda row: row[2] / row[1])
+            moved = f"{out:.0f} | {taken:.0f}" if out else " | "
+            print(f"| {case} | {what} | {held:.0f} | {peak:.0f} | {peak / held:.2f} | {moved} |")
 
 
 if __name__ == "__main__":

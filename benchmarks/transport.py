@@ -1,10 +1,11 @@
 """How fast new weights reach rollout workers by each way, beside a plain copy: `python benchmarks/transport.py`.
 
-    a rank: pack (flat buckets and their digest) -> deliver -> a worker: digest compared, copied, compared again
+    ranks: pack (flat buckets and their digest) -> deliver -> a worker: digest compared, copied, compared again
 
-Medians over updates through the transports themselves (`plaudit.weights.transport`), between processes of Ray on this
-machine; the first update, which makes the group of a broadcast, is shown apart. GB/s is the weights' size by the time,
-whatever the number of workers that got them. Needs ray.
+Several ranks have equal parts of each tensor's rows, as shards do. Medians over updates through the transports
+themselves (`plaudit.weights.transport`), between processes of Ray on this machine; the first update, which makes the
+groups of a broadcast, is shown apart. GB/s is the weights' size by the time, whatever the number of workers that got
+them. Needs ray.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from plaudit.crew.publisher import grouped
 from plaudit.rollout.accepted import Accepted, check_held
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.settings import WEIGHTS, RuntimeSettings
 from plaudit.runtime.token import prepare
 from plaudit.weights.collective import Invitation, Receiver, Sender
-from plaudit.weights.parcel import Parcel, pack, unpack
+from plaudit.weights.parcel import Parcel, Piece, digest_of_pieces, pack, unpack
 from plaudit.weights.transport import transport_of
 
 WIDTH = 1024
@@ -34,27 +36,39 @@ STEPS = ("first update", "pack", "deliver and take", "whole update")
 
 
 def weights_of(megabytes: int) -> dict[str, Tensor]:
-    """Square float32 matrices and as many small vectors, as models have them."""
+    """Square float32 matrices and as many small vectors, as models have them; the same in every process."""
     count = max(1, megabytes * 2**20 // (WIDTH * WIDTH * 4))
+    torch.manual_seed(0)
     matrices = {f"layers.{i}.weight": torch.randn(WIDTH, WIDTH) for i in range(count)}
     return matrices | {f"layers.{i}.bias": torch.randn(WIDTH) for i in range(count)}
 
 
 class Giver:
-    """Where the weights are: what `RankProcess` does of it."""
+    """Where a part of the weights is: what `RankProcess` does of it."""
 
-    def __init__(self, megabytes: int):
+    def __init__(self, megabytes: int, rank: int, ranks: int):
         keep_freed_memory()
-        self.weights, self.sender = weights_of(megabytes), Sender()
+        weights, self.sender = weights_of(megabytes), Sender()
         self.meet, self.send, self.dissolve = self.sender.meet, self.sender.send, self.sender.dissolve
+        self.specs = {name: (one.dtype, one.shape) for name, one in weights.items()}
+        self.digest = digest_of_pieces([Piece.whole(*one) for one in weights.items()], self.specs)
+        self.pieces = []
+        for name, one in weights.items():
+            first, last = (len(one) * part // ranks for part in (rank, rank + 1))
+            at = (first, *(0 for _ in one.shape[1:]))
+            self.pieces.append(Piece(name, tuple(one.shape), at, one[first:last].clone(), one.dtype))
 
-    def parcel(self, version: int) -> tuple[Parcel, str]:
-        parcel = pack(self.weights, version)
-        return parcel, parcel.digest
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]:
+        if part == 0:
+            digest_of_pieces(self.pieces, self.specs)  # the others' part, 8 bytes a tensor, is left out
+        parts = grouped(self.pieces)
+        parcel = pack(parts[part], version, digest=self.digest) if part < len(parts) else None
+        return parcel, (self.digest, len(parts))
 
     def hold(self, version: int, device: str) -> str:
-        self.sender.parcel = pack(self.weights, version, device=device)
-        return self.sender.parcel.digest
+        digest_of_pieces(self.pieces, self.specs)
+        self.sender.parcel = pack(self.pieces, version, digest=self.digest, device=device)
+        return self.digest
 
 
 class Taker:
@@ -64,9 +78,11 @@ class Taker:
         keep_freed_memory()
         self.tensors, self.receiver = weights_of(megabytes), Receiver()
 
-    async def load(self, attempt: int, sent: Parcel | Invitation) -> tuple[int, str]:
-        parcel = sent if isinstance(sent, Parcel) else await self.receiver.receive(sent)
-        arrived = unpack(parcel)
+    async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
+        parcels: list[Parcel] = []
+        for one in sent:
+            parcels += [one] if isinstance(one, Parcel) else await self.receiver.receive(one)
+        arrived, parcel = unpack(*parcels), parcels[0]
         Accepted().check(arrived, parcel.version, sent=parcel.digest)
         for name, tensor in self.tensors.items():
             tensor.copy_(arrived[name])
@@ -87,7 +103,7 @@ def plain_copy(megabytes: int, repeats: int) -> list[float]:
     return [timed(lambda: [target[name].copy_(tensor) for name, tensor in weights.items()]) for _ in range(repeats)]
 
 
-async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[float]]:
+async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dict[str, list[float]]:
     settings = RuntimeSettings(kind="ray", object_store_mb=max(200, 4 * megabytes))
     prepare(settings)
     from plaudit.runtime.ray import RayRuntime
@@ -97,12 +113,14 @@ async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[
     runtime.start()
     found = {"plain copy": plain_copy(megabytes, repeats)}
     try:
-        group = runtime.reserve([{"CPU": 0.1}] * (1 + workers))
+        group = runtime.reserve([{"CPU": 0.1}] * (ranks + workers))
         await runtime.placed(group, within=60.0)
         places: Any = {"group": group, "threads": 1}
-        gang = RayGang([await runtime.spawn(Giver, megabytes, name="rank", place=0, **places)])
+        gang = RayGang(
+            [await runtime.spawn(Giver, megabytes, n, ranks, name=f"rank {n}", place=n, **places) for n in range(ranks)]
+        )
         takers = [
-            await runtime.spawn(Taker, megabytes, name=f"taker {n}", place=1 + n, **places) for n in range(workers)
+            await runtime.spawn(Taker, megabytes, name=f"taker {n}", place=ranks + n, **places) for n in range(workers)
         ]
         for way in WEIGHTS:
             transport = transport_of(RuntimeSettings(kind="ray", weights=way), gpus=False)
@@ -121,7 +139,7 @@ async def measure(megabytes: int, repeats: int, workers: int) -> dict[str, list[
     return found
 
 
-def rows_of(found: dict[str, list[float]], megabytes: int, workers: int) -> list[list[str]]:
+def rows_of(found: dict[str, list[float]], megabytes: int, workers: int, ranks: int) -> list[list[str]]:
     """Of the table, one for each way."""
     gigabytes = megabytes * 2**20 / 1e9
     medians = {name: statistics.median(times) for name, times in found.items()}
@@ -130,7 +148,8 @@ def rows_of(found: dict[str, list[float]], megabytes: int, workers: int) -> list
         seconds = [medians[f"{way}: {step}"] for step in STEPS]
         whole = medians[f"{way}: whole update"]
         speed, plain = gigabytes / whole, gigabytes / medians["plain copy"]
-        rows.append([str(megabytes), str(workers), way, *(f"{s:.3f}" for s in seconds), f"{speed:.2f}", f"{plain:.1f}"])
+        case = [str(megabytes), str(ranks), str(workers), way]
+        rows.append([*case, *(f"{s:.3f}" for s in seconds), f"{speed:.2f}", f"{plain:.1f}"])
     return rows
 
 
@@ -138,15 +157,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=int, nargs="+", default=[20, 200, 800], help="sizes of the weights")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4], help="rollout workers that take them")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks that have parts of the weights")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
     table = Table(title="an update of rollout workers, seconds; one thread each", title_justify="left")
-    for title in ("MB", "workers", "way", *STEPS, "GB/s", "plain copy"):
+    for title in ("MB", "ranks", "workers", "way", *STEPS, "GB/s", "plain copy"):
         table.add_column(title, justify="left" if title == "way" else "right")
     for megabytes in options.mb:
         for workers in options.workers:
-            for row in rows_of(asyncio.run(measure(megabytes, options.repeats, workers)), megabytes, workers):
+            found = asyncio.run(measure(megabytes, options.repeats, workers, options.ranks))
+            for row in rows_of(found, megabytes, workers, options.ranks):
                 table.add_row(*row)
     Console(width=110).print(table)
 

@@ -6,6 +6,7 @@ import math
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import yaml
 from click.testing import CliRunner
 
 from plaudit.commands.cli import main
-from plaudit.commands.layout import Model, amounts, extremes, plan, read_mesh
+from plaudit.commands.layout import Model, amounts, extremes, plan, publish, read_mesh
 from plaudit.models.families import read_config
 from plaudit.models.layout import Layout
 from plaudit.models.mesh import Mesh, MeshError
+from plaudit.models.moves import Moves
 from plaudit.models.settings import LoraSettings
 from plaudit.settings.recipes import read_settings
 from plaudit.types import Role
@@ -131,6 +133,32 @@ def test_the_command_prints_boxes_and_refuses_with_the_nearest_mesh(make_recipe:
     assert refused.exit_code == 2
     assert "tensor=4 does not divide 2 attention heads" in refused.output
     assert "Take data=2 tensor=2." in refused.output
+
+
+def test_the_command_prints_what_a_publish_takes(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Of an online method without adapters."""
+    recipe = make_recipe("grpo", tmp_path)
+    recipe["model"] |= {"config": LLAMA}
+    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(recipe))
+    words = ["layout", str(tmp_path / "grpo.yaml")]
+    done = CliRunner().invoke(main, [*words, "--mesh", "data=2"])
+    assert done.exit_code == 0, done.output
+    # A rank has half of each fused matrix: query and half of key, the rest of key and value; gate, up. So a layer has
+    # 4 boxes of attention's input, 2 of the MLP's, and 2 each of both projections back and of both norms.
+    count = 2 * (4 + 2 + 2 * 2 + 2 * 2) + 3 * 2
+    assert f"to publish the policy: {count} boxes are sent, {WHOLE * 4 / 2**30:,.3f} GiB in all" in done.output
+    adapted = CliRunner().invoke(main, [*words, "model.lora.rank=2", "--mesh", "data=2"])
+    assert "publish" not in adapted.output
+
+
+def test_a_publish_of_two_tensor_ranks_is_shared() -> None:
+    """Norms, which both hold, are given by halves."""
+    (line,) = publish([model(Mesh(tensor=2))])
+    assert "GiB from a rank" in line
+    sent = Counter[int]()
+    for move in Moves(Layout(read_config(LLAMA), "lm", Mesh(tensor=2)), Layout(read_config(LLAMA)), apart=True):
+        sent[move.source] += math.prod(stop - start for start, stop in move.box)
+    assert sent == {0: WHOLE / 2, 1: WHOLE / 2}
 
 
 def test_the_table_of_the_page_is_the_computed_one(environment: dict[str, str]) -> None:

@@ -31,10 +31,10 @@ def furthest(a: Run, b: Run) -> float:
 
 
 def test_grpo_on_sharded_ranks_and_on_from_their_checkpoint_on_one(make_recipe: Recipe, tmp_path: Path) -> None:
-    """The sampler gets weights put together from shards; the last step is done by another number of ranks."""
+    """The sampler gets each rank's shards by a broadcast; the last step is done by another number of ranks."""
     more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "algorithm": {"kl_in_loss": 0.05}, "save": {"every": 2}}
     alone = run(load_settings(make_recipe("grpo", tmp_path / "alone", **more)))
-    pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime=RAY)))
+    pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime={**RAY, "weights": "collective"})))
     assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
     assert furthest(alone, pair) < 1e-6
     longer = {**more, "train": {"steps": 6}}
@@ -49,7 +49,7 @@ def test_grpo_on_sharded_ranks_and_on_from_their_checkpoint_on_one(make_recipe: 
 def test_ppo_on_ranks_that_share_each_matrix_and_on_from_their_checkpoint_on_one(
     make_recipe: Recipe, tmp_path: Path
 ) -> None:
-    """Policy, critic and reference are cut; the sampler gets weights put together from parts."""
+    """Policy, critic and reference are cut; the sampler gets each rank's parts through the object store."""
     more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "critic": {"learning_rate": 0.003}, "save": {"every": 2}}
     alone = run(load_settings(make_recipe("ppo", tmp_path / "alone", **more)))
     pair = run(load_settings(make_recipe("ppo", tmp_path / "ray", **more, runtime=CUT)))

@@ -44,12 +44,14 @@ def layout(
 ) -> None:
     """Print which rank would hold which part of a recipe's models, and its bytes. Nothing is loaded or started."""
     with plain_errors():
-        from plaudit.commands.layout import plan, read_mesh, report, sends
+        from plaudit.commands.layout import plan, publish, read_mesh, report, sends
         from plaudit.settings.recipes import read_settings
 
         words = (None, (recipe, *overrides)) if "=" in recipe and not Path(recipe).exists() else (recipe, overrides)
-        models = plan(read_settings(*words), mesh, ranks)
-        for line in (*report(models, rank), *(sends(models, read_mesh(to)) if to else ())):
+        settings = read_settings(*words)
+        models = plan(settings, mesh, ranks)
+        given = publish(models) if settings.samples else ()
+        for line in (*report(models, rank), *given, *(sends(models, read_mesh(to)) if to else ())):
             click.echo(visible(line))
 
 

@@ -202,11 +202,12 @@ def sends(models: Sequence[Model], mesh: Mesh) -> Iterator[str]:
         yield f"\n{model.role} to {mesh}: {_sent(model, other, apart=False)}"
 
 
-def publish(model: Model) -> str:
-    """What it takes to give a version of the policy to rollout workers, each of which has it whole. Every one of them
-    gets the same boxes."""
-    whole = Layout(model.layout.config, model.layout.head)
-    return f"\nto publish the {model.role}: {_sent(model, whole, apart=True)}"
+def publish(models: Sequence[Model]) -> Iterator[str]:
+    """What it takes to give a version of a policy without adapters to rollout workers, which all get the same boxes."""
+    for model in models:
+        if model.role is Role.POLICY and not model.layout.lora.rank:
+            whole = Layout(model.layout.config, model.layout.head)  # what each of them has
+            yield f"\nto publish the policy: {_sent(model, whole, apart=True)}"
 
 
 def _sent(model: Model, other: Layout, *, apart: bool) -> str:

@@ -54,7 +54,7 @@ class Publisher:
         else:  # it runs through transformers
             whole = self.place.whole()
             pieces = self._from_first({} if whole is None else dict(whole.hf_tensors()))
-        self.parts = _grouped(pieces)
+        self.parts = grouped(pieces)
 
     def parcel(self, part: int) -> Parcel | None:
         """Copy a part; None if this rank has no such part. The last one ends what `begin` began."""
@@ -110,7 +110,7 @@ class Publisher:
         return numbers * self.dtype.itemsize
 
 
-def _grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Parts of at most PART_BYTES each; a larger piece is cut into rows."""
     parts: list[list[Piece]] = [[]] if pieces else []
     size = 0

@@ -5,7 +5,7 @@
          -> Sharded   FSDP2: a rank keeps its rows of weights, gradients and moments; a layer is gathered while it
                       computes, and its gradients are summed directly into shards
 
-A placement also knows where a rank's tensors lie in whole ones, for checkpoints, and gathers whole ones for samplers.
+A placement also knows where a rank's tensors lie in whole ones, for checkpoints and samplers, and can gather these.
 Parts of matrices are placed by `tensor.py`. Left out: pipeline parallelism.
 """
 
@@ -92,7 +92,7 @@ class Placement(Protocol):
         ...
 
     def whole(self) -> LanguageModel | None:
-        """Return the model with all of its parameters, to be saved or sent. Only for rank 0."""
+        """Return the model with all of its parameters, to be saved or sent if it has no boxes. Only for rank 0."""
         ...
 
 
