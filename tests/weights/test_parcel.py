@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plaudit.compute.digest import digest
-from plaudit.weights.parcel import ALIGNMENT, Parcel, pack, unpack
+from plaudit.weights.parcel import (
+    ALIGNMENT,
+    Parcel,
+    Piece,
+    WeightsError,
+    digest_of_pieces,
+    pack,
+    pieces_of,
+    unpack,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 
@@ -67,6 +76,48 @@ def test_another_process_reads_the_buckets_where_they_are(recwarn: pytest.Warnin
     assert unpack(arrived)["a"].sum() == 4
     assert replace(arrived, buckets=()) == replace(parcel, buckets=())
     assert not list(recwarn)
+
+
+SPLIT = {"a": torch.arange(12.0).view(3, 4), "b": torch.arange(5).bfloat16()}
+
+
+def halves(*, version: int = 1) -> list[Parcel]:
+    """Two parcels: columns of one tensor, and parts of another of which the second is sent in a lower precision."""
+    one, other = SPLIT["a"], SPLIT["b"]
+    pieces = [Piece("a", (3, 4), (0, 0), one[:, :3], one.dtype), Piece("b", (5,), (0,), other[:2], other.dtype)]
+    rest = [Piece("b", (5,), (2,), other[2:].float(), other.dtype), Piece("a", (3, 4), (0, 3), one[:, 3:], one.dtype)]
+    return [pack(some, version, digest=digest(SPLIT)) for some in (pieces, rest)]
+
+
+def test_boxes_of_several_are_put_where_they_belong() -> None:
+    received = unpack(*halves())
+    assert set(received) == set(SPLIT)
+    assert all(torch.equal(received[name], SPLIT[name]) for name in SPLIT)
+    assert digest(received) == digest_of_pieces(pieces_of(received)) == digest(SPLIT)
+    assert all(torch.equal(one, SPLIT[name]) for name, one in unpack(pack(received, 2)).items())
+
+
+def test_what_is_lost_or_of_another_version_is_refused() -> None:
+    first, second = halves()
+    with pytest.raises(WeightsError, match=r"The parcels have 9 numbers of a, whose shape is \(3, 4\)"):
+        unpack(first)
+    with pytest.raises(WeightsError, match="not of one version"):
+        unpack(first, halves(version=2)[1])
+    bucket = second.buckets[0].clone()
+    bucket[0] ^= 1
+    assert digest_of_pieces(pieces_of(unpack(first, replace(second, buckets=(bucket,))))) != second.digest
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 400))
+def test_a_piece_is_cut_into_rows(rows: int, columns: int, most: int) -> None:
+    values = torch.randn(rows, columns)
+    piece = Piece("a", (rows + 3, columns), (2, 0), values, torch.bfloat16)
+    parts = list(piece.cut(most))
+    assert torch.equal(torch.cat([part.values for part in parts]), values)
+    assert [part.at[0] for part in parts] == [2 + sum(len(p.values) for p in parts[:n]) for n in range(len(parts))]
+    assert all(part.bytes <= max(most, 2 * columns) for part in parts)
+    assert sum(int(part.sum()) for part in parts) % 2**64 == int(piece.sum()) % 2**64
 
 
 def test_an_index_tells_all_but_the_content() -> None:

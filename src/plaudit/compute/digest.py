@@ -30,9 +30,9 @@ BASE = 6364136223846793005
 @torch.no_grad()
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """32 hex digits that depend on every name, dtype, shape and bit, not on order, strides or device."""
-    # All before the first `int` waits for a device.
-    sums = {name: box_sum(one, one.shape, [0] * one.dim()) for name, one in tensors.items()}
-    return digest_of({name: (tensors[name].dtype, tensors[name].shape, int(one)) for name, one in sums.items()})
+    # All sums before the first `int` waits for a device.
+    sums = {name: (one.dtype, one.shape, box_sum(one, one.shape, [0] * one.dim())) for name, one in tensors.items()}
+    return digest_of({name: (dtype, shape, int(one)) for name, (dtype, shape, one) in sums.items()})
 
 
 def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str:

@@ -73,7 +73,7 @@ class Publisher:
     def _from_first(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
         """Whole tensors, which only the first rank has."""
         pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
-        self.digest = digest_of_pieces(pieces, {one.name: (one.dtype, one.shape) for one in pieces})
+        self.digest = digest_of_pieces(pieces)
         return pieces
 
     def _pieces(self, share: Share) -> list[Piece]:

@@ -13,10 +13,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from plaudit.compute.digest import digest
 from plaudit.models.decoder import Decoder
 from plaudit.models.parts import fill, parts_of
-from plaudit.weights.parcel import WeightsError
+from plaudit.weights.parcel import WeightsError, digest_of_pieces, pieces_of
 
 
 @runtime_checkable
@@ -37,20 +36,21 @@ class Accepted:
 
     def check(self, weights: Mapping[str, Tensor], version: int, *, sent: str | None) -> None:
         """Raise WeightsError if the engine should keep what it has. `sent` is the sender's `digest` of the weights."""
-        shapes = _shapes(weights)
+        pieces = pieces_of(weights)
+        shapes = {piece.name: piece.shape for piece in pieces}
         if self.version is not None and version < self.version:
             raise WeightsError(f"These weights are version {version}, but the engine already has {self.version}.")
         if self._shapes and shapes != self._shapes:
             odd = sorted(f"{name} {shape}" for name, shape in shapes.items() ^ self._shapes.items())
             raise WeightsError(f"These are not the model's weights: only one side has {', '.join(odd[:6])}.")
-        if sent is not None and (found := digest(weights)) != sent:
+        if sent is not None and (found := digest_of_pieces(pieces)) != sent:
             raise WeightsError(
                 f"The weights of version {version} have digest {found}, but were sent with {sent}: they changed in "
                 f"transit. The engine keeps version {self.version}."
             )
 
     def take(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.version, self._shapes = version, _shapes(weights)
+        self.version, self._shapes = version, {piece.name: piece.shape for piece in pieces_of(weights)}
 
     def go_back(self) -> None:
         """Take the next weights of the same model, whatever their version."""
@@ -92,7 +92,3 @@ def _same(tensor: Tensor, given: Tensor) -> bool:
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
         return torch.equal(tensor.view(bits), given.detach().to(tensor.device).view(bits))
     return bool(torch.isclose(tensor, given.detach().to(tensor), rtol=0.0, atol=0.0, equal_nan=True).all())
-
-
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in weights.items()}

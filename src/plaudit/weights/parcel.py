@@ -133,11 +133,13 @@ def _of_arrays(version: int, sent: str, entries: tuple[Entry, ...], arrays: Sequ
 @torch.no_grad()
 def digest_of_pieces(
     pieces: Iterable[Piece],
-    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]] | None = None,
     total: Callable[[Tensor], None] = lambda sums: None,
 ) -> str:
     """The digest of tensors, given by dtype and whole shape, that several processes have together, each some pieces.
     `total` replaces numbers by their sums over all of these processes, modulo 2^64."""
+    pieces = list(pieces)
+    tensors = {one.name: (one.dtype, one.shape) for one in pieces} if tensors is None else tensors
     found: dict[str, Tensor | int] = dict.fromkeys(tensors, 0)
     for piece in pieces:
         found[piece.name] = found[piece.name] + piece.sum()
@@ -151,14 +153,14 @@ def pack(
     weights: Mapping[str, Tensor] | Sequence[Piece],
     version: int,
     *,
-    digest: str | None = None,
+    digest: str = "",
     beneath: str = "",
     bucket_bytes: int = BUCKET_BYTES,
     device: torch.device | str = "cpu",
 ) -> Parcel:
     """Copy whole tensors, or boxes of some, into a parcel. A bucket has at most `bucket_bytes`, unless a single box is
     larger. `digest` is that of all tensors, if others send the rest of them."""
-    pieces = weights if isinstance(weights, Sequence) else [Piece.whole(*one) for one in weights.items()]
+    pieces = weights if isinstance(weights, Sequence) else pieces_of(weights)
     entries: list[Entry] = []
     sizes = [0]
     for name, shape, at, values, kind in pieces:
@@ -171,9 +173,7 @@ def pack(
     buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
     for entry, piece in zip(entries, pieces, strict=True):
         _view(buckets, entry).copy_(piece.values)
-    if digest is None:
-        digest = digest_of_pieces(pieces, {one.name: (one.dtype, one.shape) for one in pieces})
-    return Parcel(version, digest, tuple(entries), buckets, beneath)
+    return Parcel(version, digest or digest_of_pieces(pieces), tuple(entries), buckets, beneath)
 
 
 class Unpacked(Mapping[str, Tensor]):
@@ -181,23 +181,29 @@ class Unpacked(Mapping[str, Tensor]):
     they are asked for, so that only one of them takes memory."""
 
     def __init__(self, parcels: Sequence[Parcel]):
-        self._held: dict[str, list[tuple[Entry, Tensor]]] = {}
+        self._held: dict[str, list[Piece]] = {}
         for parcel in parcels:
             for entry in parcel.entries:
-                self._held.setdefault(entry.name, []).append((entry, _view(parcel.buckets, entry)))
+                values = _view(parcel.buckets, entry)
+                piece = Piece(entry.name, entry.shape, entry.at, values, values.dtype)
+                self._held.setdefault(entry.name, []).append(piece)
         for name, held in self._held.items():
-            there, shape = sum(values.numel() for _, values in held), held[0][0].shape
-            if there != math.prod(shape) or len({(one.shape, one.dtype) for one, _ in held}) > 1:
+            there, shape = sum(piece.values.numel() for piece in held), held[0].shape
+            if there != math.prod(shape) or len({(piece.shape, piece.dtype) for piece in held}) > 1:
                 raise WeightsError(f"The parcels have {there:,} numbers of {name}, whose shape is {shape}.")
 
     def __getitem__(self, name: str) -> Tensor:
-        (entry, values), *others = self._held[name]
+        (first, *others) = held = self._held[name]
         if not others:
-            return values
-        found = torch.empty(entry.shape, dtype=values.dtype, device=values.device)
-        for one, some in self._held[name]:
-            found[tuple(slice(begin, begin + size) for begin, size in zip(one.at, one.sizes, strict=True))] = some
+            return first.values
+        found = torch.empty(first.shape, dtype=first.dtype, device=first.values.device)
+        for _, _, at, values, _ in held:
+            found[tuple(slice(start, start + size) for start, size in zip(at, values.shape, strict=True))] = values
         return found
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for held in self._held.values() for piece in held]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held)
@@ -211,6 +217,11 @@ def unpack(*parcels: Parcel) -> Mapping[str, Tensor]:
     if len(kinds := {(one.version, one.digest, one.beneath) for one in parcels}) != 1:
         raise WeightsError(f"These parcels are not of one version: {sorted(kinds)}.")
     return Unpacked(parcels)
+
+
+def pieces_of(weights: Mapping[str, Tensor]) -> list[Piece]:
+    """The boxes that unpacked tensors came in; others are whole."""
+    return weights.pieces if isinstance(weights, Unpacked) else [Piece.whole(*one) for one in weights.items()]
 
 
 def _view(buckets: Sequence[Tensor], entry: Entry) -> Tensor:
