@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
 
+from faults import Kill, Killer
+from kills import same_weights
 from safetensors.torch import load_file
 
 from plaudit import Run, load_settings, run
@@ -73,6 +75,25 @@ def test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler(make_recipe:
     pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime={**CUT, "weights": "collective"})))
     assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
     assert furthest(alone, pair) < 1e-6
+
+
+@pytest.mark.parametrize("weights", ["store", "collective"])
+def test_what_is_lost_while_parts_are_published_leaves_no_trace(
+    weights: str, make_recipe: Recipe, tmp_path: Path
+) -> None:
+    """Every rank gives a part: the loss of any rank ends the update, and that of a rollout worker does not."""
+    more: dict[str, Any] = {"train": {"steps": 8}, "save": {"every": 2}}
+    apart = {**CUT, "weights": weights, "heartbeat_timeout": 3.0, "max_failures_per_hour": -1}
+    whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more, runtime=apart)))
+    more |= {"runtime": apart, "rollout": {"workers": 2}}
+    killer = Killer(
+        [Kill("rollout", "publish", 1), Kill("rank", "publish", 3, which=1), Kill("rollout", "publish", 5, which=1)]
+    )
+    with killer.at_work():
+        disturbed = run(load_settings(make_recipe("grpo", tmp_path / "killed", **more)), hooks=[killer.hook])
+    print("\n".join(kill.row() for kill in killer.kills))
+    assert killer.survived
+    assert same_weights(whole, disturbed)
 
 
 SHORT = """
