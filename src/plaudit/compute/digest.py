@@ -47,7 +47,7 @@ def digest_of(sums: Mapping[str, tuple[torch.dtype, Sequence[int], int]]) -> str
 @torch.no_grad()
 def box_sum(values: Tensor, shape: Sequence[int], at: Sequence[int]) -> Tensor:
     """What a box contributes to the sum of a tensor of this shape, in which it begins at `at`. The sums of boxes that
-    make up the tensor add up, modulo 2^64, to that of the whole one. A box is whole or has at most two dimensions."""
+    make up the tensor add up, modulo 2^64, to that of the whole one. A box takes whole rows or has two dimensions."""
     if not values.numel():
         return torch.zeros((), dtype=torch.int64, device=values.device)
     count, size = math.prod(shape), values.element_size()
