@@ -51,12 +51,25 @@ class Axis:
         which inference must not (`invariant.py`); two numbers have one order."""
         if self.size == 2:
             return self.sum(x)
-        mine = x.contiguous().cpu() if dist.get_backend(self.group) == "gloo" else x.contiguous()  # gloo: of CPUs only
+        mine = self._sent(x)
         total, *parts = (torch.empty_like(mine) for _ in range(self.size))
         dist.all_gather([total, *parts], mine, group=self.group)
         for part in parts:
             total += part
         return total.to(x.device)
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        """The ranks' columns of a table (rows, columns), in rank order, at the first; others get their own."""
+        if self.size == 1:
+            return x
+        mine = self._sent(x)
+        parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else []
+        dist.gather(mine, parts or None, group=self.group, group_dst=0)
+        return torch.cat(parts, dim=1).to(x.device) if parts else x
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """x as it is gathered: gloo gathers tensors of CPUs only."""
+        return x.contiguous().cpu() if dist.get_backend(self.group) == "gloo" else x.contiguous()
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of the ranks' x, as a new tensor with equal bits on each."""

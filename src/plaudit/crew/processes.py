@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from plaudit.compute.axis import Axis
 from plaudit.crew.trainer import dtype_of, initial_model
 from plaudit.evaluate.judge import Judge
+from plaudit.learn.ranks import join
+from plaudit.models.decoder import Decoder
 from plaudit.models.device import device_of
 from plaudit.models.load import load_tokenizer
 from plaudit.models.lora import add_lora, merged_copy
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.content import Adapters, Content
+from plaudit.rollout.engine import Engine
+from plaudit.rollout.led import Follower, Leading, Line
+from plaudit.rollout.native import NativeEngine
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime import stage
 from plaudit.runtime.memory import keep_freed_memory
+from plaudit.runtime.network import free_address
 from plaudit.settings.tree import Settings
 from plaudit.weights.collective import Receiver
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray_gang import GangWorker
+    from plaudit.runtime.ray_worker import RayWorker
 
 
 def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
@@ -25,6 +38,59 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
 
     keep_freed_memory()
     settings = load_settings(recipe)
+    engine, content = _engine(settings)
+    return RolloutWorker(engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
+
+
+class RolloutProcess(RolloutWorker):
+    """One of the processes of a rollout worker. It first joins the others, then it is built."""
+
+    def __init__(self, recipe: Mapping[str, Any]):
+        self.recipe = recipe
+
+    def address(self) -> str:
+        return free_address()
+
+    def build(self, address: str, number: int, world: int, timeout: float) -> None:
+        """Join the others, and take a part of each matrix. The first process leads."""
+        from plaudit.settings.recipes import load_settings
+
+        keep_freed_memory()
+        settings = load_settings(self.recipe)
+        device = torch.device(device_of(settings.device))
+        join(address, number, world, device=device, timeout=timeout, backend=settings.runtime.backend)
+        tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        model = initial_model(settings, tokenizer, device.type, axis=Axis(number, world)).requires_grad_(False)
+        assert isinstance(model, Decoder), "no other model is cut"
+        line, slots = Line(model.axis), settings.rollout.slots
+        leads = number == 0
+        engine = (
+            NativeEngine(model, tokenizer, slots=slots, decoding=Leading(model, line))
+            if leads
+            else Follower(model, line, patience=timeout)
+        )
+        super().__init__(engine, None, _receiver(settings), interrupt=settings.rollout.interrupt)
+
+
+async def gang_of(
+    name: str, processes: Sequence[RayWorker[RolloutProcess]], *, patience: float
+) -> GangWorker[RolloutWorker]:
+    """Make a rollout worker of these processes. `patience`: the longest time that they wait for each other."""
+    from plaudit.runtime.ray_gang import GangWorker, RayGang
+
+    gang = RayGang(processes, patience=patience)
+    address = await gang.first.call(RolloutProcess.address)
+    world = len(processes)
+    mine = [(address, number, world, patience) for number in range(world)]
+    await gang.scatter(RolloutProcess.build, mine, starts=True)
+    return GangWorker(name, gang)
+
+
+def _receiver(settings: Settings) -> Receiver:
+    return Receiver(device_of(settings.device))
+
+
+def _engine(settings: Settings) -> tuple[Engine, Content]:
     tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
     rollout = settings.rollout
     vllm = rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens)
@@ -36,8 +102,7 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
         shared = vllm is None and rollout.max_lag == 0
         model, content = adapted if shared else merged_copy(adapted), Adapters(adapted, shared=shared)
     model = model.requires_grad_(False)
-    engine = build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter)
-    return RolloutWorker(engine, content, Receiver(device_of(settings.device)), interrupt=rollout.interrupt)
+    return build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter), content
 
 
 def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plaudit.crew.processes import load_judge, make_judge, make_rollout_worker
+from plaudit.crew.processes import RolloutProcess, gang_of, load_judge, make_judge, make_rollout_worker
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
@@ -33,7 +33,7 @@ from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
-from plaudit.runtime.worker import Failures, NodeLost, reason_of
+from plaudit.runtime.worker import Failures, NodeLost, Worker, reason_of
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.weights.transport import transport_of
 
@@ -46,6 +46,8 @@ Result = TypeVar("Result")
 
 LATEST = 5
 """Number of lost workers that are shown."""
+PROCESS = ", process "
+"""Between the name of a rollout worker and the number of one of its further processes."""
 ROOM_AFTER = 3.0
 """Seconds after which ranks without room get a rollout worker's room."""
 
@@ -71,7 +73,8 @@ class RayCrew:
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.rollout.share_devices
         told: list[Mapping[str, float]] = [settings.runtime.resources_per_worker] * training
-        told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout)
+        self.width = settings.runtime.rollout_width
+        told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout * self.width)
         told += [reward.resources for reward in rewards]
         beside = [dict(one) for one in told if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
@@ -116,10 +119,11 @@ class RayCrew:
 
     async def _open(self) -> None:
         what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
-        apart = [] if self.shares else [self.rollout_bundle] * self._rollouts
+        apart = [] if self.shares else [self.rollout_bundle] * (self._rollouts * self.width)
         bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
-        check_memory(self.runtime.nodes(), len(self.rank_bundles) + self._rollouts + len(self.judge_bundles))
+        processes = len(self.rank_bundles) + self._rollouts * self.width + len(self.judge_bundles)
+        check_memory(self.runtime.nodes(), processes)
         if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
             check_gpus(self.runtime.nodes(), self.rank_bundles)
         if advice := crowded(self.runtime.nodes(), [self._threads(bundle) for bundle in bundles]):
@@ -133,8 +137,9 @@ class RayCrew:
         else:
             await asyncio.gather(self._form(), self.pool.open())
         self._opened = True
-        # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival.
-        exact = self.pool is None or self.settings.rollout.engine != "vllm"
+        # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival; several
+        # processes add in another order.
+        exact = self.pool is None or (self.settings.rollout.engine != "vllm" and self.width == 1)
         same = len(self.rank_bundles) == 1 and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
@@ -222,7 +227,7 @@ class RayCrew:
         self._ranks_rest.set()
         await pool.rise()
 
-    async def _rollout_worker(self, number: int) -> RayWorker[RolloutWorker]:
+    async def _rollout_worker(self, number: int) -> Worker[RolloutWorker]:
         """Start the worker of a place in the pool. The run's first workers must find room in time; others wait."""
         bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
         alone: AbstractContextManager[None] = nullcontext()
@@ -235,7 +240,9 @@ class RayCrew:
             alone = self.pool.joining()  # ranks wait for it
         else:
             counted = not self._opened and number < self._rollouts
-            group = await self._room(name, ("rollout", number), bundle, in_time=counted)
+            group = await self._room(name, ("rollout", number), [bundle] * self.width, in_time=counted)
+        if self.width > 1:
+            return await self._rollout_gang(name, group, self._threads(bundle))
         with alone:
             return await self.runtime.spawn(
                 make_rollout_worker,
@@ -247,6 +254,22 @@ class RayCrew:
                 sharers=sharers,
                 say=self.say,
             )
+
+    async def _rollout_gang(self, name: str, group: Any, threads: int) -> Worker[RolloutWorker]:
+        """Start a rollout worker that is several processes."""
+        names = [name, *(f"{name}{PROCESS}{number}" for number in range(1, self.width))]
+        started = [
+            self.runtime.spawn(RolloutProcess, self.recipe, name=one, group=group, place=place, threads=threads)
+            for place, one in enumerate(names)
+        ]
+        try:
+            processes = await asyncio.gather(*started)
+            return await gang_of(name, processes, patience=self.settings.runtime.collective_timeout)
+        except BaseException:
+            for worker in self.runtime.workers:
+                if worker.name in names:
+                    worker.kill()
+            raise
 
     # --- judges
 
@@ -273,20 +296,23 @@ class RayCrew:
     async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker[Judge]:
         """Start a judge. The first in a place must find room in time; its replacements wait, while others answer."""
         name, key = f"judge {number} ({Path(path).name})", (f"judge {which}", number)
-        group = await self._room(name, key, bundle, in_time=key not in self._rooms)
+        group = await self._room(name, key, [bundle], in_time=key not in self._rooms)
         threads = self._threads(bundle)
         return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
 
     # --- room
 
-    async def _room(self, name: str, key: tuple[str, int], bundle: Mapping[str, float], *, in_time: bool) -> Any:
-        """Reserve room for a process and its successors. If it need not be found in time, wait for it."""
+    async def _room(
+        self, name: str, key: tuple[str, int], bundles: Sequence[Mapping[str, float]], *, in_time: bool
+    ) -> Any:
+        """Reserve room for a worker's processes and their successors. If it need not be found in time, wait for it."""
+        asked = [dict(bundle) for bundle in bundles]
         if key not in self._rooms:
             await self._ranks_have_room.wait()
-            self._rooms[key] = self.runtime.reserve([dict(bundle)])
+            self._rooms[key] = self.runtime.reserve(asked)
         within = self.settings.runtime.start_timeout if in_time else None
         if not await self.runtime.placed(self._rooms[key], within=within):
-            raise self.runtime.no_room([dict(bundle)], what=name)
+            raise self.runtime.no_room(asked, what=name)
         return self._rooms[key]
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
@@ -315,7 +341,8 @@ class RayCrew:
         samples = {} if pool is None else {one.name: f"samples with version {pool.version}" for one in pool.workers}
         found = []
         for worker in self.runtime.workers:
-            state = samples.get(worker.name, "starts" if worker.name.startswith("rollout") else "is ready")
+            otherwise = "starts" if worker.name.startswith("rollout") else "is ready"
+            state = samples.get(worker.name.partition(PROCESS)[0], otherwise)
             found.append(Station(worker.name, f"node {worker.node[:8]}, process {worker.pid}", state))
         lost = self.failures.lost[-LATEST:]
         return found + [Station(one.name, "", f"lost: {one.reason}", lost=True) for one in lost]
@@ -345,7 +372,7 @@ class RayCrew:
         if self.pool is None:
             return
         leaving = self.runtime.leaving()
-        there = {worker.name for worker in self.runtime.workers if worker.node in leaving}
+        there = {worker.name.partition(PROCESS)[0] for worker in self.runtime.workers if worker.node in leaving}
         while self._vacated("leaves its node, which will end", there):
             pass
         if await self.pool.publish(await self.transport.pack(self.gang, version)):

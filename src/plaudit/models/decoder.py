@@ -248,11 +248,12 @@ class Decoder(LanguageModel):
         return stored_tensors(self.config, self.head_kind, merged_parameters(self))
 
     def save_weights(self, folder: Path, *, max_shard_bytes: float) -> None:
-        share, own = self._whole(), dict(self.named_parameters())
+        share, own = self.held(), dict(self.named_parameters())
         begin_weights(share, folder, most=max_shard_bytes)
         write_weights(share, folder, most=max_shard_bytes, adapters=own)
 
-    def _whole(self) -> Share:
+    def held(self) -> Share:
+        """All of its parameters: this rank's share along the tensor axis."""
         return self.share(Mesh(tensor=self.axis.size), self.axis.rank, dict(self.named_parameters()))
 
     def initialise(self, seed: int) -> None:
@@ -265,6 +266,6 @@ class Decoder(LanguageModel):
     def fill(self, values: Callable[[Share], None]) -> None:
         """Give the model values: now, or once its placement has made room for them."""
         if self.pending is None:
-            values(self._whole())
+            values(self.held())
         else:
             self.pending.append(values)

@@ -112,20 +112,6 @@ def stored_tensors(
         yield name, (tensor.t() if part.transposed else tensor)
 
 
-def fill(target: Tensor, part: Part, stored: Tensor, *, name: str) -> None:
-    """Copy one stored tensor into the rows of our parameter `target` that it holds."""
-    whole = target.detach()
-    rows = whole.narrow(0, part.start, part.size) if part.size is not None else whole
-    source = stored.t() if part.transposed and stored.dim() == 2 else stored
-    if rows.shape != source.shape:
-        expected = tuple(reversed(rows.shape)) if part.transposed else tuple(rows.shape)
-        raise ValueError(
-            f"Tensor {name} has shape {tuple(stored.shape)}, but config.json says {expected}. "
-            "The weights and the config belong to different models."
-        )
-    rows.copy_(source)
-
-
 def stored_name(family: Family, name: str, known: Mapping[str, Part]) -> str | None:
     """The layout's name for a tensor found in a file; None for buffers that hold no parameter."""
     if name in known:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from plaudit.models.decoder import Decoder
-from plaudit.models.parts import fill, parts_of
+from plaudit.models.layout import Slice
+from plaudit.models.share import narrowed
 from plaudit.weights.parcel import WeightsError, digest_of_pieces, pieces_of
 
 
@@ -57,16 +58,27 @@ class Accepted:
         self.version = None
 
 
+@torch.no_grad()
 def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Copy published weights into a decoder's parameters."""
+    """Copy published weights, by their stored names, into a decoder's parameters: its own boxes of them, if other
+    processes hold the rest."""
     if model.lora is not None:
         raise ValueError("Published weights include adapters, but this model has its own: call merge_lora(model).")
-    own = dict(model.named_parameters())
-    parts = parts_of(model.config, model.head_kind, own)
-    check_names(weights, parts)
-    for name, part in parts.items():
-        fill(own[part.ours], part, weights[name], name=name)
-    check_held(dict(model.hf_tensors()), weights)
+    share = model.held()
+    check_names(weights, share.layout.stored)
+    shapes = {piece.name: tuple(piece.shape) for piece in pieces_of(weights)}
+    if odd := [name for name, shape in share.layout.stored.items() if shapes[name] != tuple(shape)]:
+        told = f"{odd[0]} has shape {shapes[odd[0]]}, the model's {share.layout.stored[odd[0]]}"
+        raise ValueError(f"These are not the model's weights: {told}.")
+    for one, tensor in share.slices():  # one by one: what came in pieces takes memory while it is whole
+        own, given = tensor.t() if one.transposed else tensor, box_of(weights, one)
+        own.copy_(given)
+        check_held({one.name: own}, {one.name: given})
+
+
+def box_of(weights: Mapping[str, Tensor], one: Slice) -> Tensor:
+    """The box that a slice is of its stored tensor."""
+    return narrowed(weights[one.name], [start for start, _ in one.box], [stop - start for start, stop in one.box])
 
 
 def check_names(weights: Mapping[str, Tensor], own: Collection[str]) -> None:

@@ -12,14 +12,13 @@ computes the logits. Left out: paging, chunked prefill, speculation.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from plaudit.models.decoder import Decoder
-from plaudit.rollout.accepted import take_weights
-from plaudit.rollout.decode.forward import Forward
+from plaudit.rollout.decode.decoding import Admission, Decoding
 from plaudit.rollout.decode.graphs import Record
 from plaudit.rollout.decode.table import Table
 from plaudit.rollout.queued import DIVERGED, Draft, QueuedEngine
@@ -27,17 +26,6 @@ from plaudit.rollout.sampler import sample
 from plaudit.rollout.text import TextDecoder, end_tokens
 from plaudit.runtime.memory import memory_tried
 from plaudit.types import Finish
-
-
-@dataclass(slots=True)
-class Admission:
-    """Drafts that join the running ones in one step, in the rows after them."""
-
-    drafts: list[Draft] = field(default_factory=list)
-    fresh: list[int] = field(default_factory=list)
-    """Rows whose prompt is computed now."""
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs: the row that holds a prompt, and the row that needs it."""
 
 
 @dataclass(slots=True)
@@ -55,7 +43,8 @@ class NativeEngine(QueuedEngine):
 
     slots: sequences decoded at once. max_length: prompt and answer together, the model's positions by default; the
     cache takes only what the requests need. prefill_tokens: prompts computed in one pass have at most this many tokens
-    together; a longer one has its own pass. recorder: as in `Forward`.
+    together; a longer one has its own pass. recorder: as in `Forward`. decoding: what takes the passes, if other
+    processes share the model (`led.py`).
     """
 
     def __init__(
@@ -68,6 +57,7 @@ class NativeEngine(QueuedEngine):
         ends: Collection[int] | None = None,
         prefill_tokens: int = 8192,
         recorder: Callable[[torch.device], Record] | None = None,
+        decoding: Decoding | None = None,
     ):
         positions = model.max_positions
         if max_length is not None and max_length > positions:
@@ -82,25 +72,28 @@ class NativeEngine(QueuedEngine):
         )
         self.model, self.prefill_tokens = model, prefill_tokens
         self.counts = Counts()
-        self.forward = Forward(model, recorder)
+        self.decoding = decoding or Decoding(model, recorder)
+        self.forward = self.decoding.forward
         self._end_ids = torch.tensor(sorted(self.ends), dtype=torch.int64, device=model.device)
         self._forget()
 
     def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Copy weights into the decoder. Sequences under way keep their cache."""
         if weights is not None:
-            take_weights(self.model, weights)
+            self.decoding.take(weights, version)
         self._loaded(version)
 
+    @property
+    def table(self) -> Table | None:
+        return self.decoding.table
+
     def _forget(self) -> None:
-        self.table: Table | None = None
         self._first: dict[int, Tensor] = {}  # logits (vocab,) after a prompt whose samples still wait, by its identity
-        self.forward.forget()
+        self.decoding.forget()
 
     def _withdraw(self, drafts: Collection[Draft]) -> None:
-        rows = [row for row, draft in enumerate(self.table.drafts) if draft in drafts] if self.table else []
-        if self.table and rows:
-            self.table.remove(rows)
+        active = self.table.drafts if self.table else []
+        self.decoding.remove([row for row, draft in enumerate(active) if draft in drafts])
 
     def _advance(self) -> None:
         with memory_tried() as failed:
@@ -111,12 +104,11 @@ class NativeEngine(QueuedEngine):
     @torch.no_grad()
     def _step(self) -> None:
         """Give free rows to waiting drafts, then every active draft a new token."""
-        running = len(self.table.drafts) if self.table else 0
+        running = self.decoding.running
         admission = self._admit(running)
-        table = self._joined(admission.drafts, running)
-        logits = self.forward.logits(table, running, admission.fresh)
+        table, logits = self.decoding.logits(admission, self.slots)
         if admission.drafts:
-            logits = self._start(table, running, admission, logits)
+            logits = self._begun(table, running, admission, logits)
         self.counts.steps += 1
         self.counts.tokens += len(table.drafts)
         self.counts.prompt_tokens += sum(len(table.drafts[row].prompt) for row in admission.fresh)
@@ -140,18 +132,8 @@ class NativeEngine(QueuedEngine):
             new.drafts.append(waiting.popleft())
         return new
 
-    def _joined(self, drafts: list[Draft], running: int) -> Table:
-        """Return the table with these drafts; a new one if it is idle and the model's precision has changed."""
-        if self.table is None or (not running and self.table.dtype is not self.model.dtype):
-            model = self.model
-            self.table = Table(model.config, self.slots, drafts, dtype=model.dtype, device=model.device)
-        if drafts:
-            self.table.join(drafts)
-        return self.table
-
-    def _start(self, table: Table, running: int, admission: Admission, logits: Tensor) -> Tensor:
-        """Give admitted rows what they share with the row of their prompt. Return the logits of all active rows."""
-        table.start(running, admission.copies)
+    def _begun(self, table: Table, running: int, admission: Admission, logits: Tensor) -> Tensor:
+        """Return the logits of all active rows, of which some share a prompt."""
         prompts = [id(table.drafts[row].prompt) for row in admission.fresh]
         first = self._first | dict(zip(prompts, logits[running:], strict=True))
         waits = id(self._queue.waiting[0].prompt) if self._queue.waiting else 0
@@ -169,8 +151,7 @@ class NativeEngine(QueuedEngine):
         uniform = rows.uniforms[:n].gather(1, place)[:, 0]
         tokens, logprobs = sample(logits, table.draw, uniform, emitted=emitted, ends=self._end_ids)
         rows.logprobs[:n].scatter_(1, place, logprobs[:, None])
-        rows.last[:n] = tokens
-        emitted += 1
+        self.decoding.drawn(tokens)
         ended = torch.isin(tokens, self._end_ids)
         # 0: goes on, 1: length, 2: end token, 4 or more: the model has diverged.
         codes = (emitted >= rows.limit[:n]) + 2 * ended + 4 * ~logprobs.isfinite()
@@ -189,4 +170,4 @@ class NativeEngine(QueuedEngine):
                 draft = table.drafts[row]
                 draft.logprobs = found[: len(draft.tokens)]
                 self._answer(draft, *finished[row])
-            table.remove(finished)
+            self.decoding.remove(finished)

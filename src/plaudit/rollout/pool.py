@@ -129,9 +129,12 @@ class Pool:
     async def _each(self, method: Callable[[RolloutWorker, int], Coroutine[Any, Any, None]]) -> None:
         attempt = self.attempt
 
+        async def all_of(worker: Worker[RolloutWorker]) -> None:
+            await asyncio.gather(*(process.call(method, attempt) for process in worker.processes))
+
         async def one(place: Place[RolloutWorker]) -> None:
             with suppress(WorkerLost):
-                await self.places.call(place, 0, lambda worker: worker.call(method, attempt))
+                await self.places.call(place, 0, all_of)
 
         await asyncio.gather(*(one(place) for place in self.places.all if place.worker is not None))
         self.places.check()
@@ -143,13 +146,14 @@ class Pool:
         others hold them. Without a shipment there is nothing to hold."""
         if shipment is None:
             return {}
-        outcomes = await shipment.deliver(workers, self.attempt)
+        pairs = [(worker, process) for worker in workers for process in worker.processes]
+        outcomes = await shipment.deliver([process for _, process in pairs], self.attempt)
         sent = shipment.version, shipment.digest
         lost: dict[Worker[RolloutWorker], WorkerLost] = {}
-        for worker, outcome in zip(workers, outcomes, strict=True):
+        for (worker, _), outcome in zip(pairs, outcomes, strict=True):
             if isinstance(outcome, WorkerLost):
                 lost[worker] = outcome
-            elif outcome != sent:
+            elif outcome != sent and worker not in lost:
                 said = outcome if isinstance(outcome, WeightsError) else f"it confirmed {outcome}, {sent} were sent"
                 lost[worker] = WeightsRefused(worker.name, f"does not hold the newest weights: {said}")
                 worker.kill(lost[worker].reason)

@@ -1,15 +1,15 @@
-"""Training ranks in separate processes, as a gang that names the rank at fault if a call fails. Left out: starting
-ranks, and what follows a loss."""
+"""Processes that work as one: training ranks, as a gang that names the rank at fault if a call fails, and rollout
+workers that share a model. Left out: starting them, and what follows a loss."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from plaudit.runtime.gang import Gang
-from plaudit.runtime.worker import Arguments, Kind_co, Result, WorkerLost, reason_of
+from plaudit.runtime.worker import Arguments, Kind_co, OutOfStep, Result, Worker, WorkerLost, reason_of
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray_worker import RayWorker
@@ -57,7 +57,7 @@ class RayGang(Gang[Kind_co]):
         fault of the rank that reports it."""
         if self.world == 1:
             return None
-        lost = await self._lost()
+        lost = await self.lost()
         if lost is None and _of_collective(error):
             await asyncio.wait(calls, timeout=GRACE)
             pairs = list(zip(self.workers, calls, strict=True))
@@ -68,7 +68,7 @@ class RayGang(Gang[Kind_co]):
             lost = WorkerLost(failed.name, f"a collective failed ({reason_of(error)})")
         return lost
 
-    async def _lost(self) -> WorkerLost | None:
+    async def lost(self) -> WorkerLost | None:
         """The first rank that is gone or gives no sign within the time of a heartbeat."""
         asked = [asyncio.ensure_future(worker.found()) for worker in self.workers]
         done, late = await asyncio.wait(asked, timeout=None if math.isinf(self._patience) else self._patience)
@@ -85,6 +85,54 @@ class RayGang(Gang[Kind_co]):
     ) -> list[tuple[Any, Result]]:
         """Call a method on every rank that returns a pair. Its first part stays there: return a reference to it."""
         return await self._all([worker.keep(method, *arguments) for worker in self.workers])
+
+
+class GangWorker(Generic[Kind_co]):
+    """A `Worker` that is several processes. The first one answers."""
+
+    def __init__(self, name: str, gang: RayGang[Kind_co]):
+        self.name, self.gang = name, gang
+        self.processes: Sequence[Worker[Kind_co]] = (self, *gang.workers[1:])
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Takes: nothing. Waits for: the first lost process. Woken by: it. Gives: nothing; the others are ended."""
+        gone = [asyncio.ensure_future(worker.gone()) for worker in self.gang.workers]
+        try:
+            await asyncio.wait(gone, return_when=asyncio.FIRST_COMPLETED)
+            self._end(next(one.result() for one in gone if one.done()))
+        finally:
+            for one in gone:
+                one.cancel()
+
+    @overload
+    async def call(
+        self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, Result]], *arguments: *Arguments
+    ) -> Result: ...
+    @overload
+    async def call(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> Result: ...
+    async def call(self, method: Callable[[Kind_co, *Arguments], Any], *arguments: *Arguments) -> Any:
+        try:
+            return await self.gang.first.call(method, *arguments)
+        except WorkerLost as lost:
+            self._end(lost)
+        except OutOfStep as error:
+            self._end(await self.gang.lost() or WorkerLost(self.name, reason_of(error)))
+        raise WorkerLost(self.name, self._lost.result())
+
+    async def gone(self) -> WorkerLost:
+        return WorkerLost(self.name, await asyncio.shield(self._lost))
+
+    def kill(self, reason: str = "was ended") -> None:
+        self._end(WorkerLost(self.name, reason))
+
+    def _end(self, lost: WorkerLost) -> None:
+        """End all processes, since none is of use without the others."""
+        if not self._lost.done():
+            self._lost.set_result(lost.reason if lost.name == self.name else str(lost))
+        for worker in self.gang.workers:
+            worker.kill("was ended with the others")
 
 
 def _of_collective(error: Exception) -> bool:

@@ -66,6 +66,7 @@ class Host:
         return stage.now()
 
     async def ping(self) -> tuple[int, str]:
+        stage.check()
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     async def call(self, part: str | None, method: str, *arguments: Any) -> Any:
@@ -89,6 +90,7 @@ class RayWorker(Generic[Kind_co]):
         self.pid, self.node = 0, ""
         self._told = ""
         self._killed = False
+        self.processes = (self,)
 
     async def start(self, timeout: float) -> None:
         telling = asyncio.get_running_loop().create_task(self._tell())
@@ -175,7 +177,9 @@ class RayWorker(Generic[Kind_co]):
                 await self._sign()
             except TimeoutError:
                 self._end(self._silent())
-            except exceptions.RayError as error:  # `ping` itself raises nothing
+            except exceptions.RayTaskError as error:  # of `stage.check`
+                self._end(reason_of(error.cause))
+            except exceptions.RayError as error:
                 self._end(_cause(error))
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 

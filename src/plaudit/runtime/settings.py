@@ -13,7 +13,8 @@ WEIGHTS = ("store", "collective")
 """How new weights reach rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
-AXES, LATER = ("data", "tensor"), ("replicas", "context", "pipeline")
+ROLLOUT_TENSOR = "rollout_tensor"
+AXES, LATER = ("data", "tensor", ROLLOUT_TENSOR), ("replicas", "context", "pipeline")
 """Axes of a mesh, and those that only `plaudit layout` computes so far."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy")
 """What only ray follows, and weights depend on."""
@@ -54,11 +55,12 @@ class RuntimeSettings(Section):
     """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
     mesh: dict[str, int] = setting(dict, least=1)
     """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix (docs/sharding.md); data multiplies
-    runtime.num_training_workers."""
+    runtime.num_training_workers; rollout_tensor is the number of processes that share each matrix of a rollout
+    worker."""
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
-    """ray: likewise for a rollout worker."""
+    """ray: likewise for each process of a rollout worker."""
     strategy: str = setting("replicate", choices=STRATEGIES)
     """ray: replicate keeps the whole model on every training rank; fsdp shards weights, gradients and moments;
     fsdp_offload, for GPUs, keeps these shards in host memory."""
@@ -93,6 +95,11 @@ class RuntimeSettings(Section):
         return self.mesh.get("tensor", 1)
 
     @property
+    def rollout_width(self) -> int:
+        """Processes that hold parts of one rollout worker's model."""
+        return self.mesh.get(ROLLOUT_TENSOR, 1)
+
+    @property
     def replicas(self) -> int:
         """Data-parallel workers: what batches are split over."""
         return self.num_training_workers * self.mesh.get("data", 1)
@@ -104,7 +111,7 @@ class RuntimeSettings(Section):
     def contradictions(self) -> Iterator[str]:
         for axis, size in self.mesh.items():
             if axis in LATER and size > 1:
-                yield f"mesh has {axis}={size}, an axis that does not exist yet: take data and tensor"
+                yield f"mesh has {axis}={size}, an axis that does not exist yet: take {', '.join(AXES)}"
             elif axis not in (*AXES, *LATER):
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
         for key, given in self._reserved().items():

@@ -1,8 +1,9 @@
-"""What this process does while it becomes ready: set by its own code, read by processes that wait for it."""
+"""What this process does while it becomes ready, and why it can do nothing any more: set by its own code, read by
+processes that wait for it."""
 
 from __future__ import annotations
 
-_stage = [""]
+_stage, _failure = [""], [""]
 
 
 def enter(what: str) -> None:
@@ -13,3 +14,14 @@ def enter(what: str) -> None:
 def now() -> str:
     """The current activity; empty if none was set."""
     return _stage[0]
+
+
+def fail(reason: str) -> None:
+    """Count as lost, for this reason, from the next heartbeat on."""
+    _failure[0] = reason
+
+
+def check() -> None:
+    """Raise RuntimeError with the reason if this process has failed."""
+    if _failure[0]:
+        raise RuntimeError(_failure[0])

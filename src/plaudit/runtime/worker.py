@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
 from plaudit.types import Ended
@@ -23,6 +23,10 @@ class WorkerLost(RuntimeError):
         reason = reason.rstrip(".")  # Ray's reasons are whole sentences; ours contain them
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
+
+
+class OutOfStep(Exception):
+    """The processes of one worker are not at the same step any more: a pass failed in one of them. It is of no use."""
 
 
 class NodeLost(WorkerLost):
@@ -75,6 +79,11 @@ class Worker(Protocol[Kind_co]):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def processes(self) -> Sequence[Worker[Kind_co]]:
+        """Itself, and the other processes that it is made of. It answers for all, and is lost with any."""
+        ...
 
     @overload
     async def call(

@@ -2,6 +2,8 @@
 
     table, rows that run, rows whose prompt is new -> logits after the last token of each
 
+Where several processes hold parts of the model, each takes the same passes, and the first one gets the logits.
+
 A step is one kernel on the CPU (`steps.py`) and a recorded one on a GPU (`graphs.py`). Otherwise torch computes it
 operation by operation, in one pass with new prompts.
 """
@@ -60,7 +62,7 @@ class Forward:
                 tokens, prefill = prompts
                 read = torch.cat((torch.arange(running, device=self.device), running + prefill.ends))
                 hidden = model(torch.cat((last, tokens)), Joined(decode, prefill), read)
-        logits: Tensor = model.head(hidden).float()
+        logits: Tensor = model.axis.side_by_side(model.head(hidden).float())
         return logits if stepped is None else torch.cat((stepped, logits))
 
     def _lay_out(self, table: Table, running: int) -> None:

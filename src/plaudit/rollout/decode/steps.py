@@ -33,6 +33,7 @@ def can_step(model: Decoder) -> bool:
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return (
         type(model) is Decoder
+        and model.axis.size == 1
         and model.device.type == "cpu"
         and available(model.dtype)
         and all(type(x) is nn.Parameter and x.dtype is model.dtype for x in model.parameters())

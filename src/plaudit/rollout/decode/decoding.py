@@ -1,0 +1,83 @@
+"""The drafts that are decoded side by side, with their cache and their passes through the model.
+
+    drafts that join -> logits of all rows; drawn tokens -> rows; rows that end -> gaps are closed
+
+Left out: who joins, and how tokens are drawn. The engine decides both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from plaudit.models.decoder import Decoder
+from plaudit.rollout.accepted import take_weights
+from plaudit.rollout.decode.forward import Forward
+from plaudit.rollout.decode.graphs import Record
+from plaudit.rollout.decode.table import Table
+from plaudit.rollout.queued import Draft
+
+
+@dataclass(slots=True)
+class Admission:
+    """Drafts that join the running ones in one step, in the rows after them."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
+    """Rows whose prompt is computed now."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs: the row that holds a prompt, and the row that needs it."""
+
+
+class Decoding:
+    """What every process with a part of the model does alike. `recorder` as in `Forward`."""
+
+    def __init__(self, model: Decoder, recorder: Callable[[torch.device], Record] | None = None):
+        self.model, self.forward = model, Forward(model, recorder)
+        self.table: Table | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self.table.drafts) if self.table else 0
+
+    @torch.no_grad()
+    def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
+        """Start the drafts that join. Return the table, and logits after the last token of each row that ran before,
+        then after each fresh prompt."""
+        running = self.running
+        table = self.table = self._joined(new.drafts, slots)
+        logits = self.forward.logits(table, running, new.fresh)
+        if new.drafts:
+            table.start(running, new.copies)
+        return table, logits
+
+    def _joined(self, drafts: list[Draft], slots: int) -> Table:
+        """Return the table with these drafts; a new one if it is idle and the model's precision has changed."""
+        model, table = self.model, self.table
+        if table is None or (not self.running and table.dtype is not model.dtype):
+            table = Table(model.sizes, slots, drafts, dtype=model.dtype, device=model.device)
+        if drafts:
+            table.join(drafts)
+        return table
+
+    def drawn(self, tokens: Tensor) -> None:
+        """Note each row's newest token, (rows,). The engine, or `Follower`, notes it in the drafts."""
+        assert self.table is not None
+        self.table.rows.last[: len(tokens)] = tokens
+        self.table.rows.emitted[: len(tokens)] += 1
+
+    def remove(self, rows: Collection[int]) -> None:
+        if self.table and rows:
+            self.table.remove(rows)
+
+    def take(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copy published weights into the model. Rows keep their cache."""
+        take_weights(self.model, weights)
+
+    def forget(self) -> None:
+        """Drop all drafts, and free memory that the next step takes again."""
+        self.table = None
+        self.forward.forget()

@@ -1,0 +1,208 @@
+"""Native generation by several processes, each with a part of every matrix: the first leads, the others follow.
+
+    requests -> NativeEngine -> Leading -> [acts, as JSON] -> Line -> Follower -> the same passes
+                                   <- the ranks' columns of the logits, sums of activations ->
+    weights -> every process keeps those that arrived -> the first says when -> each takes its own boxes
+
+Only the first process knows requests, queues and random numbers, and draws tokens; so all have the same. Sums over
+processes are in rank order (`compute/axis.py`): a sample does not depend on what is decoded beside it. If a pass fails
+in one process, the others wait in another place: the worker is of no use any more and says so by `OutOfStep`. Left out:
+steps by one kernel, CUDA graphs, and another try with fewer slots after memory ran out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plaudit.compute.axis import Axis
+from plaudit.models.decoder import Decoder
+from plaudit.rollout.decode.decoding import Admission, Decoding
+from plaudit.rollout.decode.table import Table
+from plaudit.rollout.queued import Draft
+from plaudit.runtime import stage
+from plaudit.runtime.memory import give_back_memory
+from plaudit.runtime.worker import OutOfStep, reason_of
+from plaudit.types import Completion, Sampling
+from plaudit.weights.parcel import WeightsError
+
+log = logging.getLogger(__name__)
+
+IDLE = timedelta(days=365)
+"""Followers wait for the next act as long as nothing is asked. A lost leader ends their wait at once."""
+Act = list[Any]
+"""A word that `Follower` knows, and its arguments, as JSON has them."""
+
+
+class Line:
+    """What the first process tells the others, in a group of its own. All processes must make it together."""
+
+    def __init__(self, axis: Axis):
+        self.axis = axis
+        self._group = dist.new_group(backend="gloo", timeout=IDLE)
+
+    def tell(self, *acts: Act) -> None:
+        words = torch.frombuffer(bytearray(json.dumps(acts).encode()), dtype=torch.uint8)
+        dist.broadcast(torch.tensor(len(words)), group=self._group, group_src=0)
+        dist.broadcast(words, group=self._group, group_src=0)
+
+    def hear(self) -> list[Act]:
+        size = torch.tensor(0)
+        dist.broadcast(size, group=self._group, group_src=0)
+        words = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(words, group=self._group, group_src=0)
+        acts: list[Act] = json.loads(bytes(words.tolist()))
+        return acts
+
+    def failed(self, here: bool) -> list[int]:
+        """The processes where something failed, by number."""
+        all_of_them = list(torch.zeros(self.axis.size, dtype=torch.int64))
+        dist.all_gather(all_of_them, torch.tensor(int(here)), group=self._group)
+        return [number for number, failed in enumerate(all_of_them) if failed]
+
+
+class Leading(Decoding):
+    """The first process's `Decoding`. What needs no pass is told with the next one."""
+
+    def __init__(self, model: Decoder, line: Line):
+        super().__init__(model)
+        self.line = line
+        self._untold: list[Act] = []
+        self._broken = False
+
+    def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
+        drafts = [(draft.prompt, draft.limit) for draft in new.drafts]
+        try:
+            self._tell(["step", drafts, new.fresh, new.copies, slots])
+            return super().logits(new, slots)
+        except Exception as error:
+            raise self._out_of_step(error) from error
+
+    def drawn(self, tokens: Tensor) -> None:
+        super().drawn(tokens)
+        self._untold.append(["drawn", tokens.tolist()])
+
+    def remove(self, rows: Collection[int]) -> None:
+        super().remove(rows)
+        self._untold.append(["remove", list(rows)])
+
+    def take(self, weights: Mapping[str, Tensor], version: int) -> None:
+        refused: Exception | None = None
+        try:
+            self._tell(["take", version])
+            try:
+                super().take(weights, version)
+            except (WeightsError, ValueError) as error:
+                refused = error
+            failed = self.line.failed(refused is not None)
+        except Exception as error:
+            raise self._out_of_step(error) from error
+        if refused is not None:
+            raise refused
+        if failed:
+            raise WeightsError(f"process {failed[0]} of this worker did not get version {version}, or does not hold it")
+
+    def forget(self) -> None:
+        super().forget()
+        if not self._broken:
+            self._untold.clear()
+            self._tell(["forget"])
+
+    def _tell(self, act: Act) -> None:
+        told, self._untold = [*self._untold, act], []
+        self.line.tell(*told)
+
+    def _out_of_step(self, error: Exception) -> OutOfStep:
+        self._broken = True
+        return OutOfStep(f"its processes are no longer at the same step ({type(error).__name__}: {reason_of(error)})")
+
+
+class Follower:
+    """An `Engine` for `RolloutWorker` in the other processes. A thread does what the first process says."""
+
+    busy = False
+
+    def __init__(self, model: Decoder, line: Line, *, patience: float):
+        """`patience`: seconds to wait for weights that the first process has already."""
+        self.line, self.patience = line, patience
+        self.decoding = Decoding(model)
+        self._arrived: dict[int, Mapping[str, Tensor]] = {}
+        self._change = threading.Condition()
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    async def generate(self, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
+        raise RuntimeError("This process follows: the first one of its worker answers.")
+
+    async def drain(self) -> None:
+        """The first process does."""
+
+    def load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Keep these weights until the first process takes its own."""
+        assert weights is not None, "no learner shares its weights with this process"
+        with self._change:
+            self._arrived = {version: weights}
+            self._change.notify_all()
+
+    def go_back(self) -> None:
+        """Wait for weights of a checkpoint: none that arrived before count."""
+        with self._change:
+            self._arrived = {}
+
+    def sleep(self) -> None:
+        """The first process says so."""
+
+    wake = close = sleep
+
+    def _follow(self) -> None:
+        acts: Mapping[str, Callable[..., None]] = {
+            "step": self._step,
+            "drawn": self._drawn,
+            "remove": self.decoding.remove,
+            "take": self._take,
+            "forget": self._forget,
+        }
+        try:
+            with torch.no_grad():
+                while True:
+                    for word, *told in self.line.hear():
+                        acts[word](*told)
+        except Exception as error:
+            log.warning("A rollout process cannot follow any longer.", exc_info=error)
+            stage.fail(f"{type(error).__name__}: {reason_of(error)}")
+
+    def _step(self, drafts: list[Any], fresh: list[int], copies: list[tuple[int, int]], slots: int) -> None:
+        joining = [Draft(prompt, Sampling(), limit) for prompt, limit in drafts]
+        self.decoding.logits(Admission(joining, fresh, copies), slots)
+
+    def _drawn(self, tokens: list[int]) -> None:
+        table = self.decoding.table
+        assert table is not None
+        self.decoding.drawn(torch.tensor(tokens, device=self.decoding.model.device))
+        for draft, token in zip(table.drafts, tokens, strict=True):
+            draft.tokens.append(token)
+
+    def _take(self, version: int) -> None:
+        try:
+            with self._change:
+                if not self._change.wait_for(lambda: version in self._arrived, self.patience):
+                    raise WeightsError(f"version {version} did not arrive within {self.patience:g} s")
+                weights = self._arrived.pop(version)
+            self.decoding.take(weights, version)
+        except (WeightsError, ValueError) as error:
+            log.warning("A rollout process did not take new weights.", exc_info=error)
+            self.line.failed(True)
+        else:
+            self.line.failed(False)
+
+    def _forget(self) -> None:
+        self.decoding.forget()
+        give_back_memory()

@@ -1,0 +1,173 @@
+"""Processes that generate together, as plain processes on gloo: the first leads and writes down what was answered.
+
+    python gang_at_work.py JOBS.json NUMBER WORLD ADDRESS
+
+Left out: Ray, which a test of a whole run has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tiny_models import Letters
+
+from plaudit.batch import Batch
+from plaudit.compute.axis import ALONE, Axis
+from plaudit.learn.ranks import join
+from plaudit.learn.scorer import Scorer
+from plaudit.models.decoder import Decoder
+from plaudit.models.load import fresh_model
+from plaudit.rollout.engine import generate_all
+from plaudit.rollout.led import Follower, Leading, Line
+from plaudit.rollout.native import NativeEngine
+from plaudit.runtime.network import free_address
+from plaudit.types import Completion, Role, Row, Sampling
+from plaudit.weights.parcel import WeightsError
+
+Job = dict[str, Any]
+Answer = dict[str, list[Any]]
+PLAN = (
+    Sampling(seed=1, max_tokens=12),
+    Sampling(seed=2, max_tokens=30, temperature=0.6),
+    Sampling(seed=3, max_tokens=17, top_p=0.8, min_tokens=3),
+    Sampling(seed=4, max_tokens=21, stop=("cab",)),
+    Sampling(temperature=0.0, max_tokens=15),
+)
+SLOTS = 4  # fewer than requests: rows are refilled, moved and copied
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def model_of(job: Job, *, seed: int = 0, axis: Axis = ALONE) -> Decoder:
+    """A random model, lively enough that answers differ; its parts are those of the whole one."""
+    model = fresh_model(job["config"], seed=seed, dtype=DTYPES[job["dtype"]], axis=axis)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8.0)
+    assert isinstance(model, Decoder)
+    return model.requires_grad_(False)
+
+
+def plain(groups: Sequence[Sequence[Completion]]) -> list[list[Answer]]:
+    return [
+        [{"tokens": [*one.tokens], "logprobs": [*one.logprobs], "versions": [*one.versions]} for one in group]
+        for group in groups
+    ]
+
+
+def answers(engine: NativeEngine, job: Job) -> list[list[Answer]]:
+    return plain(generate_all(engine, job["prompts"], PLAN))
+
+
+def rows_of(groups: Sequence[Sequence[Answer]], prompts: Sequence[Sequence[int]]) -> Batch:
+    """What a learner reads of the answers that were drawn from the whole distribution."""
+    rows = []
+    for number, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
+        for answer in group[:2]:
+            size = len(answer["tokens"])
+            rows.append(
+                Row(
+                    tokens=(*prompt, *answer["tokens"]),
+                    trainable=(*(False,) * len(prompt), *(True,) * size),
+                    group=number,
+                    logprobs=(*(0.0,) * len(prompt), *answer["logprobs"]),
+                    versions=(*(-1,) * len(prompt), *(0,) * size),
+                )
+            )
+    return Batch.of(rows)
+
+
+def learned(model: Decoder, groups: Sequence[Sequence[Answer]], prompts: Sequence[Sequence[int]]) -> list[float]:
+    """The learner's log-probs of the answers, which are drawn at temperatures of 1 and 0.6."""
+    rows = rows_of(groups, prompts)
+    found = Scorer(model, Role.POLICY).annotate(rows).proximal
+    assert found is not None
+    return found[rows.trainable].tolist()  # type: ignore[no-any-return]
+
+
+async def interrupted(engine: NativeEngine, job: Job) -> list[list[Answer]]:
+    """Some callers give up, and new weights come into the answers of the others."""
+    asked = [asyncio.ensure_future(engine.generate(prompt, PLAN)) for prompt in job["prompts"]]
+    for _ in range(6):
+        await asyncio.sleep(0)
+    asked[1].cancel()
+    for _ in range(6):
+        await asyncio.sleep(0)
+    engine.load(dict(model_of(job, seed=5).hf_tensors()), 1)
+    return plain([await one for number, one in enumerate(asked) if number != 1])
+
+
+def lead(job: Job, model: Decoder, line: Line) -> dict[str, Any]:
+    engine = NativeEngine(model, Letters(), slots=SLOTS, decoding=Leading(model, line))
+    found: dict[str, Any] = {"first": answers(engine, job), "again": answers(engine, job)}
+    found["alone"] = plain(
+        [[generate_all(engine, [prompt], [one])[0][0] for one in PLAN] for prompt in job["prompts"][:2]]
+    )
+    engine.sleep()
+    engine.wake()
+    found["interrupted"] = asyncio.run(interrupted(engine, job))
+    found["new"] = answers(engine, job)
+    try:
+        engine.load(dict(model_of(job).hf_tensors()), 2)
+    except WeightsError as error:
+        found["refused"] = str(error)
+    engine.decoding.line.tell(["end"])  # type: ignore[attr-defined]
+    return found
+
+
+def do(job: Job, number: int, world: int) -> None:
+    model = model_of(job, axis=Axis(number, world))
+    line = Line(model.axis)
+    out, scored = Path(job["out"]), {}
+    if number == 0:
+        found = lead(job, model, line)
+        out.write_text(json.dumps(found))
+    else:
+        follower = Follower(model, line, patience=2.0)
+        follower.load(dict(model_of(job, seed=5).hf_tensors()), 1)
+        follower.thread.join()  # until "end", a word that it does not know
+    dist.barrier()
+    found = json.loads(out.read_text())
+    learner = model_of(job, axis=Axis(number, world))
+    for name, groups in (("one", job["answers"]), ("gang", found["first"])):
+        scored[name] = learned(learner, groups, job["prompts"])
+    if number == 0:
+        out.write_text(json.dumps(found | {"scored": scored}))
+    dist.barrier()
+
+
+def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str, str]) -> None:
+    """Do the jobs in so many processes. Raises with what a process said where one fails."""
+    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
+    command = [sys.executable, __file__, str(folder / "jobs.json")]
+    address = free_address()
+    logs = [folder / f"process{number}.log" for number in range(world)]
+    running = [
+        subprocess.Popen([*command, str(number), str(world), address], env=environment, stdout=log.open("w"), stderr=-2)
+        for number, log in enumerate(logs)
+    ]
+    try:
+        codes = [process.wait(120.0) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    number, world = int(sys.argv[2]), int(sys.argv[3])
+    join(sys.argv[4], number, world, device=torch.device("cpu"), timeout=100.0)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        do(job, number, world)
+    sys.stdout.flush()
+    os._exit(0)  # a thread of gloo that asks for the interpreter while it ends would abort the process
