@@ -130,6 +130,7 @@ class Here:
 
     def __init__(self, number: int, worker: RolloutWorker):
         self.name, self.worker = f"worker {number}", worker
+        self.processes = (self,)
 
     async def call(self, method: Any, *arguments: Any) -> Any:
         return await getattr(self.worker, method.__name__)(*arguments)

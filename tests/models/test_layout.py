@@ -18,7 +18,7 @@ from plaudit.models.config import DecoderConfig, HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import FAMILIES, family_of
 from plaudit.models.layout import Layout, Slice
-from plaudit.models.mesh import Mesh, MeshError, check_mesh, faults, nearest_mesh
+from plaudit.models.mesh import Mesh, MeshError, check_mesh, check_tensor, faults, nearest_mesh
 from plaudit.models.parts import shapes
 from plaudit.models.settings import LoraSettings
 
@@ -247,6 +247,19 @@ def test_a_mesh_that_does_not_fit_is_refused_with_the_nearest_that_does(
 ) -> None:
     with pytest.raises(MeshError, match=rf"{reason}.*Take .*({near})"):
         check_mesh(small(**changes), mesh, world)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "changes", "near"),
+    [(3, {}, 4), (8, {}, 4), (6, {"heads": 12, "kv_heads": 12, "mlp_width": 24, "vocab_size": 44}, 4), (5, {}, 4)],
+)
+def test_a_tensor_axis_without_others_is_refused_with_the_nearest_size(
+    tensor: int, changes: dict[str, Any], near: int
+) -> None:
+    config = small(**changes)
+    with pytest.raises(MeshError, match=rf"tensor={tensor} does not divide.* Take {near}\."):
+        check_tensor(config, Mesh(tensor=tensor))
+    check_tensor(config, Mesh(tensor=near))
 
 
 @given(configs(), MESHES, st.integers(1, 24))

@@ -121,9 +121,7 @@ def test_weights_that_do_not_come_to_a_process_are_refused(jobs: dict[tuple[str,
 
 
 @pytest.mark.parametrize(("kind", "world"), EXACT)
-def test_sampler_and_learner_agree_whatever_holds_them(
-    kind: str, world: int, jobs: dict[tuple[str, int], Job]
-) -> None:
+def test_sampler_and_learner_agree_whatever_holds_them(kind: str, world: int, jobs: dict[tuple[str, int], Job]) -> None:
     """KL below 1e-6 for one process or several that sample, and one or several that learn."""
     job = jobs[kind, world]
     answered = found(job)

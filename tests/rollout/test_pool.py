@@ -18,7 +18,7 @@ from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import OutOfDateError, RolloutWorker
 from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from plaudit.types import Sampling
-from plaudit.weights.parcel import Parcel, pack
+from plaudit.weights.parcel import Parcel, WeightsError, pack
 from plaudit.weights.transport import Holder, Stored
 
 PLAN = [Sampling(max_tokens=12, seed=4), Sampling(max_tokens=12, seed=5)]
@@ -31,6 +31,7 @@ class Here:
     def __init__(self, name: str, worker: RolloutWorker):
         self.name, self.worker, self.lost = name, worker, False
         self.calls: list[str] = []
+        self.processes: tuple[Here, ...] = (self,)
 
     async def call(self, method: Any, *arguments: Any) -> Any:
         self.calls.append(method.__name__)
@@ -94,6 +95,42 @@ def do(pairs: Any) -> Callable[..., Any]:
         asyncio.run(whole())
 
     return run
+
+
+class Along(RolloutWorker):
+    """A further process of a worker: it is given what all processes are."""
+
+    def __init__(self, model: Decoder):
+        super().__init__(NativeEngine(model, Letters()))
+        self.refuses = False
+
+    async def load(self, attempt: int, sent: Any) -> tuple[int, str]:
+        if self.refuses:
+            raise WeightsError("they changed in transit")
+        return await super().load(attempt, sent)
+
+
+def test_every_process_of_a_worker_confirms_weights_and_one_that_does_not_costs_the_worker(
+    do: Callable[..., Any],
+) -> None:
+    async def steps(case: Case) -> None:
+        (worker,) = case.started
+        along = Along(deepcopy(case.model))
+        worker.processes = (worker, Here("its other process", along))
+        assert not await case.publish(1)
+        await case.pool.begin(2)
+        assert not await case.publish(1)
+        await case.answers()
+        assert worker.processes[1].calls == ["load", "begin", "load"]
+        assert (along.attempt, along.engine.version) == (2, 1)  # type: ignore[attr-defined]
+        along.refuses = True
+        assert await case.publish(2)
+        assert worker.lost
+        assert [lost.reason for lost in case.failures] == ["does not hold the newest weights: they changed in transit"]
+        await case.pool.places.free(patience=5.0)
+        assert len(case.started) == 2
+
+    do(steps, 1)
 
 
 def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any]) -> None:

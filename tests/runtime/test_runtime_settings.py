@@ -42,6 +42,7 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         ),
         ({"kind": "ray", "num_training_workers": 0}, "num_training_workers=0 must be"),
         ({"kind": "ray", "mesh": {"tensor": 0}}, "mesh={'tensor': 0} must be at least 1"),
+        ({"kind": "ray", "mesh": {"rollout": 2}}, "mesh has no axis 'rollout'"),
         ({"kind": "ray", "mesh": {"tensr": 2}}, "mesh has no axis 'tensr'; did you mean tensor?"),
         *(({"kind": "ray", "mesh": {axis: 2}}, f"mesh has {axis}=2, an axis that does not") for axis in LATER),
         ({"mesh": {"tensor": 2}}, "mesh={'tensor': 2} needs runtime=ray"),
@@ -74,6 +75,12 @@ def test_a_mesh_multiplies_training_workers() -> None:
     given = RuntimeSettings(kind="ray", num_training_workers=3, mesh={"data": 2, "tensor": 4, "context": 1})
     assert problems(given) == []
     assert (given.replicas, given.width, given.ranks) == (6, 4, 24)
+
+
+def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
+    given = RuntimeSettings(kind="ray", mesh={"rollout_tensor": 2})
+    assert problems(given) == []
+    assert (given.rollout_width, given.width, given.ranks) == (2, 1, 1)
 
 
 def test_shards_of_ray_ranks_are_no_problem() -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 CUT = ["runtime=ray", "runtime.mesh.tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
+SHARED = ["runtime=ray", "runtime.mesh.rollout_tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
 DYNAMIC = ["algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling_part=right/x"]
 VALID: dict[str, Any] = {
     "model": {"path": "some/model"},
@@ -132,6 +133,18 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ),
         ("sft", [*CUT, "model.config={model_type: gpt2}"], "divide 12 attention heads"),
         ("sft", [*CUT, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
+        (
+            "grpo",
+            [*SHARED, "model.config={model_type: gpt2}"],
+            "mesh={'rollout_tensor': 5} for rollout workers: tensor=5 does not fit this gpt2: tensor=5 does not divide",
+        ),
+        ("grpo", [*SHARED, "model.config={model_type: gpt2}"], "12 attention heads; tensor=5 does not divide"),
+        ("grpo", [*SHARED, "model.config={model_type: gpt2}"], "3072 channels of the MLP. Take 6."),
+        ("grpo", [*SHARED, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
+        ("sft", SHARED[:2], "runtime.mesh.rollout_tensor=5 has no effect: sft learns from data"),
+        ("ppo", [*SHARED[:2], "rollout.share_devices=true"], "rollout_tensor=5 cannot be used with rollout.share_dev"),
+        ("ppo", [*SHARED[:2], "model.lora.rank=4"], "rollout_tensor=5 cannot be used with model.lora.rank=4"),
+        ("ppo", SHARED[1:2], "mesh={'rollout_tensor': 5} needs runtime=ray"),
         ("sft", ["runtime.start_timeout=60"], "runtime.start_timeout=60.0 needs runtime=ray"),
         ("sft", [*SHARDS, "runtime.strategy=fsdp_offload", "device=cpu"], "fsdp_offload has no effect with device=cpu"),
         ("sft", ["evaluate.patience=2"], "evaluate.patience=2 counts evaluations: set evaluate.best"),

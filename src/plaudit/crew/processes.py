@@ -12,9 +12,12 @@ from plaudit.crew.trainer import dtype_of, initial_model
 from plaudit.evaluate.judge import Judge
 from plaudit.learn.ranks import join
 from plaudit.models.decoder import Decoder
+from plaudit.models.described import check_cut, folder_config
 from plaudit.models.device import device_of
+from plaudit.models.folders import local_folder
 from plaudit.models.load import load_tokenizer
 from plaudit.models.lora import add_lora, merged_copy
+from plaudit.models.mesh import Mesh, check_tensor
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.content import Adapters, Content
 from plaudit.rollout.engine import Engine
@@ -59,7 +62,9 @@ class RolloutProcess(RolloutWorker):
         settings = load_settings(self.recipe)
         device = torch.device(device_of(settings.device))
         join(address, number, world, device=device, timeout=timeout, backend=settings.runtime.backend)
-        tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
+        path, keys = settings.model.path, settings.model.config
+        check_cut(keys if path is None else folder_config(local_folder(path)), Mesh(tensor=world), check_tensor)
+        tokenizer = load_tokenizer(str(settings.model.tokenizer or path))
         model = initial_model(settings, tokenizer, device.type, axis=Axis(number, world)).requires_grad_(False)
         assert isinstance(model, Decoder), "no other model is cut"
         line, slots = Line(model.axis), settings.rollout.slots

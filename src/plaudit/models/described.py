@@ -7,16 +7,20 @@ Models that the native decoder does not compute are described by transformers (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plaudit.models.config import SCALAR_HEAD
+from plaudit.models.config import SCALAR_HEAD, DecoderConfig
 from plaudit.models.families import family_of, read_config
 from plaudit.models.files import read_json, tensor_names, weight_files
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
 from plaudit.models.mesh import Mesh, MeshError, check_mesh
+
+ANY_SIZE = math.lcm(*range(1, 65))
+"""A vocabulary that every mesh divides."""
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
@@ -29,16 +33,16 @@ def folder_config(folder: Path) -> dict[str, Any]:
     return read_json(path)
 
 
-def check_cut(keys: Mapping[str, Any], mesh: Mesh) -> None:
+def check_cut(keys: Mapping[str, Any], mesh: Mesh, check: Callable[[DecoderConfig, Mesh], None] = check_mesh) -> None:
     """Raise MeshError if a model with these keys of config.json cannot be cut by a mesh. A vocabulary that they do not
     name, since it is the tokenizer's, is left out."""
     try:
-        config = read_config({"vocab_size": mesh.tensor, **keys})
+        config = read_config({"vocab_size": ANY_SIZE, **keys})
     except UnknownKeyError:
         return  # the loader reports it
     except UnsupportedError as reason:
         raise not_cut(mesh.tensor, reason) from reason
-    check_mesh(config, mesh)
+    check(config, mesh)
 
 
 def not_cut(tensor: int, reason: Exception) -> MeshError:

@@ -96,6 +96,15 @@ def check_mesh(config: DecoderConfig, mesh: Mesh, world: int | None = None) -> N
         raise MeshError(f"{mesh} does not fit this {config.family}: {'; '.join(wrong)}. Take {near}.")
 
 
+def check_tensor(config: DecoderConfig, mesh: Mesh) -> None:
+    """As `check_mesh`, for a tensor axis that may have any size, as that of a rollout worker."""
+    if not (wrong := faults(config, mesh)):
+        return
+    fitting = [size for size in range(1, config.kv_heads + 1) if not faults(config, Mesh(tensor=size))]
+    near = min(fitting, key=lambda size: (abs(math.log(size / mesh.tensor)), size))
+    raise MeshError(f"{mesh} does not fit this {config.family}: {'; '.join(wrong)}. Take {near}.")
+
+
 def cut(config: DecoderConfig, tensor: int) -> DecoderConfig:
     """The sizes that each rank of a tensor axis computes with. Raises MeshError."""
     if tensor == 1:

@@ -24,7 +24,7 @@ from plaudit.models.described import end_ids, folder_config
 from plaudit.models.families import read_config
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnsupportedError
-from plaudit.models.mesh import Mesh, check_mesh
+from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 from plaudit.models.tokenizer import load_tokenizer
 from plaudit.runs import machine, needs
 from plaudit.runs.intake import dated, longest_of, unlike_judges
@@ -261,6 +261,9 @@ def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
         if s.runtime.width > 1:
             with found.asking("runtime.mesh"):
                 check_mesh(config, Mesh(data=s.runtime.replicas, tensor=s.runtime.width))
+        if s.runtime.rollout_width > 1:
+            with found.asking("runtime.mesh"):
+                check_tensor(config, Mesh(tensor=s.runtime.rollout_width))
         if (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
             told = f"the tokenizer's ids reach {largest}, the model's vocab_size is {config.vocab_size}"
             found.wrong([f"{told}: give its own tokenizer, or a fresh model of at least that size"], "model.tokenizer")

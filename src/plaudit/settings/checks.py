@@ -12,6 +12,7 @@ from typing import Any
 
 from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
+from plaudit.runtime.settings import ROLLOUT_TENSOR
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
 from plaudit.support.paths import at_home
@@ -278,22 +279,50 @@ def _about_runtime(s: Settings) -> list[str]:
 
 
 def _about_mesh(s: Settings) -> list[str]:
-    """Models that the mesh does not fit, as far as their configurations are here: ranks find out the rest."""
-    if s.runtime.width == 1 or list(s.runtime.contradictions()):
+    """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
+    if {s.runtime.width, s.runtime.rollout_width} == {1} or list(s.runtime.contradictions()):
         return []
     from plaudit.models.described import check_cut, folder_config
     from plaudit.models.folders import local_folder
-    from plaudit.models.mesh import Mesh
+    from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 
-    mesh, problems = Mesh(data=s.runtime.replicas, tensor=s.runtime.width), []
-    for key, path in (("model", s.model.path), ("critic", s.critic.path), ("reference", s.reference.path)):
+    native = s.rollout.engine == "native" and s.algorithm.data == "prompts"  # vLLM has its own rules
+    ranks = Mesh(data=s.runtime.replicas, tensor=s.runtime.width)
+    rollout = Mesh(tensor=s.runtime.rollout_width if native else 1)
+    problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
+    asked = (
+        ("the model", s.model.path, ranks, check_mesh),
+        ("the critic", s.critic.path, ranks, check_mesh),
+        ("the reference", s.reference.path, ranks, check_mesh),
+        ("rollout workers", s.model.path, rollout, check_tensor),
+    )
+    for key, path, mesh, check in asked:
         if path is not None and not (at_home(path).is_dir() and (local_folder(path) / "config.json").exists()):
             continue
-        if path is not None or key == "model":
+        if mesh.tensor > 1 and (path is not None or mesh is rollout or key == "the model"):
             try:
-                check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh)
+                check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
             except (ValueError, OSError) as error:
-                problems.append(f"runtime.mesh={s.runtime.mesh} for the {key}: {error}")
+                problems.append(f"runtime.mesh={s.runtime.mesh} for {key}: {error}")
+    return problems
+
+
+def _about_rollout_mesh(s: Settings) -> list[str]:
+    """What several processes of a rollout worker cannot be used with."""
+    given = f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width}"
+    problems = []
+    if s.algorithm.data != "prompts":
+        problems.append(f"{given} has no effect: {s.method} learns from data and samples nothing. Leave it out")
+    if s.rollout.share_devices:
+        problems.append(
+            f"{given} cannot be used with rollout.share_devices=true: a rollout worker is one process there. Set "
+            "share_devices=false with devices for both, or leave it out"
+        )
+    if s.model.lora.rank:
+        problems.append(
+            f"{given} cannot be used with model.lora.rank={s.model.lora.rank}: rollout workers merge adapters into "
+            "whole matrices. Leave it out, or train all weights"
+        )
     return problems
 
 
