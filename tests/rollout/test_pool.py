@@ -104,10 +104,10 @@ class Along(RolloutWorker):
         super().__init__(NativeEngine(model, Letters()))
         self.refuses = False
 
-    async def load(self, attempt: int, sent: Any) -> tuple[int, str]:
+    async def load(self, attempt: int, *sent: Any) -> tuple[int, str]:
         if self.refuses:
             raise WeightsError("they changed in transit")
-        return await super().load(attempt, sent)
+        return await super().load(attempt, *sent)
 
 
 def test_every_process_of_a_worker_confirms_weights_and_one_that_does_not_costs_the_worker(
