@@ -34,6 +34,7 @@ from plaudit.rollout.settings import RolloutSettings, VllmSettings, VllmStart
 from plaudit.rollout.vllm import VllmEngine
 from plaudit.rollout.vllm_library import prepare
 from plaudit.runtime.memory import release_freed_memory
+from plaudit.runtime.worker import OutOfStep
 from plaudit.settings.tree import SettingsError
 from plaudit.types import Completion, Finish, Sampling
 from plaudit.weights.parcel import WeightsError
@@ -414,6 +415,33 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
 
 
 @pytest.mark.vllm
+@pytest.mark.vllm
+def test_processes_that_share_matrices_answer_like_one(tmp_path: Path) -> None:
+    """Before and after an update; each confirms what it holds."""
+    case = Case("llama", tmp_path)
+    settings = VllmStart(devices=2, sleeps=False)
+    both = VllmEngine.of(case.model, Letters(), slots=8, settings=settings)
+    questions = prompts(6, 2, 11)
+    plan = [GREEDY, Sampling(seed=1, max_tokens=12)]
+    try:
+        for version, model in ((1, case.changed(1)), (2, case.model)):
+            mine, theirs = [], []
+            for engine, found in ((case.engine, mine), (both, theirs)):
+                engine.load(dict(model.hf_tensors()), version)
+                found += [answer for group in generate_all(engine, questions, plan) for answer in group]
+            for one, other in zip(mine, theirs, strict=True):
+                assert (one.tokens, one.versions) == (other.tokens, other.versions)
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert len(set(both.confirm()[1].split())) == 2, "each holds other parts"
+        lacking = {name: x for name, x in case.model.hf_tensors() if "lm_head" not in name}
+        both._accepted = Accepted()  # as at first, when no names are known
+        with pytest.raises(OutOfStep, match=r"a process of vLLM failed .*lm_head"):
+            both.load(lacking, 3)
+    finally:
+        both.close()
+        case.engine.close()
+
+
 def test_models_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
     transformers_model("llama").save_pretrained(tmp_path)  # heads of 12
     with pytest.raises(ValueError, match=r" 12 .*\[32, 64"):

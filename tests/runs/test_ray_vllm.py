@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,20 +15,25 @@ import pytest
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
-from faults import Kill, Killer
+from faults import Kill, Killer, descendants
 
 from plaudit import Run, load_settings, run
+from plaudit.loop.progress import Moment
+from plaudit.types import Stats
 
 pytestmark = pytest.mark.vllm
 Recipe = Callable[..., dict[str, Any]]
 MODEL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128}
 
 
-def killed(recipe: Recipe, folder: Path, *, lora: int, weights: str, **rollout: Any) -> tuple[Run, Killer]:
+def killed(
+    recipe: Recipe, folder: Path, *, lora: int, weights: str, devices: int = 1, **rollout: Any
+) -> tuple[Run, Killer]:
     """A run whose rollout worker 0 is killed while it takes the weights of version 2."""
     more: dict[str, Any] = {"model": {"config": MODEL, "lora": {"rank": lora}}, "algorithm": {"samples": 4}}
     more["rollout"] = {"engine": "vllm", **rollout}
     more["runtime"] = {"kind": "ray", "object_store_mb": 100, "weights": weights}
+    more["runtime"] |= {"mesh": {"rollout_tensor": devices}} if devices > 1 else {}
     killer = Killer([Kill("rollout", "publish", 2)])
     with killer.at_work():
         done = run(load_settings(recipe("grpo", folder, log={"quiet": False}, **more)), hooks=[killer.hook])
@@ -63,6 +70,37 @@ def test_and_so_apart_from_the_learner(make_recipe: Recipe, tmp_path: Path, capf
     assert any(record["kl/sampler"] > 1e-6 for record in done.metrics[1:])  # the samples are older than the weights
     assert max(record["lag/max"] for record in done.metrics) == 1.0
     assert "lost rollout worker 0" in capfd.readouterr().out
+
+
+def test_and_so_does_one_whose_vllm_shares_each_matrix(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Two processes of vLLM, which end with the one that drives them."""
+    done, killer = killed(make_recipe, tmp_path, lora=2, weights="store", devices=2)
+    assert len(killer.workers) == 3, "a rank, a rollout worker and the one in its place"
+    assert all(abs(record["kl/sampler"]) < 1e-6 for record in done.metrics)
+    assert [sample["versions"] for sample in done.samples[::12]] == [[0], [1], [2], [3]]
+
+
+def test_a_process_of_vllm_that_is_lost_costs_its_worker(
+    make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    more: dict[str, Any] = {"model": {"config": MODEL}, "rollout": {"engine": "vllm"}, "train": {"steps": 3}}
+    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "mesh": {"rollout_tensor": 2}}
+    killer = Killer([])
+    hit: list[int] = []
+
+    async def hook(moment: Moment) -> Stats:
+        if not hit:
+            (worker,) = (one for one in killer.workers if one.name == "rollout worker 0")
+            hit.extend(pid for pid in descendants(worker.pid) if "VLLM" in Path(f"/proc/{pid}/comm").read_text())
+            os.kill(hit[-1], signal.SIGKILL)
+        return {}
+
+    with killer.at_work():
+        done = run(load_settings(make_recipe("grpo", tmp_path, log={"quiet": False}, **more)), hooks=[hook])
+    assert len(hit) == 2
+    assert len(done.metrics) == 3
+    assert all(abs(record["kl/sampler"]) < 1e-6 for record in done.metrics)
+    assert "lost rollout worker 0: a process of vLLM failed (" in capfd.readouterr().out
 
 
 def test_a_node_without_vllm_is_named_with_what_to_install(

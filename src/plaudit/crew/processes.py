@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +28,16 @@ from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime import stage
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.network import free_address
+from plaudit.runtime.worker import Worker
 from plaudit.settings.tree import Settings
 from plaudit.weights.collective import Receiver
 
 if TYPE_CHECKING:
-    from plaudit.runtime.ray_gang import GangWorker
+    from plaudit.runtime.ray import RayRuntime
     from plaudit.runtime.ray_worker import RayWorker
+
+PROCESS = ", process "
+"""Between the name of a rollout worker and the number of one of its further processes."""
 
 
 def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
@@ -60,12 +65,12 @@ class RolloutProcess(RolloutWorker):
 
         keep_freed_memory()
         settings = load_settings(self.recipe)
-        device = torch.device(device_of(settings.device))
-        join(address, number, world, device=device, timeout=timeout, backend=settings.runtime.backend)
+        device = device_of(settings.device)
+        join(address, number, world, device=torch.device(device), timeout=timeout, backend=settings.runtime.backend)
         path, keys = settings.model.path, settings.model.config
         check_cut(keys if path is None else folder_config(local_folder(path)), Mesh(tensor=world), check_tensor)
         tokenizer = load_tokenizer(str(settings.model.tokenizer or path))
-        model = initial_model(settings, tokenizer, device.type, axis=Axis(number, world)).requires_grad_(False)
+        model = initial_model(settings, tokenizer, device, axis=Axis(number, world)).requires_grad_(False)
         assert isinstance(model, Decoder), "no other model is cut"
         line, slots = Line(model.axis), settings.rollout.slots
         leads = number == 0
@@ -77,18 +82,35 @@ class RolloutProcess(RolloutWorker):
         super().__init__(engine, None, _receiver(settings), interrupt=settings.rollout.interrupt)
 
 
-async def gang_of(
-    name: str, processes: Sequence[RayWorker[RolloutProcess]], *, patience: float
-) -> GangWorker[RolloutWorker]:
-    """Make a rollout worker of these processes. `patience`: the longest time that they wait for each other."""
+async def rollout_gang(
+    runtime: RayRuntime, recipe: Mapping[str, Any], name: str, world: int, *, group: Any, threads: int, patience: float
+) -> Worker[RolloutWorker]:
+    """Start a rollout worker of `world` processes, one in each place of the group. `patience`: the longest time that
+    they wait for each other."""
     from plaudit.runtime.ray_gang import GangWorker, RayGang
 
-    gang = RayGang(processes, patience=patience)
-    address = await gang.first.call(RolloutProcess.address)
-    world = len(processes)
-    mine = [(address, number, world, patience) for number in range(world)]
-    await gang.scatter(RolloutProcess.build, mine, starts=True)
+    names = [name, *(f"{name}{PROCESS}{number}" for number in range(1, world))]
+    started = [
+        runtime.spawn(RolloutProcess, recipe, name=one, group=group, place=place, threads=threads)
+        for place, one in enumerate(names)
+    ]
+    try:
+        gang = RayGang(await asyncio.gather(*started), patience=patience)
+        address = await gang.first.call(RolloutProcess.address)
+        await gang.scatter(RolloutProcess.build, [(address, n, world, patience) for n in range(world)], starts=True)
+    except BaseException:
+        for worker in runtime.workers:
+            if worker.name in names:
+                worker.kill()
+        raise
     return GangWorker(name, gang)
+
+
+def driven(worker: RayWorker[RolloutWorker]) -> Worker[RolloutWorker]:
+    """A rollout worker whose engine has processes of its own: it is lost if they are out of step."""
+    from plaudit.runtime.ray_gang import GangWorker, RayGang
+
+    return GangWorker(worker.name, RayGang([worker]))
 
 
 def _receiver(settings: Settings) -> Receiver:
@@ -98,7 +120,8 @@ def _receiver(settings: Settings) -> Receiver:
 def _engine(settings: Settings) -> tuple[Engine, Content]:
     tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
     rollout = settings.rollout
-    vllm = rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens)
+    longest, devices = settings.data.max_prompt_tokens, settings.runtime.rollout_width
+    vllm = rollout.for_vllm(longest_prompt=longest, devices=devices)
     device = device_of(settings.device) if vllm is None else "cpu"  # vLLM copies the model to its own
     model, content = initial_model(settings, tokenizer, device), Content()
     if settings.model.lora.rank > 0:

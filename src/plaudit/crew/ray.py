@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from plaudit.crew.processes import RolloutProcess, gang_of, load_judge, make_judge, make_rollout_worker
+from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
@@ -46,8 +46,6 @@ Result = TypeVar("Result")
 
 LATEST = 5
 """Number of lost workers that are shown."""
-PROCESS = ", process "
-"""Between the name of a rollout worker and the number of one of its further processes."""
 ROOM_AFTER = 3.0
 """Seconds after which ranks without room get a rollout worker's room."""
 
@@ -81,7 +79,11 @@ class RayCrew:
         self.share = share = equal_share(runtime.nodes(), len(told) - len(beside), beside=beside, gpus=gpus)
         self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
         self.threads = self._threads(self.rank_bundles[0])
-        self.rollout_bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
+        self.rollout_bundle = bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
+        # vLLM starts its processes itself, on what one of ours has reserved.
+        self.drives = settings.rollout.engine == "vllm" and self.width > 1
+        together = {name: amount * self.width for name, amount in bundle.items()}
+        self.rollout_room = [together] if self.drives else [bundle] * self.width
         if rollout:
             self.pool = Pool(
                 self._rollout_worker,
@@ -119,7 +121,7 @@ class RayCrew:
 
     async def _open(self) -> None:
         what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
-        apart = [] if self.shares else [self.rollout_bundle] * (self._rollouts * self.width)
+        apart = [] if self.shares else self.rollout_room * self._rollouts
         bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
         processes = len(self.rank_bundles) + self._rollouts * self.width + len(self.judge_bundles)
@@ -240,11 +242,15 @@ class RayCrew:
             alone = self.pool.joining()  # ranks wait for it
         else:
             counted = not self._opened and number < self._rollouts
-            group = await self._room(name, ("rollout", number), [bundle] * self.width, in_time=counted)
-        if self.width > 1:
-            return await self._rollout_gang(name, group, self._threads(bundle))
+            group = await self._room(name, ("rollout", number), self.rollout_room, in_time=counted)
+        if self.width > 1 and not self.drives:
+            how: dict[str, Any] = {
+                "threads": self._threads(bundle),
+                "patience": self.settings.runtime.collective_timeout,
+            }
+            return await rollout_gang(self.runtime, self.recipe, name, self.width, group=group, **how)
         with alone:
-            return await self.runtime.spawn(
+            worker = await self.runtime.spawn(
                 make_rollout_worker,
                 self.recipe,
                 name=name,
@@ -254,22 +260,7 @@ class RayCrew:
                 sharers=sharers,
                 say=self.say,
             )
-
-    async def _rollout_gang(self, name: str, group: Any, threads: int) -> Worker[RolloutWorker]:
-        """Start a rollout worker that is several processes."""
-        names = [name, *(f"{name}{PROCESS}{number}" for number in range(1, self.width))]
-        started = [
-            self.runtime.spawn(RolloutProcess, self.recipe, name=one, group=group, place=place, threads=threads)
-            for place, one in enumerate(names)
-        ]
-        try:
-            processes = await asyncio.gather(*started)
-            return await gang_of(name, processes, patience=self.settings.runtime.collective_timeout)
-        except BaseException:
-            for worker in self.runtime.workers:
-                if worker.name in names:
-                    worker.kill()
-            raise
+            return driven(worker) if self.drives else worker
 
     # --- judges
 

@@ -32,6 +32,8 @@ class VllmStart(VllmSettings):
     """Longest prompt and answer together, in tokens; None: the model's positions. The cache must hold all of them."""
     sleeps: bool = True
     """True if `sleep` frees memory."""
+    devices: int = 1
+    """Processes of vLLM that share each matrix (its tensor_parallel_size)."""
 
 
 @dataclass
@@ -108,7 +110,7 @@ class RolloutSettings(DrawSettings):
     replay: str | None = None
     """Folder of a recorded run: learn from its samples instead of drawing new ones."""
 
-    def for_vllm(self, *, longest_prompt: int) -> VllmStart | None:
+    def for_vllm(self, *, longest_prompt: int, devices: int = 1) -> VllmStart | None:
         """Return what vLLM is started with, None for the native engine. An engine with its own device need not
         sleep."""
         if self.engine != "vllm":
@@ -117,6 +119,7 @@ class RolloutSettings(DrawSettings):
             **asdict(self.vllm),
             max_length=longest_prompt + self.max_tokens,
             sleeps=self.share_devices,
+            devices=devices,
         )
 
     @property

@@ -1,10 +1,11 @@
-"""Generation by vLLM 0.32, in this process and on its own weights.
+"""Generation by vLLM 0.32, driven from this process and on its own weights.
 
     generate -> a vLLM request for each sample -> step, step, ... -> Completion
     load -> version, names and digest checked -> weights exchanged in place -> caches emptied -> digest noted
 
 vLLM computes and samples. Texts, stop strings and waiting are handled here, with the same meaning as in `native.py`.
-Left out: several GPUs, adapters without their model, processes.
+With `settings.devices` vLLM starts as many processes that share each matrix and read new weights from a file in memory.
+Left out: adapters without their model, and processes that share the engine's requests.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from plaudit.models.base import LanguageModel
@@ -27,6 +30,7 @@ from plaudit.rollout.settings import LEAST_TEMPERATURE, VllmStart
 from plaudit.rollout.text import TextDecoder, end_tokens
 from plaudit.rollout.vllm_library import on_cpu, request, start
 from plaudit.rollout.vllm_worker import Lent, blank, give_up, held, reload, take_back
+from plaudit.runtime.worker import OutOfStep, reason_of
 from plaudit.types import Completion, Sampling
 from plaudit.weights.parcel import WeightsError
 
@@ -113,7 +117,11 @@ class VllmEngine(QueuedEngine):
         if self._weights:
             self.confirm()
         self._weights = False  # until all of what follows has succeeded
-        self._engine.collective_rpc(reload, args=(weights,))
+        if self.settings.devices == 1:
+            self._everywhere(reload, weights)
+        else:
+            with _in_memory(weights) as file:
+                self._everywhere(reload, file)
         # Blocks of the old weights would answer new prompts, silently; sequences under way lose theirs too, and are
         # computed again up to where they are.
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -143,8 +151,7 @@ class VllmEngine(QueuedEngine):
     def held(self) -> str:
         """Return the digest of vLLM's weights, in its own layout."""
         self._check_awake("A digest of weights")
-        [found] = self._engine.collective_rpc(held)
-        return str(found)
+        return " ".join(self._everywhere(held))
 
     def sleep(self) -> None:
         """Free the cache, and the weights until the next `load`, unless settings.sleeps is false."""
@@ -187,9 +194,28 @@ class VllmEngine(QueuedEngine):
             asked = request(size, draft.sampling, self.ends, max_length=self.max_length)
             self._engine.add_request(key, {"prompt_token_ids": draft.prompt}, asked)
             self._drafts[key] = draft
-        for output in self._engine.step():
+        for output in self._stepped():
             if output.request_id in self._drafts:
                 self._collect(output.request_id, output.outputs[0])
+
+    def _stepped(self) -> list[Any]:
+        with self._in_step():
+            return list(self._engine.step())
+
+    def _everywhere(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Call a function with each of vLLM's workers."""
+        with self._in_step():
+            return list(self._engine.collective_rpc(work, args=arguments))
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """If one of several processes fails, the others are of no use without it."""
+        try:
+            yield
+        except Exception as error:
+            if self.settings.devices == 1:
+                raise
+            raise OutOfStep(f"a process of vLLM failed ({type(error).__name__}: {reason_of(error)})") from error
 
     def _collect(self, key: str, piece: Any) -> None:
         """Take in what vLLM has sampled since the last time: all of it, unless there are stop strings to look for."""
@@ -225,4 +251,14 @@ class VllmEngine(QueuedEngine):
     def _failed(self, error: BaseException | None) -> None:
         super()._failed(error)
         if isinstance(error, FloatingPointError):
-            self._engine.collective_rpc(blank)
+            self._everywhere(blank)
+
+
+@contextmanager
+def _in_memory(weights: Mapping[str, Tensor]) -> Iterator[str]:
+    """A file with the weights while active, in memory where the system has such a folder."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        file = Path(folder) / "weights.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, file)
+        yield str(file)

@@ -34,6 +34,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",  # at every update it warns of layers without weights
 }
+SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"
+"""vLLM's variable for how it starts processes: forked ones would share this process's locks and connections."""
 ENVIRONMENT_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the cores belong to the learner too
     "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer than small models take to answer
@@ -56,10 +58,7 @@ def start(
 
     cpu = on_cpu()
     check_sleep(settings)
-    place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
-    if cpu:
-        gib = float(os.environ.get(CPU_CACHE, CPU_CACHE_GIB))
-        place = {"kv_cache_memory_bytes": int(gib * 2**30), "block_size": CPU_BLOCK}
+    place = _place(settings, cpu=cpu)
     say(f"starts vLLM {vllm.__version__}")
     # It seeds every generator, replaces torch.set_num_threads and rewrites transformers' classes.
     with undisturbed(), _classes_left_alone():
@@ -90,6 +89,18 @@ def start(
     cache = engine.vllm_config.cache_config
     say(f"has started vLLM, whose cache holds {cache.num_gpu_blocks * cache.block_size:,} tokens")
     return engine
+
+
+def _place(settings: VllmStart, *, cpu: bool) -> dict[str, Any]:
+    """Arguments about memory and devices."""
+    place: dict[str, Any] = {"gpu_memory_utilization": settings.memory}
+    if cpu:
+        gib = float(os.environ.get(CPU_CACHE, CPU_CACHE_GIB))
+        place = {"kv_cache_memory_bytes": int(gib * 2**30), "block_size": CPU_BLOCK}
+    if settings.devices > 1:
+        os.environ[SPAWN] = "spawn"
+        place |= {"tensor_parallel_size": settings.devices, "distributed_executor_backend": "mp"}
+    return place
 
 
 def request(tokens: int, sampling: Sampling, ends: Collection[int], *, max_length: int) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from plaudit.compute.digest import digest
@@ -18,8 +19,17 @@ Lent = tuple[torch.UntypedStorage, int]
 """Memory that was given up, and its size in bytes."""
 
 
-def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
-    """Exchange the weights in place. Raises WeightsError if some of its own got no new value."""
+def reload(worker: Any, weights: Mapping[str, Tensor] | str) -> None:
+    """Exchange the weights in place: given ones, or those of a file in safetensors' form, of which several workers read
+    their parts. Raises WeightsError if some of its own got no new value."""
+    if isinstance(weights, str):
+        with safe_open(weights, framework="pt") as stored:
+            _reload(worker, [(name, stored.get_tensor(name)) for name in stored.keys()])  # noqa: SIM118
+    else:
+        _reload(worker, list(weights.items()))
+
+
+def _reload(worker: Any, weights: Sequence[tuple[str, Tensor]]) -> None:
     model, loaded = worker.model_runner.get_model(), set()
     load = model.load_weights
 
@@ -29,7 +39,7 @@ def reload(worker: Any, weights: Mapping[str, Tensor]) -> None:
 
     model.load_weights = noting
     try:
-        worker.reload_weights(weights_iterator=iter(weights.items()))
+        worker.reload_weights(weights_iterator=iter(weights))
     finally:
         del model.load_weights
     missing = sorted({name for name, _ in model.named_parameters()} - loaded)
@@ -52,7 +62,8 @@ def held(worker: Any) -> str:
     model = worker.model_runner.get_model()
     found = dict(model.named_parameters())
     for name, layer in _packed(model):
-        size = layer.weight.shape[1] if layer.weight.numel() else layer.input_size  # of one device, as all here
+        here = vars(layer).get("input_size_per_partition")  # of layers whose columns are shared
+        size = layer.weight.shape[1] if layer.weight.numel() else here or layer.input_size
         given = torch.linspace(-1.0, 1.0, size, dtype=layer.weight.dtype, device=layer.weight.device)
         found[f"{name} applied"] = layer.cpu_linear(given[None], layer.weight, None)
     return digest(found)

@@ -124,7 +124,7 @@ def about_devices(s: Settings) -> list[str]:
     if s.runtime.kind == "ray" and s.runtime.address is None:
         runtime = s.runtime
         asked = [dict(runtime.resources_per_worker)] * runtime.ranks
-        asked += [dict(runtime.resources_per_rollout_worker)] * _rollouts(s)
+        asked += [dict(runtime.resources_per_rollout_worker)] * (_rollouts(s) * runtime.rollout_width)
         nodes = [{"CPU": float(cores()), "GPU": float(len(here)), "memory": memory_there(gpu=False)}]
         try:
             check_room(nodes, asked, what="runtime.resources_per_worker and resources_per_rollout_worker")

@@ -318,7 +318,7 @@ def _about_rollout_mesh(s: Settings) -> list[str]:
             f"{given} cannot be used with rollout.share_devices=true: a rollout worker is one process there. Set "
             "share_devices=false with devices for both, or leave it out"
         )
-    if s.model.lora.rank:
+    if s.model.lora.rank and s.rollout.engine == "native":
         problems.append(
             f"{given} cannot be used with model.lora.rank={s.model.lora.rank}: rollout workers merge adapters into "
             "whole matrices. Leave it out, or train all weights"
