@@ -108,7 +108,10 @@ async def interrupted(engine: NativeEngine, job: Job) -> list[list[Answer]]:
 
 def lead(job: Job, model: Decoder, line: Line) -> dict[str, Any]:
     engine = NativeEngine(model, Letters(), slots=SLOTS, decoding=Leading(model, line))
-    found: dict[str, Any] = {"first": answers(engine, job), "again": answers(engine, job)}
+    found: dict[str, Any] = {"held": sum(parameter.numel() for parameter in model.parameters())}
+    found |= {"first": answers(engine, job), "again": answers(engine, job)}
+    assert engine.table is not None
+    found["cached"] = engine.table.cache.kv_heads
     found["alone"] = plain(
         [[generate_all(engine, [prompt], [one])[0][0] for one in PLAN] for prompt in job["prompts"][:2]]
     )

@@ -92,6 +92,15 @@ def test_they_draw_the_tokens_of_one_process(kind: str, world: int, jobs: dict[t
 
 
 @pytest.mark.parametrize(("kind", "world"), CASES)
+def test_each_holds_a_part_of_model_and_cache(kind: str, world: int, jobs: dict[tuple[str, int], Job]) -> None:
+    job = jobs[kind, world]
+    answered, model = found(job), model_of(job)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    assert 1 / world < answered["held"] / whole < 1.25 / world, "norms, few biases and positions are copied"
+    assert answered["cached"] == model.config.kv_heads // world
+
+
+@pytest.mark.parametrize(("kind", "world"), CASES)
 def test_they_repeat_themselves_whatever_is_beside(
     kernels: None, kind: str, world: int, jobs: dict[tuple[str, int], Job]
 ) -> None:

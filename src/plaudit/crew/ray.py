@@ -120,7 +120,8 @@ class RayCrew:
         return crew
 
     async def _open(self) -> None:
-        what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers"
+        each = f" of {self.width} processes" if self.width > 1 else ""
+        what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers{each}"
         apart = [] if self.shares else self.rollout_room * self._rollouts
         bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -80,11 +81,9 @@ class Leading(Decoding):
 
     def logits(self, new: Admission, slots: int) -> tuple[Table, Tensor]:
         drafts = [(draft.prompt, draft.limit) for draft in new.drafts]
-        try:
+        with self._in_step():
             self._tell(["step", drafts, new.fresh, new.copies, slots])
             return super().logits(new, slots)
-        except Exception as error:
-            raise self._out_of_step(error) from error
 
     def drawn(self, tokens: Tensor) -> None:
         super().drawn(tokens)
@@ -96,15 +95,13 @@ class Leading(Decoding):
 
     def take(self, weights: Mapping[str, Tensor], version: int) -> None:
         refused: Exception | None = None
-        try:
+        with self._in_step():
             self._tell(["take", version])
             try:
                 super().take(weights, version)
             except (WeightsError, ValueError) as error:
                 refused = error
             failed = self.line.failed(refused is not None)
-        except Exception as error:
-            raise self._out_of_step(error) from error
         if refused is not None:
             raise refused
         if failed:
@@ -114,15 +111,22 @@ class Leading(Decoding):
         super().forget()
         if not self._broken:
             self._untold.clear()
-            self._tell(["forget"])
+            with self._in_step():
+                self._tell(["forget"])
 
     def _tell(self, act: Act) -> None:
         told, self._untold = [*self._untold, act], []
         self.line.tell(*told)
 
-    def _out_of_step(self, error: Exception) -> OutOfStep:
-        self._broken = True
-        return OutOfStep(f"its processes are no longer at the same step ({type(error).__name__}: {reason_of(error)})")
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Within it processes wait for each other. Raises OutOfStep for any error."""
+        try:
+            yield
+        except Exception as error:
+            self._broken = True
+            told = f"its processes are no longer at the same step ({type(error).__name__}: {reason_of(error)})"
+            raise OutOfStep(told) from error
 
 
 class Follower:

@@ -261,7 +261,7 @@ def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
         if s.runtime.width > 1:
             with found.asking("runtime.mesh"):
                 check_mesh(config, Mesh(data=s.runtime.replicas, tensor=s.runtime.width))
-        if s.runtime.rollout_width > 1:
+        if s.runtime.rollout_width > 1 and s.rollout.engine == "native":
             with found.asking("runtime.mesh"):
                 check_tensor(config, Mesh(tensor=s.runtime.rollout_width))
         if (largest := max(tokenizer.get_vocab().values())) >= config.vocab_size:
