@@ -71,7 +71,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes)
     crew.gang = LocalGang(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
-    crew.rank_bundles, crew.rollout_bundle, crew.judge_bundles, crew._rollouts = [{}], {}, [], 1
+    crew.rank_bundles, crew.rollout_room, crew.judge_bundles, crew._rollouts, crew.width = [{}], [{}], [], 1, 1
     said: list[str] = []
     crew.shares, crew.threads, crew.say = shares, 1, said.append
     crew._form = lambda: starting("ranks start", "ranks rest")
