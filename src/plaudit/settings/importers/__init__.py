@@ -1,1 +1,1 @@
-"""Settings files of other systems as tables of rows: their key, ours, the conversion. A file here reads one of them."""
+"""Read settings files of other systems, with one module and usually one YAML table for each system."""

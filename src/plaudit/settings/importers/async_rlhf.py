@@ -1,4 +1,4 @@
-"""YAML of async_rlhf, whose trainers are TRL's of 2024: answers are episodes. `async_rlhf.yaml` has their keys."""
+"""Read YAML of async_rlhf, which uses TRL's trainers of 2024. `async_rlhf.yaml` has its keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plaudit.settings.importers.table import Imported, Reading, Work, imported, 
 from plaudit.settings.importers.trl import Found, divided, length, of_a_step, plain_loss
 
 TELLING = {"rloo_k", "total_episodes", "response_length", "num_ppo_epochs", "sft_model_path", "kl_coef"}
-"""A file with one of these is theirs."""
+"""A file with one of these keys is of async_rlhf."""
 
 
 def theirs(given: Mapping[str, Any]) -> bool:
@@ -18,12 +18,13 @@ def theirs(given: Mapping[str, Any]) -> bool:
 
 
 def recipe(given: Mapping[str, Any], method: str) -> Imported:
-    """A file of theirs as a recipe of `plaudit METHOD`. Raises SettingsError with all that cannot be used."""
+    """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
     return imported(trl.reading(table("async_rlhf", "trl", "async_rlhf"), given, method), WORK)
 
 
 def steps(r: Reading) -> Found:
-    """As in TRL before 0.12: an episode is an answer, of RLOO and PPO, or a prompt."""
+    """Prompts of a step and the number of steps. As in TRL before 0.12, an episode is an answer in RLOO and PPO, and a
+    prompt elsewhere."""
     size = of_a_step(r) * r("num_mini_batches")
     split = r("rloo_k") if r.method in ("rloo", "ppo") else 1
     yield "rollout.prompts_per_step", divided(r, "rloo_k", size, split)
@@ -34,12 +35,12 @@ def steps(r: Reading) -> Found:
 
 
 def updates(r: Reading) -> Found:
-    """Optimizer steps that follow from a batch of answers."""
+    """Passes over a batch of answers, and optimizer steps per pass."""
     epochs, minibatches = r("num_ppo_epochs"), r("num_mini_batches")
     if r.method in ("online-dpo", "best-of-k"):
         for key in ("num_ppo_epochs", "num_mini_batches"):
             if r(key) != 1:
-                r.refuse(key, f"{r.method} learns once from a batch of answers: set it to 1")
+                r.refuse(key, f"{r.method} makes one optimizer step per batch of answers: set it to 1")
         return
     yield from {"algorithm.epochs": epochs, "algorithm.minibatches": minibatches}.items()
 
@@ -73,7 +74,7 @@ def loss(r: Reading) -> Found:
 
 def endings(r: Reading) -> Found:
     if r("stop_token", "eos") != "eos":
-        r.refuse("stop_token", "an answer ends with the tokenizer's end token, or texts by rollout.stop: eos")
+        r.refuse("stop_token", "an answer ends with the tokenizer's end token: set eos, or stop texts in rollout.stop")
     if r("non_eos_penalty"):
         yield "shaping.unfinished", r("penalty_reward_value", -1.0)
 

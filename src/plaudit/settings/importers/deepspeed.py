@@ -1,6 +1,6 @@
-"""DeepSpeed's configuration (`--deepspeed ds_config.json`), which goes over a recipe.
+"""Read DeepSpeed's configuration (`--deepspeed ds_config.json`), which overrides a recipe.
 
-ZeRO's stages become FSDP2, which shards weights, gradients and moments alike. What it cannot do is refused by name.
+ZeRO's stages become FSDP2, which shards weights, gradients and moments. Keys without an equivalent are refused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ AUTO = "auto"
 
 
 def recipe(given: Mapping[str, Any], method: str, base: Mapping[str, Any]) -> Imported:
-    """What a configuration says of a run of `plaudit METHOD` that `base` describes. Raises SettingsError with all that
-    cannot be used."""
+    """Turn a configuration into a recipe of `plaudit METHOD`, to be merged over the recipe `base`. Raises SettingsError
+    with everything that cannot be used."""
     runtime = base.get("runtime")
     workers = runtime.get("num_training_workers", 1) if isinstance(runtime, Mapping) else 1
     return imported(_reading(given, method, workers if isinstance(workers, int) else 1), WORK)
 
 
 def settings(config: Any, outer: Reading) -> Found:
-    """The configuration that another system's file names or holds."""
+    """Settings of the DeepSpeed configuration that another system's file names or contains."""
     given = read(config) if isinstance(config, str) else config
     if not isinstance(given, Mapping):
-        outer.problems.append(f"deepspeed={shown(config)}: it is a file or a section")
+        outer.problems.append(f"deepspeed={shown(config)}: give the name of a file or a section")
         return
     reading = _reading(given, outer.method, outer.workers)
     translate(reading, WORK)
@@ -51,28 +51,28 @@ def batch(r: Reading) -> Found:
     whole, part, passes = r("train_batch_size"), r("train_micro_batch_size_per_gpu"), r("gradient_accumulation_steps")
     product = None if part is None else part * (passes or 1) * r.workers
     if whole is not None and product is not None and passes is not None and product != whole:
-        r.refuse("train_batch_size", f"its parts give {part} x {passes} on {r.workers} ranks: {product}")
+        r.refuse("train_batch_size", f"{part} rows x {passes} passes x {r.workers} ranks are {product}: correct one")
     if whole is None and passes is None:
         return
     size = product if whole is None else whole
     if size is not None and ALGORITHMS[r.method]().online:
-        r.notes.append(f"a step is rollout.prompts_per_step with its answers, not {size} rows")
+        r.notes.append(f"a step has rollout.prompts_per_step prompts with their answers, not {size} rows")
     elif size is not None:
         yield "train.batch_size", size
 
 
 def precision(r: Reading) -> Found:
     if r("fp16.enabled"):
-        r.refuse("fp16.enabled", "float16 needs loss scaling, which is not here: take bf16")
+        r.refuse("fp16.enabled", "float16 needs loss scaling, which is not supported: use bf16")
     if (low := r("bf16.enabled", r("bfloat16.enabled"))) is not None:
         yield "learn.precision", "bfloat16" if low else "float32"
 
 
 def optimizer(r: Reading) -> Found:
     if r("optimizer.type", "AdamW").lower() not in ("adam", "adamw"):
-        r.refuse("optimizer.type", "only AdamW is here")
+        r.refuse("optimizer.type", "only AdamW is supported")
     if not r("optimizer.params.adam_w_mode", True):
-        r.refuse("optimizer.params.adam_w_mode", "weights decay as in AdamW, apart from the gradient: true")
+        r.refuse("optimizer.params.adam_w_mode", "weight decay is decoupled from the gradient (AdamW): set it to true")
     yield from ()
 
 
@@ -80,7 +80,7 @@ def scheduler(r: Reading) -> Found:
     if (named := r("scheduler.type")) is None:
         return
     if named not in SCHEDULERS:
-        r.refuse("scheduler.type", f"it is one of {', '.join(SCHEDULERS)}")
+        r.refuse("scheduler.type", f"it must be one of {', '.join(SCHEDULERS)}")
         return
     yield "optimizer.schedule", SCHEDULERS[named]
     if (rate := r("scheduler.params.warmup_max_lr")) is not None:
@@ -88,37 +88,37 @@ def scheduler(r: Reading) -> Found:
     if (least := r("scheduler.params.cos_min_ratio")) is not None:
         yield "optimizer.min_ratio", least
     if r("scheduler.params.warmup_type", "linear") != "linear":
-        r.refuse("scheduler.params.warmup_type", "the rate rises in a straight line: linear")
+        r.refuse("scheduler.params.warmup_type", "the learning rate rises linearly: set it to linear")
     steps, total = r("scheduler.params.warmup_num_steps", 0), r("scheduler.params.total_num_steps", 0)
     if steps and total <= steps:
-        r.refuse("scheduler.params.warmup_num_steps", "it is a share of all steps here: set optimizer.warmup instead")
+        r.refuse(
+            "scheduler.params.warmup_num_steps", "warm-up is a share of all steps here: set optimizer.warmup instead"
+        )
     elif steps:
         yield "optimizer.warmup", steps / total
         if "scheduler.params.warmup_type" not in r.given:
-            r.notes.append("the rate rises in a straight line, in DeepSpeed by the logarithm (warmup_type)")
+            r.notes.append("the learning rate rises linearly; DeepSpeed's default is logarithmic (warmup_type)")
 
 
 def sharding(r: Reading) -> Found:
-    """ZeRO 1 to 3 as FSDP2 over the recipe's ranks."""
+    """Turn ZeRO 1 to 3 into FSDP2 over the recipe's ranks."""
     stage = r("zero_optimization.stage", 0)
     places = {part: r(f"zero_optimization.offload_{part}.device", "none") for part in ("optimizer", "param")}
     for part, place in places.items():
         if place not in ("none", "cpu"):
-            r.refuse(
-                f"zero_optimization.offload_{part}.device", "shards lie on GPUs or in the CPU's memory: none or cpu"
-            )
+            r.refuse(f"zero_optimization.offload_{part}.device", "shards are on GPUs (none) or in host memory (cpu)")
     if stage not in range(4):
-        r.refuse("zero_optimization.stage", "it is 0, 1, 2 or 3")
+        r.refuse("zero_optimization.stage", "it must be 0, 1, 2 or 3")
     if not stage:
         return
     offloaded = "cpu" in places.values() or r("zero_optimization.cpu_offload")
     yield from {"runtime.kind": "ray", "runtime.strategy": "fsdp_offload" if offloaded else "fsdp"}.items()
     if stage < 3:
-        r.notes.append(f"ZeRO {stage}: fsdp shards the weights too, as ZeRO 3: less memory, more traffic")
+        r.notes.append(f"ZeRO {stage}: fsdp also shards the weights, as ZeRO 3 does: less memory, more traffic")
     if r.workers == 1:
-        r.notes.append("ranks are not named: set runtime.num_training_workers")
+        r.notes.append("the file does not say the number of ranks: set runtime.num_training_workers")
     if offloaded and (places["param"] != "cpu" or places["optimizer"] != "cpu"):
-        r.notes.append("offloading takes weights, gradients and moments together (fsdp_offload)")
+        r.notes.append("fsdp_offload offloads weights, gradients and moments together")
 
 
 def tracker(r: Reading) -> Found:

@@ -1,6 +1,6 @@
-"""The file that `scripts/train.py --dist_config` names: where the stages of a pipeline run and how they share the work.
+"""Read the file of `scripts/train.py --dist_config`: where the stages of a pipeline run and how they share the work.
 
-What the chosen runtime cannot do is refused by name, so that no key is read without an effect.
+A key that the chosen runtime cannot use is refused, so that every accepted key has an effect.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ ROWS = (
 
 
 def imported(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file sets of a run, as a nested mapping of the run's own keys. Raises SettingsError with everything that
-    its runtime cannot do, or that is no value at all."""
+    """Return the settings that the file sets, as a nested mapping of our keys. Raises SettingsError with every value
+    that is invalid or that the file's runtime cannot use."""
     values = flat(given, ROWS)
     refuse(complaints(values, ROWS))
     refuse(list(_contradictions(values)))
@@ -69,7 +69,7 @@ def imported(given: Mapping[str, Any]) -> dict[str, Any]:
 def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     least, most = values["cluster.num_rollout_workers"], values[MOST]
     if least is None and most is not None:
-        yield f"{MOST}={most} needs cluster.num_rollout_workers beside it, the number that a run starts with"
+        yield f"{MOST}={most} also needs cluster.num_rollout_workers, the number of workers at the start"
     if least is not None and most is not None and most < least:
         yield f"cluster.max_rollout_workers={most} is below cluster.num_rollout_workers={least}: raise it"
     if values["cluster.runtime"] != "ray":

@@ -1,6 +1,6 @@
-"""Which system a settings file is of, and what it says in our words.
+"""Recognise the system that a settings file is of, and turn the file into a recipe.
 
-file -> `read` -> a mapping -> `opened` -> our recipe, as it is or by an importer, and DeepSpeed's over it
+file -> `read` -> mapping -> `opened`: an importer for another system's file, then DeepSpeed's configuration -> recipe
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from plaudit.settings.importers.table import Imported
 from plaudit.settings.tree import Settings, SettingsError
 
 OTHERS = (llm_on_ray, async_rlhf, trl)
-"""The first whose keys a file has."""
+"""Importers in the order in which they are tried: the first that knows one of the file's keys reads it."""
 
 
 def opened(
     given: Mapping[str, Any], method: str | None, deepspeed_config: str | Path | Mapping[str, Any] | None = None
 ) -> Imported:
-    """A recipe of ours as it is, or another system's file as one. Raises SettingsError for what cannot be used."""
+    """Return our own recipe unchanged, or another system's file as a recipe; a DeepSpeed configuration overrides it.
+    Raises SettingsError with everything that cannot be used."""
     other = next((one for one in OTHERS if one.theirs(given)), None)
     if other is not None and (ours := sorted(set(vars(Settings())) & set(given) - {"seed"})):
-        raise SettingsError(f"the file has {', '.join(ours)} of Plaudit beside keys of another system: keep one's")
+        raise SettingsError(
+            f"the file mixes Plaudit's keys ({', '.join(ours)}) with keys of another system: keep those of one system"
+        )
     if (other is not None or deepspeed_config is not None) and method is None:
         raise SettingsError("the file names no method of Plaudit: use `plaudit METHOD FILE`, such as plaudit sft FILE")
     found = Imported(recipe=dict(given)) if other is None else other.recipe(given, str(method))

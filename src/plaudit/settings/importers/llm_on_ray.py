@@ -1,4 +1,4 @@
-"""Configuration files of LLM-on-Ray: `General`, `Dataset` and `Training`. `llm_on_ray.yaml` has every key."""
+"""Read configuration files of LLM-on-Ray: `General`, `Dataset` and `Training`. `llm_on_ray.yaml` has every key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Found = Iterator[tuple[str, Any]]
 SECTIONS = {"General", "Dataset", "Training"}
 DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 MODES = {"ddp": "replicate", "fsdp": "fsdp", "deepspeed": "replicate"}
-"""How models lie on ranks; DeepSpeed's own file says more."""
+"""Their mode -> runtime.strategy. In mode deepspeed its own configuration may set another strategy."""
 
 
 def theirs(given: Mapping[str, Any]) -> bool:
@@ -24,7 +24,7 @@ def theirs(given: Mapping[str, Any]) -> bool:
 
 
 def recipe(given: Mapping[str, Any], method: str) -> Imported:
-    """A file of theirs as a recipe of `plaudit METHOD`. Raises SettingsError with all that cannot be used."""
+    """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
     read = table("LLM-on-Ray", "llm_on_ray")
     reading = Reading(table=read, method=method, given=flat(given, read.known))
     reading.workers = reading("Training.num_training_workers", 1)
@@ -32,16 +32,18 @@ def recipe(given: Mapping[str, Any], method: str) -> Imported:
 
 
 def folder(r: Reading) -> Found:
-    """Later files name the checkpoint's folder as a model, so that one is the run's."""
+    """Use checkpoint_dir as the run's folder, since files of later stages name it as their model."""
     path = r("General.checkpoint_dir", r("General.output_dir"))
     if path is not None:
         yield from {"output": str(PurePath(path).parent), "name": PurePath(path).name}.items()
     if "General.checkpoint_dir" in r.given and "General.output_dir" in r.given:
-        r.notes.append(f"the run's folder is General.checkpoint_dir={path}; it holds the log of General.output_dir too")
+        r.notes.append(
+            f"the run's folder is General.checkpoint_dir={path}; it also holds what goes to General.output_dir"
+        )
 
 
 def models(r: Reading) -> Found:
-    """A pretrained folder, which has its own tokenizer, else the name."""
+    """Prefer the pretrained folder, which has its own tokenizer, to the base model's name."""
     path = r("General.model_pretrain", r("General.base_model", r("General.model_name")))
     if path is not None:
         yield "model.path", path
@@ -60,7 +62,7 @@ def adapters(r: Reading) -> Found:
     if targets := r("General.lora_config.target_modules"):
         yield "model.lora.targets", targets
     else:
-        r.notes.append("adapters are on all linear layers; peft's choice for Llama is target_modules: [q_proj, v_proj]")
+        r.notes.append("all linear layers get adapters; peft's default for Llama is target_modules: [q_proj, v_proj]")
 
 
 def validation(r: Reading) -> Found:
@@ -97,26 +99,28 @@ def schedule(r: Reading) -> Found:
 
 def optimizer(r: Reading) -> Found:
     if r("Training.optimizer", "AdamW").lower() not in ("adamw", "adamw_torch"):
-        r.refuse("Training.optimizer", "only AdamW is here")
+        r.refuse("Training.optimizer", "only AdamW is supported")
     yield "optimizer.betas", [0.9, 0.999]
 
 
 def precision(r: Reading) -> Found:
     if (how := str(r("Training.mixed_precision", "no")).lower()) not in ("no", "false", "bf16"):
-        r.refuse("Training.mixed_precision", "it is no or bf16; float16 needs loss scaling, which is not here")
+        r.refuse(
+            "Training.mixed_precision", "it must be no or bf16; float16 needs loss scaling, which is not supported"
+        )
     yield "learn.precision", "bfloat16" if how == "bf16" else "float32"
 
 
 def processes(r: Reading) -> Found:
     if (device := r("Training.device")) is not None:
         if device.lower() not in DEVICES:
-            r.refuse("Training.device", "a run computes on CPUs or NVIDIA GPUs: CPU or GPU")
+            r.refuse("Training.device", "it must be CPU or GPU (NVIDIA)")
         yield "device", DEVICES.get(device.lower(), "auto")
     if "Training.num_training_workers" in r.given or "Training.resources_per_worker" in r.given:
         yield from {"runtime.kind": "ray", "runtime.num_training_workers": r.workers}.items()
     mode = r("Training.accelerate_mode", "DDP").lower().removeprefix("cpu_").removeprefix("gpu_")
     if mode not in MODES:
-        r.refuse("Training.accelerate_mode", "it is DDP, FSDP or DEEPSPEED")
+        r.refuse("Training.accelerate_mode", "it must be DDP, FSDP or DEEPSPEED")
     elif MODES[mode] == "fsdp":
         yield "runtime.strategy", "fsdp"
     if mode == "deepspeed" and (config := r("Training.deepspeed_config_file")):
@@ -129,12 +133,14 @@ def checkpoints(r: Reading) -> Found:
     if (resume := r("General.resume_from_checkpoint")) is True:
         yield "resume", "latest"
     elif resume not in (None, False):
-        r.refuse("General.resume_from_checkpoint", "true goes on with the run; name other weights as base_model")
+        r.refuse(
+            "General.resume_from_checkpoint", "true continues this run; to start from other weights set base_model"
+        )
 
 
 def records(r: Reading) -> Found:
     if (told := r("General.report_to", "none")) not in ("none", "tensorboard"):
-        r.refuse("General.report_to", "it is none or tensorboard")
+        r.refuse("General.report_to", "it must be none or tensorboard")
     if told == "tensorboard":
         yield "log.tensorboard", True
 

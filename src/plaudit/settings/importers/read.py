@@ -1,4 +1,4 @@
-"""Files of settings as mappings: YAML, JSON, and what Python writes. Nothing in them is run."""
+"""Read files of settings as mappings: YAML, JSON and Python literals. No code in them is run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit.support.paths import at_home
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A file of settings: YAML, JSON, or a `.conf` that holds a dict as Python writes it, with comments and None."""
+    """Read a file of settings: YAML, JSON, or a `.conf` with a Python dict literal or JSON."""
     place = at_home(path)
     if place.suffix not in (".conf", ".json") or not place.exists():
         return read_yaml(path)
@@ -27,18 +27,18 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def _python(text: str) -> Any:
-    """A literal, else JSON. Nothing is run."""
+    """Read a Python literal, or else JSON."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError) as error:
         try:
             return json.loads(text)
         except ValueError:
-            raise ValueError(f"it is no dict of Python and no JSON: {error}") from error
+            raise ValueError(f"it is neither a Python dict nor JSON: {error}") from error
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping with interpolations resolved. Raises SettingsError, with the line where the YAML breaks."""
+    """Read a YAML mapping and resolve interpolations. Raises SettingsError, with the line of an error in the YAML."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

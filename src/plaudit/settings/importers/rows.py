@@ -1,6 +1,6 @@
-"""A table that turns another system's settings file into a recipe of ours.
+"""Turn a settings file into a recipe with a table of rows, one for each of our settings that a key sets.
 
-file -> `flat` -> rows: type and bounds of our own setting, conversion -> `nested` -> settings of a run
+file -> `flat` -> `complaints`: type and bounds of our own setting -> `recipe`: conversion -> nested mapping
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from plaudit.support.fields import Leaf, Rule, leaves, nearest, shown
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One setting of ours that a key of theirs sets. A key may have several rows."""
+    """One of our settings, set by one of their keys. A key may have several rows."""
 
     theirs: str
     ours: str
     told: Callable[[Any], Any] = lambda value: value
-    """From their value to ours; None leaves the recipe's."""
+    """Convert their value to ours; None keeps the recipe's value."""
     kind: Any = None
-    """Type of their value; None: that of our setting."""
+    """Type of their value; None: the type of our setting."""
     rule: Rule | None = None
-    """What it may be; None: as our setting."""
+    """Allowed values; None: as for our setting."""
     ray: bool = False
-    """Sets ours only where the file chooses Ray."""
+    """True if the key has an effect only where the file chooses Ray."""
     idle: tuple[Any, ...] = (None,)
-    """Values of a `ray` row that are no matter elsewhere; any other is refused there."""
+    """Values of a `ray` row that are accepted without Ray; any other value is refused there."""
 
 
 def flat(given: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Every key of the table with its value in a file of sections. Raises SettingsError for an unknown key."""
+    """Return every key of the table with its value in a file of sections, or None. Raises SettingsError for an unknown
+    key."""
     values: dict[str, Any] = {row.theirs: None for row in rows}
     sections = {key.partition(".")[0] for key in values}
     for section, inner in given.items():
@@ -53,7 +54,8 @@ def _check(name: str, known: Iterable[str], prefix: str) -> None:
 
 
 def complaints(values: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
-    """What is wrong with values, by the types and bounds of our own settings. null always leaves the recipe's."""
+    """Return what is wrong with the values, by the types and bounds of our own settings. null is always allowed and
+    keeps the recipe's value."""
     ours = {leaf.key: leaf for leaf in leaves(Settings())}
     found = {}
     for row in rows:
@@ -67,7 +69,7 @@ def complaints(values: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
 
 
 def recipe(values: Mapping[str, Any], rows: Iterable[Row], *, ray: bool) -> dict[str, Any]:
-    """The settings of a run that a file sets, as a nested mapping."""
+    """Return the settings that a file sets, as a nested mapping."""
     found = {}
     for row in rows:
         value = values[row.theirs]

@@ -1,4 +1,4 @@
-"""Schedules and intervals in the words of transformers, which TRL's, async_rlhf's and LLM-on-Ray's files share."""
+"""Convert schedules and intervals in transformers' form, which TRL, async_rlhf and LLM-on-Ray share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SCHEDULES = {
 
 
 def scheduled(r: Reading, key: str, name: str, warm_key: str, warmup: float) -> Iterator[tuple[str, Any]]:
-    """The schedule of this name. `warmup` is a share of all steps, or from 1 on their number."""
+    """Settings of the schedule called `name`. `warmup` is a share of all steps if below 1, else a number of steps."""
     if name not in SCHEDULES:
-        r.refuse(key, f"the rate is {', '.join(SCHEDULES)}")
+        r.refuse(key, f"it must be one of {', '.join(SCHEDULES)}")
     yield "optimizer.schedule", SCHEDULES.get(name, "linear")
     total = r("max_steps", 0)
     if warmup >= 1 and total <= warmup:
-        r.refuse(warm_key, "it is a share of all steps here: give warmup_ratio, or a larger max_steps beside it")
+        r.refuse(warm_key, "warm-up is a share of all steps here: give warmup_ratio, or a larger max_steps")
         return
     share = warmup / total if warmup >= 1 else warmup
     if share and name != "constant":
@@ -34,7 +34,8 @@ def scheduled(r: Reading, key: str, name: str, warm_key: str, warmup: float) -> 
 def spaced(
     r: Reading, section: str, key: str, steps_key: str, *, otherwise: float, by_default: str = "no"
 ) -> Iterator[tuple[str, Any]]:
-    """How often something is done. Steps below 1 are a share of all."""
+    """The setting `<section>.every`, from a strategy (no, steps, epoch). A number of steps below 1 is a share of all
+    steps."""
     how, steps = str(r(key, by_default)).lower(), r(steps_key, otherwise)
     if how == "epoch":
         yield f"{section}.every", "1 epoch"
@@ -42,7 +43,7 @@ def spaced(
         if section == "save":
             yield "save.every", None
     elif how != "steps":
-        r.refuse(key, "it is no, steps or epoch")
+        r.refuse(key, "it must be no, steps or epoch")
     elif steps >= 1:
         yield f"{section}.every", max(round(steps / r.updates), 1)
     elif total := r.found.get("train.steps"):
@@ -50,4 +51,4 @@ def spaced(
     elif (epochs := steps * r.found.get("train.epochs", 1.0)) == int(epochs) > 0:
         yield f"{section}.every", f"{int(epochs)} epoch{'s' * (epochs > 1)}"
     else:
-        r.refuse(steps_key, "it is a number of steps, or a share of max_steps: give one of both")
+        r.refuse(steps_key, "a share needs max_steps, or must give whole epochs: give a number of steps instead")

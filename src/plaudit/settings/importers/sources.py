@@ -1,4 +1,4 @@
-"""Data sets and rewards in TRL's words."""
+"""Convert TRL's keys for data sets and rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plaudit.settings.importers.table import Reading
 from plaudit.support.fields import shown
 
 STREAMED = 10_000
-"""Items that are read at a time, and shuffled."""
+"""Items of a stream that are held and shuffled at a time (data.stream)."""
 FILES = ("json", "csv", "parquet", "text")
 ENTRY = {"path", "name", "data_dir", "data_files", "split", "columns", "fraction"}
 THOUGHT = r"(?s)^<think>(?!.*<think>).*?</think>.*$"
@@ -37,59 +37,59 @@ def sources(r: Reading) -> Iterator[tuple[str, Any]]:
     if streaming:
         yield "data.stream", STREAMED
     if streaming and "train.steps" not in r.found:
-        r.problems.append("max_steps: streamed data has no end: give it")
+        r.problems.append("max_steps is missing: streamed data has no known length, so give the number of steps")
     if (column := r("dataset_text_field", "text")) != "text":
         yield "data.columns", {"text": column}
 
 
 def _mixture(r: Reading, listed: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(listed, list) or not all(isinstance(one, Mapping) and "path" in one for one in listed):
-        r.refuse("datasets", "it is a list of entries with a path")
+        r.refuse("datasets", "it must be a list of entries with a path")
         return
     for number, one in enumerate(listed):
-        r.problems += [
-            f"datasets.{number}.{key} is no key of a data set's" for key in sorted(map(str, set(one) - ENTRY))
-        ]
+        r.problems += [f"datasets.{number}.{key} is no key of an entry" for key in sorted(map(str, set(one) - ENTRY))]
     names = [_names(r, number, one) for number, one in enumerate(listed)]
     if any(one.get("fraction") is not None for one in listed):
         yield "data.train", _shares(r, names, listed)
-        r.notes.append("fractions: an epoch has as many rows as all sources together, a source may come more than once")
+        r.notes.append(
+            "fractions: an epoch has as many rows as all sources together; a small source is read repeatedly"
+        )
     else:
         yield "data.train", [name for some in names for name in some]
     splits = {str(one.get("split") or "train") for one in listed}
     if len(splits) > 1:
-        r.problems.append(f"datasets name splits {', '.join(sorted(splits))}: all train sources have one split here")
+        r.problems.append(f"datasets name the splits {', '.join(sorted(splits))}: all entries must use the same split")
     if splits != {"train"}:
         yield "data.split", min(splits)
     if (share := r("test_split_size")) is not None:
         if not isinstance(share, float) or not 0 < share < 1:
-            r.refuse("test_split_size", "it is a share of the rows, such as 0.05")
+            r.refuse("test_split_size", "it must be a share of the rows, such as 0.05")
         else:
             yield from set_aside(r, "test_split_size", share, hundred=1)
 
 
 def set_aside(r: Reading, key: str, share: Any, *, hundred: int = 100) -> Iterator[tuple[str, Any]]:
-    """Train prompts for validation: a share of them, of which `hundred` would be all."""
+    """Set a share of the train prompts aside for validation; `hundred` is the value that stands for all of them."""
     try:
         percent = Decimal(str(share)) * 100 / hundred
     except InvalidOperation:
         percent = Decimal("nan")
     if percent.is_nan() or not 0 < percent < 100:
-        r.refuse(key, "it is above 0 and below 100 per cent")
+        r.refuse(key, "it must be above 0 and below 100 per cent")
     else:
         yield "data.validation", f"{percent.normalize():f}%"
 
 
 def _shares(r: Reading, names: list[list[str]], listed: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """A source of each entry with its share of an epoch."""
+    """Return each source with its share of an epoch."""
     found: dict[str, Any] = {}
     for number, (some, one) in enumerate(zip(names, listed, strict=True)):
         key, share = f"datasets.{number}.fraction", one.get("fraction")
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < inf:
-            r.problems.append(f"{key}={shown(share)}: give each entry a number above 0, or none of them one")
+            r.problems.append(f"{key}={shown(share)}: give every entry a number above 0, or no entry")
         if len(some) > 1:
-            r.problems.append(f"{key}={shown(share)}: it is of {len(some)} files: give each an entry of its own")
-        r.problems += [f"datasets.{number}: {name} is there twice: give it once" for name in some if name in found]
+            r.problems.append(f"{key}={shown(share)}: the entry has {len(some)} files: give each file its own entry")
+        r.problems += [f"datasets.{number}: {name} is listed twice: list it once" for name in some if name in found]
         found |= dict.fromkeys(some, share)
     return found
 
@@ -97,11 +97,14 @@ def _shares(r: Reading, names: list[list[str]], listed: list[Mapping[str, Any]])
 def _names(r: Reading, number: int, one: Mapping[str, Any]) -> list[str]:
     key, files = f"datasets.{number}", one.get("data_files")
     if one.get("data_dir") is not None:
-        r.problems.append(f"{key}.data_dir={shown(one['data_dir'])}: name the folder as the path")
+        r.problems.append(f"{key}.data_dir={shown(one['data_dir'])}: give the folder as the path instead")
     if one.get("columns") is not None:
-        r.problems.append(f"{key}.columns={shown(one['columns'])}: say data.dialect on the command line instead")
+        r.problems.append(f"{key}.columns={shown(one['columns'])}: set data.dialect on the command line instead")
     if (one["path"] in FILES) != (files is not None) or not isinstance(files, str | list | None):
-        r.problems.append(f"{key}.data_files={shown(files)}: they are one file or a list, of a path {', '.join(FILES)}")
+        r.problems.append(
+            f"{key}.data_files={shown(files)}: give one file or a list of files, and only with a path of "
+            f"{', '.join(FILES)}"
+        )
         return []
     if files is not None:
         return [files] if isinstance(files, str) else [*map(str, files)]
@@ -109,7 +112,7 @@ def _names(r: Reading, number: int, one: Mapping[str, Any]) -> list[str]:
 
 
 def reward_entries(r: Reading) -> list[dict[str, Any]]:
-    """The judge first, as in TRL, then rules, each with its weight."""
+    """Return entries of `rewards` with their weights: the judge first, as in TRL, then rules."""
     judge = r("reward_model_name_or_path", r("reward_model_path"))
     entries: list[dict[str, Any]] = [] if judge is None else [{"kind": "judge", "path": judge}]
     named = r("reward_funcs", [])
@@ -117,11 +120,11 @@ def reward_entries(r: Reading) -> list[dict[str, Any]]:
         if name in RULES:
             entries.append(dict(RULES[name]))
         else:
-            why = "write it as docs/switching.md shows and name it in `rewards`; there are " + ", ".join(sorted(RULES))
-            r.problems.append(f"reward_funcs: {name} takes batches, a reward here one answer: {why}")
+            why = f"known are {', '.join(sorted(RULES))}; rewrite others as docs/switching.md shows and set `rewards`"
+            r.problems.append(f"reward_funcs: {name} takes a batch, but a reward here takes one answer: {why}")
     weights = r("reward_weights", [])
     if weights and len(weights) != len(entries):
-        r.refuse("reward_weights", f"there are {len(entries)} rewards: give one each")
+        r.refuse("reward_weights", f"give one weight for each of the {len(entries)} rewards")
     for entry, weight in zip(entries, weights, strict=False):
         entry["weight"] = float(weight)
     return entries

@@ -1,16 +1,16 @@
-"""A table, in YAML beside this file, that turns another system's settings file into a recipe of ours.
+"""Turn another system's settings file into a recipe, with a table of its keys (YAML files in this folder).
 
-    file -> `flat` -> refused by name | ignored with the reason | ours, as it is or worked out -> `Imported`
+    file -> `flat` -> each key is refused | ignored, with the reason | mapped | worked out by a function -> `Imported`
 
 A table has five parts:
 
-    mapped:      their key: ours, or {a method's name: ours} where methods differ
-    worked_out:  {the name of a function: {theirs: {their key: its type}, ours: [...]}}
-    ignored:     {why it can have no effect here: [their keys]}
-    refused:     {why: {their key: [values that mean nothing, and pass]}}
-    defaults:    {a method's name, or all: {their key: what they take where a file says nothing}}
+    mapped:      {their key: our key, or {method: our key} where methods differ}
+    worked_out:  {name of a function: {theirs: {their key: its type}, ours: [our keys]}}
+    ignored:     {reason why it has no effect here: [their keys]}
+    refused:     {reason: {their key: [values that have no effect and are accepted]}}
+    defaults:    {method, or all: {their key: its default in their system}}
 
-Defaults stand there only where they change what is learned and ours differs. null is no value, in every file.
+Only defaults that change what is learned and that differ from ours are listed. null counts as absent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = ("mapped", "worked_out", "ignored", "refused", "defaults")
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What another system's file says, in our words."""
+    """The recipe that another system's file became."""
 
     recipe: dict[str, Any]
     notes: tuple[str, ...] = ()
@@ -41,14 +41,14 @@ class Imported:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the file sets for its process."""
     system: str = ""
-    """Whose file it is; "" for ours."""
+    """Name of the other system; "" for our own files."""
 
     def over(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """A recipe with what this one says in place of its own."""
+        """Return `recipe` with this recipe's values in place of its own."""
         return _merged(recipe, self.recipe)
 
     def text(self, method: str) -> str:
-        """The recipe as YAML, the notes above it as comments."""
+        """Return the recipe as YAML, with the notes as comments above it."""
         import yaml
 
         notes = [*self.notes, *(f"export {name}=... (from env)" for name in sorted(self.environment))]
@@ -58,18 +58,20 @@ class Imported:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
+    """The keys of one system, as in the module's docstring."""
+
     system: str
     mapped: Mapping[str, str | Mapping[str, str]]
     worked_out: Mapping[str, Mapping[str, Any]]
     ignored: Mapping[str, str]
-    """Their key -> why."""
+    """Their key -> reason."""
     refused: Mapping[str, tuple[str, list[Any]]]
-    """Their key -> why, and the values that pass."""
+    """Their key -> reason, and the values that are accepted."""
     defaults: Mapping[str, Mapping[str, Any]]
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The types of the keys that are worked out."""
+        """Types of the keys that are worked out."""
         return {key: kind for part in self.worked_out.values() for key, kind in part["theirs"].items()}
 
     @property
@@ -77,7 +79,7 @@ class Table:
         return [*dict.fromkeys([*self.mapped, *self.kinds, *self.ignored, *self.refused])]
 
     def ours(self, key: str) -> list[str]:
-        """The settings of ours that a key sets."""
+        """Our settings that a key may set."""
         found = self.mapped.get(key, ())
         straight = [found] if isinstance(found, str) else found.values() if isinstance(found, Mapping) else ()
         worked = [ours for part in self.worked_out.values() if key in part["theirs"] for ours in part["ours"]]
@@ -89,7 +91,7 @@ class Table:
 
 @cache
 def table(system: str, *files: str) -> Table:
-    """The table in `files` beside this one; later files add rows to earlier ones, or take their place."""
+    """Read a table from YAML files of this folder. Rows of later files are added to earlier ones or replace them."""
     import yaml
 
     parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
@@ -108,24 +110,24 @@ def table(system: str, *files: str) -> Table:
 
 @dataclass(kw_only=True)
 class Reading:
-    """One file as it is read by a table."""
+    """One file while it is translated with a table."""
 
     table: Table
     method: str
     given: dict[str, Any]
-    """Their keys with their values, none of them null."""
+    """Keys of the file with their values, none of them null."""
     environment: Mapping[str, str] = field(default_factory=dict)
     workers: int = 1
     """Training ranks."""
     found: dict[str, Any] = field(default_factory=dict)
-    """Settings of ours so far, by their dotted keys."""
+    """Our settings so far, by their dotted keys."""
     updates: int = 1
-    """Optimizer steps of theirs in a step of ours."""
+    """Number of their optimizer steps in one of our steps."""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def __call__(self, key: str, otherwise: Any = None) -> Any:
-        """What the file says, else what their system takes, else `otherwise`."""
+        """Return the file's value, or else their default, or else `otherwise`."""
         if key in self.given:
             return self.given[key]
         default = self.table.default(key, self.method)
@@ -136,11 +138,11 @@ class Reading:
 
 
 Work = Callable[[Reading], Iterable[tuple[str, Any]]]
-"""From what a file says to settings of ours and their values."""
+"""A function that works out several of their keys: from a reading to our settings and their values."""
 
 
 def imported(reading: Reading, work: Mapping[str, Work]) -> Imported:
-    """Everything that a file says, or SettingsError with every key that cannot be used."""
+    """Translate a file. Raises SettingsError with every key that cannot be used."""
     translate(reading, work)
     refuse(reading.problems)
     order = _ours(reading.method)
@@ -151,7 +153,7 @@ def imported(reading: Reading, work: Mapping[str, Work]) -> Imported:
 
 
 def translate(reading: Reading, work: Mapping[str, Work]) -> None:
-    """Fill a reading with what its file sets, ignores and cannot have."""
+    """Fill a reading with the settings, notes and problems of its file."""
     ours, table = _ours(reading.method), reading.table
     if not _complain(reading, ours):
         return
@@ -173,8 +175,8 @@ def translate(reading: Reading, work: Mapping[str, Work]) -> None:
 
 
 def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """The values of a file of sections by their dotted keys, without those that are null. A section's name that is a
-    key of the table itself holds a value, not keys."""
+    """Return the values of a nested file by their dotted keys, without null values. A mapping is a value, not a section,
+    if the table has its key."""
     known = set(known)
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -187,7 +189,7 @@ def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> di
 
 
 def placed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as a nested mapping."""
+    """Turn dotted keys into a nested mapping."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         *sections, name = key.split(".")
@@ -215,7 +217,8 @@ def _ours(method: str) -> dict[str, Leaf]:
 
 
 def _complain(reading: Reading, ours: Mapping[str, Leaf]) -> bool:
-    """Find what no key, no value or no setting of this method is. False if a value cannot be worked with."""
+    """Note unknown keys, invalid values and keys without a setting of this method. Return False if a value is invalid:
+    then no function may read it."""
     table, sound = reading.table, True
     for key, value in reading.given.items():
         told: str | None = None
@@ -226,7 +229,7 @@ def _complain(reading: Reading, ours: Mapping[str, Leaf]) -> bool:
             rule = Rule(least=1) if kind == "count" else Rule()
             told = Leaf(key=key, value=value, kind=KINDS[kind], rule=rule, prose="").complaint()
         elif key in table.mapped:
-            told = f"{key}={shown(value)}: plaudit {reading.method} has no such setting: leave it out"
+            told = f"{key}={shown(value)}: plaudit {reading.method} has no such setting; leave it out"
         elif key in table.refused:
             why, free = table.refused[key]
             if value not in free:

@@ -1,4 +1,4 @@
-"""YAML of TRL, as `trl sft --config` takes it. `trl.yaml` has every key; here is what takes several of them."""
+"""Read YAML of TRL (`trl sft --config`). `trl.yaml` has every key; functions here convert keys that belong together."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from plaudit.support.fields import shown
 Found = Iterator[tuple[str, Any]]
 
 TELLING = {"model_name_or_path", "dataset_name", "datasets", "per_device_train_batch_size"}
-"""A file with one of these is theirs."""
+"""A file with one of these keys is of TRL."""
 LATE = {"PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"}
 LATE |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"}
-"""Variables that a process reads before it reads any file."""
+"""Variables that a process reads at its start, before it reads any file."""
 ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"}
 SHARDED = {"zero1": "fsdp", "zero2": "fsdp", "zero3": "fsdp", "fsdp1": "fsdp", "fsdp2": "fsdp"}
 WHOLE = {"multi_gpu": "replicate", "single_gpu": "replicate"}
 PROCESSES = 8
-"""Of TRL's own accelerate_config files but single_gpu."""
+"""Number of processes in TRL's own accelerate_config files, except single_gpu."""
 PAIRWISE = {"sigmoid": {}, "hinge": {}, "robust": {}, "ipo": {"algorithm.length_average": True}}
 GROUPED = ("dapo", "grpo", "dr_grpo")
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -36,12 +36,12 @@ def theirs(given: Mapping[str, Any]) -> bool:
 
 
 def recipe(given: Mapping[str, Any], method: str) -> Imported:
-    """A file of theirs as a recipe of `plaudit METHOD`. Raises SettingsError with all that cannot be used."""
+    """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
     return imported(reading(table("TRL", "trl"), given, method), WORK)
 
 
 def reading(read: Table, given: Mapping[str, Any], method: str) -> Reading:
-    """A flat file with a block of environment variables."""
+    """Make a reading of a flat file that may have a section `env` of environment variables."""
     values = {key: value for key, value in given.items() if value is not None}
     environment = values.pop("env", {})
     found = Reading(table=read, method=method, given=values)
@@ -54,7 +54,7 @@ def _variables(reading: Reading, given: Any) -> None:
         reading.problems.append(f"env={shown(given)} must be a section of environment variables")
         return
     late = sorted(LATE & set(given))
-    reading.problems += [f"env.{name}: a process reads it before any file: export it in the shell" for name in late]
+    reading.problems += [f"env.{name} is read when the process starts: export it in the shell instead" for name in late]
     reading.environment = {str(name): str(value) for name, value in given.items()}
 
 
@@ -65,7 +65,7 @@ def folder(r: Reading) -> Found:
 
 
 def processes_of(r: Reading) -> int:
-    """Training processes, as far as the file tells."""
+    """Number of training processes according to the file."""
     default = PROCESSES if r("accelerate_config") in {*SHARDED, *WHOLE} - {"single_gpu"} else 1
     return int(r("num_processes", default))
 
@@ -74,7 +74,7 @@ def of_a_step(r: Reading) -> int:
     """Rows of one optimizer step."""
     size = r("per_device_train_batch_size") * r("gradient_accumulation_steps", 1) * processes_of(r)
     if "num_processes" not in r.given and "accelerate_config" not in r.given:
-        r.notes.append("the batch is that of one device; with N devices give N times as much")
+        r.notes.append("the batch is that of one device; for N devices multiply it by N")
     return int(size)
 
 
@@ -87,7 +87,7 @@ def length(r: Reading) -> Found:
 
 def divided(r: Reading, key: str, number: int, by: int) -> int:
     if by < 1 or number % by:
-        r.refuse(key, f"{number} is no multiple of {by}")
+        r.refuse(key, f"{number} must be a multiple of {by}")
     return max(number // max(by, 1), 1)
 
 
@@ -98,8 +98,8 @@ def _online(r: Reading) -> bool:
 
 
 def steps(r: Reading) -> Found:
-    """Rows of a step and their number. TRL counts optimizer steps and answers, a step here has prompts and all updates
-    that follow from their answers."""
+    """Rows of a step and the number of steps. TRL counts optimizer steps and answers. A step here counts prompts, and
+    has all optimizer steps that follow from their answers."""
     size = of_a_step(r)
     if not _online(r):
         yield "train.batch_size", size
@@ -117,9 +117,9 @@ def steps(r: Reading) -> Found:
 def precision(r: Reading) -> Found:
     for key in ("dtype", "torch_dtype", "mixed_precision"):
         if r(key) in ("float16", "fp16"):
-            r.refuse(key, "float16 needs loss scaling, which is not here: take bfloat16 or float32")
+            r.refuse(key, "float16 needs loss scaling, which is not supported: use bfloat16 or float32")
     if r("fp16"):
-        r.refuse("fp16", "float16 needs loss scaling, which is not here: set bf16: true")
+        r.refuse("fp16", "float16 needs loss scaling, which is not supported: set bf16: true")
     low = "bfloat16" in (r("dtype"), r("torch_dtype")) or r("mixed_precision") == "bf16"
     yield "learn.precision", "bfloat16" if low or r("bf16", False) else "float32"
 
@@ -128,7 +128,7 @@ def schedule(r: Reading) -> Found:
     extra = r("lr_scheduler_kwargs") or {}
     ratio = extra.get("min_lr_rate", 0.0) if isinstance(extra, Mapping) else 0.0
     if not isinstance(extra, Mapping) or set(extra) - {"min_lr_rate"}:
-        r.refuse("lr_scheduler_kwargs", "only min_lr_rate is known here (optimizer.min_ratio)")
+        r.refuse("lr_scheduler_kwargs", "only min_lr_rate is supported (optimizer.min_ratio)")
     elif extra:
         yield "optimizer.min_ratio", float(ratio)
     steps = r("warmup_steps", 0)
@@ -138,31 +138,31 @@ def schedule(r: Reading) -> Found:
 
 def optimizer(r: Reading) -> Found:
     if r("optim", "adamw_torch") not in ADAMW:
-        r.refuse("optim", "only AdamW is here: take adamw_torch")
+        r.refuse("optim", "only AdamW is supported: set adamw_torch")
     yield "optimizer.betas", [r("adam_beta1", 0.9), r("adam_beta2")]
 
 
 def lengths(r: Reading) -> Found:
-    """TRL has one limit, of the whole row; here the prompt's is below it."""
+    """Limits of tokens. TRL limits the whole row only; here the prompt also has a limit, below that of the row."""
     prompt = r("max_prompt_length")
     if _online(r):
         if prompt is not None:
             yield "data.max_prompt_tokens", prompt
         else:
-            r.notes.append("prompts beyond data.max_prompt_tokens=512 lose their beginning; TRL keeps them whole")
+            r.notes.append("prompts longer than data.max_prompt_tokens=512 lose their beginning; TRL keeps them whole")
         return
     most = r("max_seq_length", r("max_length", 1024))
     yield "data.max_tokens", most
     yield "data.max_prompt_tokens", prompt or max(most - 1, 1)
     yield "data.overlong", "drop" if r.method == "reward" else "truncate"
     if r("truncation_mode", "keep_start") == "keep_end":
-        r.refuse("truncation_mode", "answers that are too long lose their end: leave it out")
+        r.refuse("truncation_mode", "answers that are too long are truncated at their end: leave this key out")
 
 
 def order(r: Reading) -> Found:
     how = r("train_sampling_strategy", "random")
     if how not in ("random", "sequential"):
-        r.refuse("train_sampling_strategy", "rows come in a random order, or as they stand: random or sequential")
+        r.refuse("train_sampling_strategy", "it must be random or sequential (the order of the file)")
     shuffled = how == "random" and (r("shuffle_dataset", True) or not _online(r))
     if not shuffled:
         yield "data.shuffle", False
@@ -177,7 +177,7 @@ def evaluations(r: Reading) -> Found:
             named, named
         )
         if best not in ("loss", "accuracy", "margin", "reward/mean"):
-            r.refuse("metric_for_best_model", "an evaluation has loss, accuracy, margin or reward")
+            r.refuse("metric_for_best_model", "it must be loss, accuracy, margin or reward")
         if r("greater_is_better", best != "loss") != (best != "loss"):
             r.refuse("greater_is_better", f"the best {best} is the {'lowest' if best == 'loss' else 'highest'}")
         yield "evaluate.best", best
@@ -195,7 +195,7 @@ def checkpoints(r: Reading) -> Found:
         yield "resume", "latest"
     elif resume is not False and str(resume).lower() != "false":
         r.refuse(
-            "resume_from_checkpoint", "true goes on with the run; to start from other weights name them as the model"
+            "resume_from_checkpoint", "true continues this run; to start from other weights set model_name_or_path"
         )
 
 
@@ -207,7 +207,7 @@ def records(r: Reading) -> Found:
     for name in sorted(asked - {"none", "tensorboard", *TRACKERS, ""}):
         r.refuse(
             "report_to",
-            f"{name} is not here: take tensorboard, wandb, mlflow or trackio",
+            f"{name} is not supported: use tensorboard, wandb, mlflow or trackio",
         )
     if "tensorboard" in asked:
         yield "log.tensorboard", True
@@ -232,7 +232,7 @@ def adapters(r: Reading) -> Found:
     elif r("lora_dropout"):
         r.refuse("lora_dropout", "adapters have no dropout here: set it to 0")
     if r("lora_modules_to_save", []) not in ([], ["score"], "score"):
-        r.refuse("lora_modules_to_save", "only adapters, and the head of a judge, are trained: leave it out")
+        r.refuse("lora_modules_to_save", "only adapters, and a judge's head, are trained: leave it out")
     rank, targets = r("lora_r", 16), r("lora_target_modules")
     yield "model.lora.rank", rank
     yield "model.lora.alpha", r("lora_alpha", 32.0) * (rank**0.5 if r("use_rslora") else 1)
@@ -240,7 +240,7 @@ def adapters(r: Reading) -> Found:
     yield "model.lora.targets", [] if named == ["all-linear"] else named
     if targets is None:
         r.notes.append(
-            "adapters are on all linear layers; peft's choice for Llama is lora_target_modules: [q_proj, v_proj]"
+            "all linear layers get adapters; peft's default for Llama is lora_target_modules: [q_proj, v_proj]"
         )
 
 
@@ -248,12 +248,12 @@ def processes(r: Reading) -> Found:
     number, config, sharded = processes_of(r), r("accelerate_config"), str(r("fsdp", "")).split()
     r.workers = number
     if config is not None and config not in SHARDED | WHOLE:
-        r.refuse("accelerate_config", f"one of TRL's own is known here: {', '.join(sorted(SHARDED | WHOLE))}")
+        r.refuse("accelerate_config", f"it must be one of TRL's own: {', '.join(sorted(SHARDED | WHOLE))}")
     if r("use_cpu"):
         yield "device", "cpu"
     if backend := r("ddp_backend"):
         if backend not in ("gloo", "nccl"):
-            r.refuse("ddp_backend", "collectives go by gloo or nccl")
+            r.refuse("ddp_backend", "it must be gloo or nccl")
         yield "runtime.backend", backend
     spread = config in SHARDED or bool({"full_shard", "shard_grad_op"} & set(sharded))
     if number > 1 or spread:
@@ -263,9 +263,9 @@ def processes(r: Reading) -> Found:
     if spread:
         yield "runtime.strategy", "fsdp_offload" if "offload" in sharded else "fsdp"
     elif "offload" in sharded:
-        r.refuse("fsdp", "offload is for shards: give full_shard beside it")
+        r.refuse("fsdp", "only shards can be offloaded: add full_shard")
     if set(sharded) - {"full_shard", "shard_grad_op", "auto_wrap", "offload"}:
-        r.refuse("fsdp", "full_shard, shard_grad_op, auto_wrap and offload are known here")
+        r.refuse("fsdp", "only full_shard, shard_grad_op, auto_wrap and offload are supported")
     if (config := r("deepspeed")) is not None:
         yield from deepspeed.settings(config, r)
 
@@ -291,10 +291,10 @@ def plain_loss(r: Reading) -> Found:
     named = _loss_type(r, {"sft": "nll", "kto": "kto"}.get(r.method, "sigmoid"))
     known = {"sft": ["nll", "chunked_nll"], "kto": ["kto"]}.get(r.method, [*PAIRWISE])
     if named not in known:
-        r.refuse("loss_type", f"here it is one of {', '.join(known)}")
+        r.refuse("loss_type", f"it must be one of {', '.join(known)}")
     elif r.method == "sft" and not r("assistant_only_loss", False):
         r.notes.append(
-            "of chats the last answer is trained, by assistant_only_loss: true every answer; in TRL all tokens"
+            "of a chat, the last answer is trained (every answer with assistant_only_loss: true); TRL trains all tokens"
         )
     elif r.method in ("dpo", "online-dpo"):
         yield from ({"algorithm.loss": named} | PAIRWISE[named]).items()
@@ -303,13 +303,13 @@ def plain_loss(r: Reading) -> Found:
 def _grouped_loss(r: Reading) -> Found:
     kind, level, scale = _loss_type(r, "dapo"), r("importance_sampling_level", "token"), r("scale_rewards", "group")
     if kind not in GROUPED:
-        r.refuse("loss_type", f"here it is one of {', '.join(GROUPED)}")
+        r.refuse("loss_type", f"it must be one of {', '.join(GROUPED)}")
     if level not in ("token", "sequence"):
-        r.refuse("importance_sampling_level", "it is token or sequence")
+        r.refuse("importance_sampling_level", "it must be token or sequence")
     if scale not in ("group", "none", True, False):
-        r.refuse("scale_rewards", "rewards are divided by the deviation of their group, or not at all: group or none")
+        r.refuse("scale_rewards", "it must be group (divide by the deviation of the group) or none")
     if r("entropy_coef", 0) and kind != "dapo":
-        r.refuse("entropy_coef", "the bonus is averaged as the loss is; TRL's is by token, as with loss_type: dapo")
+        r.refuse("entropy_coef", "TRL averages the bonus over tokens, which only loss_type: dapo does here")
     by_kind = {"grpo": "sequence", "dr_grpo": float(r("max_completion_length"))}
     yield "algorithm.aggregation", by_kind.get(kind, "token")
     yield "algorithm.ratio", "geometric" if level == "sequence" else "token"
@@ -321,7 +321,8 @@ def moving_reference(r: Reading) -> Found:
     if r("sync_ref_model"):
         if r("ref_model_sync_steps", 512) != 1:
             r.refuse(
-                "ref_model_sync_steps", "the reference moves after every step: set it to 1, and a smaller mixup_alpha"
+                "ref_model_sync_steps",
+                "the reference moves after every step: set 1, and a smaller ref_model_mixup_alpha",
             )
         yield "reference.ema", r("ref_model_mixup_alpha", 0.6)
 
@@ -331,7 +332,7 @@ def rewards(r: Reading) -> Found:
         yield "rewards", entries
     if clip := r("reward_clip_range"):
         if len(clip) != 2 or clip[0] != -clip[1]:
-            r.refuse("reward_clip_range", "rewards are clipped to the same size on both sides")
+            r.refuse("reward_clip_range", "the bounds must be symmetric, such as [-5, 5]")
         yield "shaping.clip", float(clip[-1])
     if r("mask_truncated_completions"):
         yield "shaping.unfinished", "mask_loss"
@@ -342,12 +343,12 @@ def vllm(r: Reading) -> Found:
         return
     yield "rollout.engine", "vllm"
     if r("vllm_mode", "colocate") != "colocate":
-        r.refuse("vllm_mode", "a run starts its own engines (rollout.workers): colocate")
+        r.refuse("vllm_mode", "a run starts its own engines (rollout.workers): set colocate")
     if r("vllm_enable_sleep_mode"):
         yield "rollout.share_devices", True
     how = r("vllm_importance_sampling_mode", "token_truncate")
     if how not in CORRECTIONS:
-        r.refuse("vllm_importance_sampling_mode", "token or sequence, with _truncate or _mask")
+        r.refuse("vllm_importance_sampling_mode", f"it must be one of {', '.join(CORRECTIONS)}")
     elif not r("vllm_importance_sampling_correction", True):
         yield "algorithm.correction", "none"
     else:
@@ -355,14 +356,18 @@ def vllm(r: Reading) -> Found:
         cap = r("vllm_importance_sampling_cap", r("vllm_importance_sampling_clip_max", 2.0))
         yield "algorithm.correction_cap", float(cap)
         if how.endswith("mask"):
-            r.notes.append("samples that are kept weigh 1 here, their ratio in TRL (vllm_importance_sampling_mode)")
+            r.notes.append(
+                "vllm_importance_sampling_mode: samples that are not masked have weight 1; in TRL it is their ratio"
+            )
 
 
 def packing(r: Reading) -> Found:
     if r("packing"):
         if r("packing_strategy", "bfd") == "wrapped":
-            r.refuse("packing_strategy", "rows are packed whole, none is cut in two: bfd")
-        r.notes.append("packing: a step has train.batch_size rows, in TRL as many packs of max_length tokens: raise it")
+            r.refuse("packing_strategy", "rows are packed whole and never cut: set bfd")
+        r.notes.append(
+            "packing: a step has train.batch_size rows, but in TRL that many packs of max_length tokens: raise it"
+        )
     yield from ()
 
 
