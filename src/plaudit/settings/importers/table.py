@@ -175,8 +175,8 @@ def translate(reading: Reading, work: Mapping[str, Work]) -> None:
 
 
 def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested file by their dotted keys, without null values. A mapping is a value, not a section,
-    if the table has its key."""
+    """Return the values of a nested file by their dotted keys, without null values. A mapping whose key the table has is
+    a value, not a section."""
     known = set(known)
     found: dict[str, Any] = {}
     for name, value in given.items():
