@@ -29,11 +29,11 @@ from safetensors.torch import load_file
 from plaudit import Run, load_settings, run
 from plaudit.commands import serve
 from plaudit.commands.serve import JudgeService, ServeSettings, make_guard
-from plaudit.evaluate.judge import Judge, Reading
+from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.loop.outage import RewardFailureError
 from plaudit.loop.stopping import Stopped
 from plaudit.rewards import remote
-from plaudit.rewards.protocol import Question, vocabulary_digest
+from plaudit.rewards.protocol import RewardItem, vocabulary_digest
 from plaudit.rewards.remote import HttpReward, RewardServerError
 from plaudit.rewards.settings import RewardSettings
 from plaudit.types import Completion, Finish, Prompt, Score
@@ -157,7 +157,7 @@ def test_what_comes_together_is_one_batch(judge: Path) -> None:
 
     async def run() -> list[list[Score]]:
         asked = [
-            [Question(prompt=prompt, completion=completion, same_vocabulary=True) for completion in group]
+            [RewardItem(prompt=prompt, completion=completion, same_vocabulary=True) for completion in group]
             for prompt, group in groups
         ]
         return list(await asyncio.gather(*(service(questions) for questions in asked)))
@@ -167,11 +167,11 @@ def test_what_comes_together_is_one_batch(judge: Path) -> None:
 
 
 def test_a_long_text_holds_nobody_up(judge: Path) -> None:
-    """Reading the texts of a full request takes seconds, in which others get their answers."""
+    """JudgeInput the texts of a full request takes seconds, in which others get their answers."""
     loaded = Judge.load(str(judge))
     reading, go_on = threading.Event(), threading.Event()
 
-    class Slow(Reading):
+    class Slow(JudgeInput):
         def sequence(self, prompt: Prompt, completion: Completion, *, sampled: bool) -> tuple[int, ...]:
             if not sampled:
                 reading.set()
@@ -183,10 +183,12 @@ def test_a_long_text_holds_nobody_up(judge: Path) -> None:
     (prompt, (completion, *_)), *_ = answers(loaded.tokenizer)
 
     async def run() -> tuple[list[Score], list[Score]]:
-        texts = asyncio.ensure_future(service([Question(prompt=prompt, completion=completion, same_vocabulary=False)]))
+        texts = asyncio.ensure_future(
+            service([RewardItem(prompt=prompt, completion=completion, same_vocabulary=False)])
+        )
         while not reading.is_set():
             await asyncio.sleep(0.001)
-        tokens = await service([Question(prompt=prompt, completion=completion, same_vocabulary=True)])
+        tokens = await service([RewardItem(prompt=prompt, completion=completion, same_vocabulary=True)])
         assert not texts.done()
         go_on.set()
         return await texts, tokens

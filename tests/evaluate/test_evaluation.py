@@ -26,7 +26,7 @@ from plaudit.evaluate.evaluation import Evaluation, evaluate, figure_json, numbe
 from plaudit.evaluate.policy import Policy
 from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings, SamplingSettings
 from plaudit.evaluate.statistics import Interval
-from plaudit.monitor.console import Reporter, Tracker
+from plaudit.monitor.console import ProgressBar, Reporter
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.rewards.settings import LlmSettings, RewardSettings
 from plaudit.tasks.demo import gold
@@ -173,10 +173,10 @@ class Followed(Reporter):
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
-        self.bars: dict[str, Tracker] = {}
+        self.bars: dict[str, ProgressBar] = {}
         self.parts: dict[str, list[int]] = {}
 
-    def track(self, title: str, total: int, *, done: int = 0) -> Tracker:
+    def track(self, title: str, total: int, *, done: int = 0) -> ProgressBar:
         bar = self.bars[title] = super().track(title, total, done=done)
         parts, advance = self.parts.setdefault(title, []), bar.advance
         bar.advance = lambda by=1: parts.append(by) or advance(by)  # type: ignore[func-returns-value, method-assign]

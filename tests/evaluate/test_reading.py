@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from plaudit.data.reader import encode_texts
 from plaudit.data.records import Pair, Preference, Question
 from plaudit.data.settings import DataSettings
-from plaudit.evaluate.judge import Reading, judge_reward
+from plaudit.evaluate.judge import JudgeInput, judge_reward
 from plaudit.types import Completion, Finish, Prompt, Score
 
 ASK = {"role": "user", "content": "Two and two?"}
@@ -64,7 +64,7 @@ def test_it_reads_what_its_rows_would_be(template, first, finish):
     policy, own = characters(CHATML), characters(template, first=first)
     ends = own.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
     completion = answered(policy, "Four.", "<|im_end|>" if finish is Finish.EOS else "", finish=finish)
-    reading = Reading(own, ends)
+    reading = JudgeInput(own, ends)
     sequence = reading.sequence(asked(policy, ASK), completion, sampled=first == 0)
     assert sequence == trained_on(own, ends, "Four.", "closed" if template is OPEN else None)
 
@@ -73,12 +73,12 @@ def test_sampled_tokens_are_kept_where_the_prompt_is_the_judges_own():
     """No tokenizer would make them of the text; the end that was sampled becomes the judge's."""
     own = characters(CHATML)
     im_end, other = own.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
-    prompt, reading = asked(own, ASK), Reading(own, [im_end, other])
+    prompt, reading = asked(own, ASK), JudgeInput(own, [im_end, other])
     for tokens, finish in (((1, 2, other), Finish.EOS), ((1, 2, im_end), Finish.EOS), ((1, 2), Finish.LENGTH)):
         completion = Completion(tokens=tokens, logprobs=(), versions=(), text="no such text", finish=finish)
         assert reading.sequence(prompt, completion, sampled=True) == (*prompt.tokens, 1, 2, im_end)
     spaced = characters(CHANNELS)
-    prompt, reading = asked(spaced, ASK), Reading(spaced, [im_end, other])
+    prompt, reading = asked(spaced, ASK), JudgeInput(spaced, [im_end, other])
     completion = answered(spaced, ": Four.", " <|end|>")
     assert reading.sequence(prompt, completion, sampled=True) == trained_on(spaced, [im_end, other], "Four.")
 
@@ -86,20 +86,20 @@ def test_sampled_tokens_are_kept_where_the_prompt_is_the_judges_own():
 def test_prompts_of_plain_text_are_read_as_text():
     own = characters(CHATML)
     prompt = Prompt(id="p", text="Q:", tokens=encode_texts(["Q:"], own)[0])
-    reading = Reading(own, own.convert_tokens_to_ids(["<|im_end|>"]))
+    reading = JudgeInput(own, own.convert_tokens_to_ids(["<|im_end|>"]))
     for sampled in (True, False):
         sequence = reading.sequence(prompt, answered(own, " A", "<|im_end|>"), sampled=sampled)
         assert own.decode(sequence) == "Q: A<eos>"
     chat = asked(own, ASK)
     own.chat_template = None  # a judge that was trained on texts
-    text = Reading(own, ()).sequence(chat, answered(own, "Four."), sampled=False)
+    text = JudgeInput(own, ()).sequence(chat, answered(own, "Four."), sampled=False)
     assert own.decode(text) == chat.text + "Four.<eos>"
 
 
 def test_tools_of_the_row_are_shown_to_the_judge():
     own = characters("{% for t in tools or [] %}{{ t.name }} {% endfor %}" + CHATML)
     prompt = asked(own, ASK, extra={"tools": [{"name": "add"}]})
-    sequence = Reading(own, ()).sequence(prompt, answered(own, "Four."), sampled=False)
+    sequence = JudgeInput(own, ()).sequence(prompt, answered(own, "Four."), sampled=False)
     assert own.decode(sequence).startswith("add <|im_start|>user")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plaudit.loop.progress import Delivery, Moment, Progress
-from plaudit.loop.recorded import Compare, Record, RecordError, RecordGroups, as_json, from_json
+from plaudit.loop.recorded import Compare, RecordedRun, RecordError, RecordGroups, as_json, from_json
 from plaudit.monitor.sinks import JsonLines
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score, Stats
 
@@ -57,7 +57,7 @@ def test_a_record_holds_what_steps_drew_and_goes_on_behind_any_of_them(tmp_path:
         await hook(moment(2, groups=(group(3),)))
         with path.open("a") as torn:
             torn.write('{"step": 3, "gro')
-        record = Record(path)
+        record = RecordedRun(path)
         assert (record.threads, record.steps) == (3, 2)
         for index in (1, 3, 0, 2):
             assert await record.rollout(index, PROMPT) == group(index)
@@ -67,7 +67,7 @@ def test_a_record_holds_what_steps_drew_and_goes_on_behind_any_of_them(tmp_path:
         with pytest.raises(RecordError, match=r"prompt 0 of the run is .file:9. here, and .file:3. in .*groups"):
             await record.rollout(0, other)
         await RecordGroups(JsonLines(path), after=1, threads=3)(moment(2, groups=(group(9),)))
-        assert await Record(path).rollout(9, PROMPT) == group(9)
+        assert await RecordedRun(path).rollout(9, PROMPT) == group(9)
         with pytest.raises(RecordError, match="3 threads a rank, now there are 1: set threads=3"):
             RecordGroups(JsonLines(path), after=2, threads=1)
         with pytest.raises(RecordError, match=r"continues after step 5, but .* has the first 2 steps"):

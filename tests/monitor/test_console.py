@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from plaudit.monitor.console import Reporter, Tracker, clock, fitted, step_line
+from plaudit.monitor.console import ProgressBar, Reporter, clock, fitted, step_line
 
 
 def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:
@@ -67,7 +67,7 @@ def test_a_figure_that_is_not_finite_is_shown() -> None:
 
 
 def test_what_is_left_goes_by_the_pace_of_this_sitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracker, "elapsed", 30.0)
+    monkeypatch.setattr(ProgressBar, "elapsed", 30.0)
     with Reporter(quiet=True).track("sft", 10, done=4) as tracker:
         assert step_line({}, tracker) == "step  4/10  elapsed 0:30  left ?"
         tracker.advance(2)  # in 30 seconds: the other four take twice as long

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit.monitor.plots import PALETTE, Curve, Panel, _fill, _panels, draw, find_runs, smooth
+from plaudit.monitor.plots import PALETTE, Panel, PlottedCurve, _fill, _panels, draw, find_runs, smooth
 from plaudit.monitor.sinks import JsonLines
 
 
@@ -182,9 +182,9 @@ def test_a_panel_has_title_labels_legend_and_a_thin_line_under_a_smooth_one():
     steps = list(range(40))
     noisy = [float(step % 2) for step in steps]
     curves = [
-        Curve("ppo", steps, noisy),
-        Curve("ppo, validation", [10, 20], [0.5, 0.5], True),
-        Curve("b", steps, noisy),
+        PlottedCurve("ppo", steps, noisy),
+        PlottedCurve("ppo, validation", [10, 20], [0.5, 0.5], True),
+        PlottedCurve("b", steps, noisy),
     ]
     _fill(axes, Panel("reward", "reward per answer", curves))
     assert (axes.get_title(loc="left") or axes.get_title()) == "reward"

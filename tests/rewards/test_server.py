@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from plaudit.rewards.protocol import Question
+from plaudit.rewards.protocol import RewardItem
 from plaudit.rewards.server import Guard, RewardApplication
 from plaudit.types import Score
 
@@ -19,7 +19,7 @@ TOKEN = "0123456789abcdef"
 ITEM = {"prompt": "a", "completion": "bcd"}
 
 
-async def lengths(questions: Sequence[Question]) -> list[Score]:
+async def lengths(questions: Sequence[RewardItem]) -> list[Score]:
     if any(question.completion.text == "break" for question in questions):
         raise MemoryError("too much")
     return [Score(value=float(len(question.completion.text))) for question in questions]

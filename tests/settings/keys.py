@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from plaudit.settings.importers.table import Table, table
+from plaudit.settings.importers.table import KeyTable, table
 from plaudit.support.fields import shown
 
 PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
@@ -27,7 +27,7 @@ def code(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def rows(one: Table, told: Table | None) -> Iterator[tuple[str, str]]:
+def rows(one: KeyTable, told: KeyTable | None) -> Iterator[tuple[str, str]]:
     """Their keys and what becomes of them."""
 
     def new(part: str, key: str) -> bool:

@@ -17,7 +17,7 @@ from plaudit.algorithms import ALGORITHMS
 from plaudit.settings.importers import async_rlhf, deepspeed, llm_on_ray, trl
 from plaudit.settings.importers.files import opened
 from plaudit.settings.importers.read import read
-from plaudit.settings.importers.table import Imported, Table, placed, table
+from plaudit.settings.importers.table import Imported, KeyTable, placed, table
 from plaudit.settings.recipes import load_settings
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.support.fields import leaves
@@ -222,7 +222,7 @@ def rows(part: str) -> list[Any]:
     ]
 
 
-def reader_of(one: Table, key: str) -> str:
+def reader_of(one: KeyTable, key: str) -> str:
     """A method for which the key has a setting."""
     row = one.mapped[key]
     targets = {"sft": row} if isinstance(row, str) else row

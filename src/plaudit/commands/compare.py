@@ -127,7 +127,7 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
         folder=folder,
     )
     save_result(folder, result.json())
-    curves = [plots.Run(name, _recipe(run)["method"], run.metrics) for name, run in runs.items()]
+    curves = [plots.PlottedRun(name, _recipe(run)["method"], run.metrics) for name, run in runs.items()]
     plots.draw_together(curves, folder / PICTURE)
     if answers:
         write_rows(folder / ANSWERS, _lines(answers))

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.commands.listening import address_of, is_loopback, listen
-from plaudit.evaluate.judge import Judge, Reading
+from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.models.device import device_of
 from plaudit.rewards.judge import JudgeReward, Tokens
-from plaudit.rewards.protocol import Question, vocabulary_digest
+from plaudit.rewards.protocol import RewardItem, vocabulary_digest
 from plaudit.rewards.server import Guard, RewardApplication
 from plaudit.types import Score
 
@@ -66,10 +66,10 @@ class JudgeService:
         self._largest = max(vocabulary.values())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
-        self._reading = Reading(judge.tokenizer, judge.model.special.eos)
+        self._reading = JudgeInput(judge.tokenizer, judge.model.special.eos)
         self._reward = JudgeReward(self._scored, pause=GATHERING, longest=judge.model.max_positions)
 
-    async def __call__(self, questions: Sequence[Question]) -> list[Score]:
+    async def __call__(self, questions: Sequence[RewardItem]) -> list[Score]:
         if all(question.same_vocabulary and not question.prompt.messages for question in questions):
             read = [self._read(question) for question in questions]
         else:  # tokenise in a thread: long texts take seconds, in which no other request would be answered
@@ -77,7 +77,7 @@ class JudgeService:
             read = await loop.run_in_executor(self._reader, lambda: [self._read(question) for question in questions])
         return list(await asyncio.gather(*map(self._score, read)))
 
-    def _read(self, question: Question) -> Tokens | Score:
+    def _read(self, question: RewardItem) -> Tokens | Score:
         """The tokens that the judge reads, or the score of a question that it cannot read."""
         try:
             sequence = self._reading.sequence(question.prompt, question.completion, sampled=question.same_vocabulary)

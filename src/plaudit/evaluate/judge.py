@@ -98,13 +98,13 @@ def judge_reward(
 ) -> JudgeReward:
     """A reward of answers that `tokenizer` made, if any, in whatever process the judge is; `own` is the tokenizer it
     was trained with, `ends` its end tokens, `longest` how many tokens it has positions for."""
-    reading = Reading(own, ends)
+    reading = JudgeInput(own, ends)
     sampled = tokenizer is not None and own.get_vocab() == tokenizer.get_vocab()
     encode = partial(reading.sequence, sampled=sampled)
     return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, longest=longest)
 
 
-class Reading:
+class JudgeInput:
     """What a judge reads: prompt and answer in the form of its training, with chats rendered by its own tokenizer's
     template. An answer without an end token gets one; another end token is replaced by the judge's."""
 

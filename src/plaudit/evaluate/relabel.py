@@ -45,7 +45,7 @@ OWN = frozenset({"prompt", "chosen", "rejected", "margin", "chosen_score", "reje
 
 
 @dataclass(slots=True)
-class Asked:
+class Candidates:
     """A prompt with its different answers, and the pairs of them that are labelled already (better, worse)."""
 
     sample: Sample
@@ -156,28 +156,28 @@ def _samples(settings: RelabelSettings, bad: list[str]) -> Iterator[Sample]:
                     raise
 
 
-def _of_pairs(one: Sample) -> Asked:
+def _of_pairs(one: Sample) -> Candidates:
     answers: list[tuple[str, Message]] = []
     labelled = []
     for pair in one.pairs:
         both = (pair.chosen, pair.chosen_turn), (pair.rejected, pair.rejected_turn)
         answers += [answer for answer in both if answer not in answers]
         labelled.append((answers.index(both[0]), answers.index(both[1])))
-    return Asked(one, answers, labelled)
+    return Candidates(one, answers, labelled)
 
 
-def _by_prompt(samples: list[Sample]) -> list[Asked]:
+def _by_prompt(samples: list[Sample]) -> list[Candidates]:
     """Join rows with equal prompts; equal answers count once."""
-    found: dict[str, Asked] = {}
+    found: dict[str, Candidates] = {}
     for one in samples:
-        asked = found.setdefault(json.dumps([ask(one), one.arguments], default=str), Asked(one, [], []))
+        asked = found.setdefault(json.dumps([ask(one), one.arguments], default=str), Candidates(one, [], []))
         answer = (one.answer or "", one.turn)
         if answer not in asked.answers:
             asked.answers.append(answer)
     return list(found.values())
 
 
-def _answers(asked: Asked, settings: RelabelSettings) -> list[Answer]:
+def _answers(asked: Candidates, settings: RelabelSettings) -> list[Answer]:
     """The answers as a reward reads them: texts without tokens."""
     one = asked.sample
     turns = one.messages or (({"role": "user", "content": one.prompt},) if settings.as_chat else ())
@@ -201,7 +201,7 @@ def _answers(asked: Asked, settings: RelabelSettings) -> list[Answer]:
 
 
 def _ordered(
-    settings: RelabelSettings, asked: list[Asked], answers: Answers
+    settings: RelabelSettings, asked: list[Candidates], answers: Answers
 ) -> tuple[Relabelling, list[dict[str, Any]]]:
     """Return the counts and the rows to write."""
     rows: list[dict[str, Any]] = []
@@ -254,7 +254,7 @@ def _made(values: list[float | None], settings: RelabelSettings) -> list[tuple[i
     return [(known[0], known[-1])] if len(known) > 1 else []
 
 
-def _row(one: Asked, chosen: tuple[int, Any], rejected: tuple[int, Any], *, agrees: bool) -> dict[str, Any]:
+def _row(one: Candidates, chosen: tuple[int, Any], rejected: tuple[int, Any], *, agrees: bool) -> dict[str, Any]:
     (better, best), (worse, worst) = (one.answers[chosen[0]], chosen[1]), (one.answers[rejected[0]], rejected[1])
     pair = Pair(chosen=better[0], chosen_turn=better[1], rejected=worse[0], rejected_turn=worse[1])
     row = pair_row(one.sample, pair) | {"chosen_score": best, "rejected_score": worst}

@@ -27,10 +27,10 @@ from plaudit.loop.checkpoint import STATE, Store, UnwritableError, Writer
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
-from plaudit.monitor.console import Reporter, Tracker, step_line
+from plaudit.monitor.console import ProgressBar, Reporter, step_line
 from plaudit.monitor.events import Doing, Events
 from plaudit.monitor.health import Health
-from plaudit.monitor.trackers import Tracker as Figures
+from plaudit.monitor.trackers import Tracker
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
@@ -286,7 +286,7 @@ class Track:
     """Send the figures of every step to trackers such as TensorBoard, and every `every` steps the answers to one
     prompt."""
 
-    def __init__(self, trackers: Sequence[Figures], *, every: int):
+    def __init__(self, trackers: Sequence[Tracker], *, every: int):
         self.trackers, self.every = trackers, every
 
     async def __call__(self, moment: Moment) -> Stats:
@@ -312,16 +312,16 @@ class Speak:
     """Print a step's line every `every` steps and after an evaluation. Print every health warning, record it, and
     send it to trackers."""
 
-    def __init__(self, reporter: Reporter, tracker: Tracker, health: Health, alarms: Sink, track: Track, *, every: int):
-        self.reporter, self.tracker, self.health, self.alarms, self.every = reporter, tracker, health, alarms, every
+    def __init__(self, reporter: Reporter, bar: ProgressBar, health: Health, alarms: Sink, track: Track, *, every: int):
+        self.reporter, self.bar, self.health, self.alarms, self.every = reporter, bar, health, alarms, every
         self.track = track
 
     async def __call__(self, moment: Moment) -> Stats:
-        self.tracker.advance()
+        self.bar.advance()
         step = moment.progress.step
         ends, evaluated = moment.last or moment.stopping, any(n.startswith("validation/") for n in moment.stats)
         if step % self.every == 0 or step == 1 or ends or evaluated:
-            self.reporter.step(step_line(moment.stats, self.tracker))
+            self.reporter.step(step_line(moment.stats, self.bar))
         alarms = list(self.health.alarms(moment.stats))
         if alarms:
             self.track.text(step, "health", "\n\n".join(alarm.text for alarm in alarms))

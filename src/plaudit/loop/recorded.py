@@ -1,6 +1,6 @@
 """Record what each step of an online run learned from, and replay it instead of sampling.
 
-    step -> RecordGroups -> groups.jsonl -> Record.rollout -> the same groups, by the same loop -> the same weights
+    step -> RecordGroups -> groups.jsonl -> RecordedRun.rollout -> the same groups, by the same loop -> the same weights
 
 In an asynchronous run, only two things are random: which version drew a token, and which answers' rewards failed.
 Everything after a step's groups is deterministic. Each step is one line, so a torn line is not a step; floats are
@@ -35,7 +35,7 @@ class RecordGroups:
         self.sink.truncate_after(after)
         if not path.exists() or not path.stat().st_size:
             self.sink.write({"threads": threads})
-        found = Record(path)
+        found = RecordedRun(path)
         if found.steps != after:
             raise RecordError(
                 f"rollout.record=true continues after step {after}, but {path} has the first {found.steps} steps: "
@@ -53,7 +53,7 @@ class RecordGroups:
         return {}
 
 
-class Record:
+class RecordedRun:
     """A recorded run's groups by their index."""
 
     def __init__(self, path: Path):

@@ -43,7 +43,7 @@ CREATE VIRTUAL TABLE texts USING fts5(prompt, completion, content='');
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Query:
     """What is looked for. `limits`: (field, least, most), where a field is one of FIELDS or `part:NAME`."""
 
     step: int | None = None
@@ -98,7 +98,7 @@ class Answers:
             self._steps = key, stretches(self.path)
         return self._steps[1]
 
-    def find(self, question: Question) -> Found:
+    def find(self, question: Query) -> Found:
         """Return a page of answers, and how many there are. Raises ValueError for a field that there is not."""
         if not self.path.exists():
             return Found(0, [])
@@ -134,7 +134,7 @@ class Answers:
             return record | {"at": at}
         raise ValueError(f"no answer begins at {at}")
 
-    def _of_step(self, question: Question) -> Found:
+    def _of_step(self, question: Query) -> Found:
         records = []
         for one in self.steps():
             if one.step == question.step:
@@ -247,7 +247,7 @@ def _add(database: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
     database.commit()
 
 
-def _where(question: Question, parts: dict[str, int]) -> tuple[str, list[Any]]:
+def _where(question: Query, parts: dict[str, int]) -> tuple[str, list[Any]]:
     given = {"step": question.step, "kind": question.kind or None, "finish": question.finish or None}
     given["prompt_id"] = question.prompt_id
     terms = [f"{name} = ?" for name, value in given.items() if value is not None]

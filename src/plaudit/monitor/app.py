@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from plaudit.monitor.answers import PAGE, Answers, Question
+from plaudit.monitor.answers import PAGE, Answers, Query
 from plaudit.monitor.door import Door
 from plaudit.monitor.export import exported
 from plaudit.monitor.folders import EVALUATED, Followed, columns, differences, joined, runs_in, settings_of, summary
@@ -33,7 +33,7 @@ MOST = 500
 Given = Mapping[str, str]
 
 
-class Reader:
+class RunsReader:
     """Reads the runs of a folder. What it has read of a file stays, and a later question reads what is new."""
 
     def __init__(self, folder: Path):
@@ -93,14 +93,14 @@ class Reader:
         return self.answers_of(given).one(int(given.get("at", "-1")))
 
 
-def question(given: Given) -> Question:
+def question(given: Given) -> Query:
     """Read a question from an address. Raises ValueError if something that must be a number is not."""
 
     def number(name: str) -> float | None:
         return float(given[name]) if given.get(name) else None
 
     field = given.get("field")
-    return Question(
+    return Query(
         step=int(given["step"]) if given.get("step") else None,
         kind=given.get("kind", ""),
         finish=given.get("finish", ""),
@@ -116,7 +116,7 @@ def question(given: Given) -> Question:
 
 def application(folder: Path, *, names: frozenset[str] = frozenset({"localhost"}), token: str | None = None) -> Door:
     """Return the page of a folder of runs as an ASGI application."""
-    reader = Reader(folder)
+    reader = RunsReader(folder)
     asked = (
         reader.runs,
         reader.metrics,

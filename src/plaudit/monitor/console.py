@@ -127,9 +127,9 @@ class Reporter:
             with self._log.open("a", encoding="utf-8") as file:
                 file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
 
-    def track(self, title: str, total: int, *, done: int = 0) -> Tracker:
+    def track(self, title: str, total: int, *, done: int = 0) -> ProgressBar:
         """A bar for `total` units of work, `done` of them finished; use as a context manager."""
-        return Tracker(self, title, total, done)
+        return ProgressBar(self, title, total, done)
 
     def _open_bar(self) -> Bar:
         from rich.progress import (
@@ -161,7 +161,7 @@ class _Visible:
             yield Segment(visible(text), style, control)
 
 
-class Tracker:
+class ProgressBar:
     """One stretch of work with a known end."""
 
     def __init__(self, reporter: Reporter, title: str, total: int, done: int):
@@ -171,7 +171,7 @@ class Tracker:
         self._task: TaskID | None = None
         self._clock = time.monotonic()
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> ProgressBar:
         self._clock = time.monotonic()
         if self.reporter.console.is_terminal and not self.reporter.console.quiet:
             self._bar = self.reporter._open_bar()
@@ -202,15 +202,15 @@ class Tracker:
         return self.elapsed / fresh * (self.total - self.done) if fresh else float("nan")
 
 
-def step_line(record: Mapping[str, float], tracker: Tracker) -> str:
+def step_line(record: Mapping[str, float], bar: ProgressBar) -> str:
     """One line of a training step, and one of its evaluation if it had one."""
-    width = len(str(tracker.total))
-    parts = [f"step {tracker.done:>{width}}/{tracker.total}"]
+    width = len(str(bar.total))
+    parts = [f"step {bar.done:>{width}}/{bar.total}"]
     for label, names, form in SHOWN:
         value = next((record[name] for name in names if name in record), None)
         if value is not None and not abs(value) < NEXT_TO_NOTHING.get(label, 0.0):  # one that is not finite is shown
             parts.append(f"{label} {rounded(value, form)}")
-    line = "  ".join([*parts, f"elapsed {clock(tracker.elapsed)}", f"left {clock(tracker.remaining)}"])
+    line = "  ".join([*parts, f"elapsed {clock(bar.elapsed)}", f"left {clock(bar.remaining)}"])
     measured = {name: value for name, value in record.items() if name.startswith("validation/")}
     found = [f"{name.removeprefix('validation/')} {rounded(value, 'z.4f')}" for name, value in measured.items()]
     return "\n".join([line, *(["  ".join(["  evaluation", *found])] if found else [])])

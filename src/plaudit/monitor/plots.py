@@ -75,7 +75,7 @@ PLOT_TYPES = ("loss", *PLOTS, "all")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PlottedRun:
     """The records of one run and the name that the legend shows."""
 
     name: str
@@ -83,19 +83,19 @@ class Run:
     """The run's own folder name: "sft", "ppo"."""
     records: Sequence[dict[str, Any]]
 
-    def curve(self, metric: str) -> Curve:
+    def curve(self, metric: str) -> PlottedCurve:
         """Return a metric's points, without steps in which it is missing or not finite."""
         points = [(r["step"], r[metric]) for r in self.records if "step" in r and r.get(metric) is not None]
-        return Curve(self.name, [step for step, _ in points], [value for _, value in points])
+        return PlottedCurve(self.name, [step for step, _ in points], [value for _, value in points])
 
-    def validation(self, metric: str) -> Curve:
+    def validation(self, metric: str) -> PlottedCurve:
         """Points of a metric from evaluations."""
         measured = self.curve(f"validation/{metric}")
-        return Curve(f"{self.name}, validation", measured.steps, measured.values, True)
+        return PlottedCurve(f"{self.name}, validation", measured.steps, measured.values, True)
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlottedCurve:
     label: str
     steps: Sequence[float]
     values: Sequence[float]
@@ -107,7 +107,7 @@ class Curve:
 class Panel:
     title: str
     unit: str
-    curves: list[Curve] = field(default_factory=list)
+    curves: list[PlottedCurve] = field(default_factory=list)
 
 
 def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list[Path]:
@@ -132,13 +132,13 @@ def draw(log_dir: Path, plot_type: str = "all", out: Path | None = None) -> list
     return [_save(panels, folder / f"{name}.png") for name, panels in plots.items()]
 
 
-def draw_together(runs: Sequence[Run], path: Path) -> Path | None:
+def draw_together(runs: Sequence[PlottedRun], path: Path) -> Path | None:
     """Write one picture of all that these runs recorded; None if that is nothing."""
     panels = [panel for name in PLOT_TYPES if name != "all" for panel in _panels(name, runs)]
     return _save(panels, path) if panels else None
 
 
-def find_runs(log_dir: Path) -> list[Run]:
+def find_runs(log_dir: Path) -> list[PlottedRun]:
     """Every run in the folder or below it, in the order in which they began."""
     if not log_dir.is_dir():
         raise FileNotFoundError(f"{log_dir} is not a folder. Give a run's folder or one that holds runs.")
@@ -154,7 +154,7 @@ def find_runs(log_dir: Path) -> list[Run]:
     for file in files:
         own = file.parent.resolve()
         name = own.name if own == root else own.relative_to(root).as_posix()
-        runs.append(Run(name, own.name, read_jsonl(file)))
+        runs.append(PlottedRun(name, own.name, read_jsonl(file)))
     return runs
 
 
@@ -185,7 +185,7 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
     return smoothed
 
 
-def _panels(plot: str, runs: Sequence[Run]) -> list[Panel]:
+def _panels(plot: str, runs: Sequence[PlottedRun]) -> list[Panel]:
     if plot == "loss":
         return _loss_panels(runs)
     panels = []
@@ -205,7 +205,7 @@ def _same(panels: Sequence[Panel], first: str, second: str) -> bool:
     return first in curves and curves[first] == curves.get(second)
 
 
-def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
+def _loss_panels(runs: Sequence[PlottedRun]) -> list[Panel]:
     """One panel for each stage and loss, since losses of different stages share no scale; runs of one stage share its
     panels."""
     panels: dict[tuple[str, str], Panel] = {}
@@ -220,11 +220,11 @@ def _loss_panels(runs: Sequence[Run]) -> list[Panel]:
             panel.curves.append(curve)
             if validation.steps:  # belongs to the run's first loss
                 panel.curves.append(validation)
-                validation = Curve("", [], [])
+                validation = PlottedCurve("", [], [])
     return list(panels.values())
 
 
-def _policy_unit(run: Run) -> str:
+def _policy_unit(run: PlottedRun) -> str:
     """The unit of what the policy minimised, found from the figures beside it."""
     if run.curve("margin").steps:  # online DPO too, which has rewards
         return "nats per pair"

@@ -82,7 +82,7 @@ FINE: Seen = (0.0, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class HealthRule:
     """A sign that something is wrong."""
 
     name: str
@@ -259,4 +259,4 @@ LOOKS: Mapping[str, Callable[[History], Seen]] = {
     "loss": _loss,
 }
 WORDS = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))
-RULES = tuple(Rule(name=name, look=LOOKS[name], **words) for name, words in WORDS.items())
+RULES = tuple(HealthRule(name=name, look=LOOKS[name], **words) for name, words in WORDS.items())

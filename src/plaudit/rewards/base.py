@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from plaudit.types import Completion, Prompt, Score
 
-Question = TypeVar("Question")
+Unscored = TypeVar("Unscored")
 
 
 class Reward(Protocol):
@@ -39,7 +39,7 @@ class TimedReward:
 
 
 async def completed(
-    found: Sequence[Question | Score], ask: Callable[[list[Question]], Awaitable[Sequence[Score]]]
+    found: Sequence[Unscored | Score], ask: Callable[[list[Unscored]], Awaitable[Sequence[Score]]]
 ) -> list[Score]:
     """Return the scores, in order: those given, and the answers of `ask` in place of everything else."""
     scores = iter(await ask([one for one in found if not isinstance(one, Score)]))

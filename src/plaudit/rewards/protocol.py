@@ -1,6 +1,6 @@
 """The bytes between a run and a reward server. docs/rewards.md describes them in prose.
 
-    Prompt, Completion -> item -> request -> (server) Question -> scores -> answer -> Score
+    Prompt, Completion -> item -> request -> (server) RewardItem -> scores -> answer -> Score
 
 Both sides treat the other's bytes as hostile. A value that is not a finite number becomes a Score without a value.
 """
@@ -28,7 +28,7 @@ class ProtocolError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RewardItem:
     """One item as a server reads it. `same_vocabulary` means that the tokens are of the judge's vocabulary."""
 
     prompt: Prompt
@@ -61,7 +61,7 @@ def request(items: Sequence[str], *, vocabulary: str, options: Mapping[str, Any]
     return f'{json.dumps(head, default=str)[:-1]}, "items": [{", ".join(items)}]}}'.encode()
 
 
-def read_request(body: bytes, *, vocabulary: str) -> list[Question]:
+def read_request(body: bytes, *, vocabulary: str) -> list[RewardItem]:
     """Read a request's questions. `vocabulary` is the server's own. Raises ProtocolError."""
     content = _loaded(body)
     if content.get("version") != VERSION:
@@ -75,7 +75,7 @@ def read_request(body: bytes, *, vocabulary: str) -> list[Question]:
     return [_question(number, value, same) for number, value in enumerate(items)]
 
 
-def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
+def _question(number: int, value: Any, same_vocabulary: bool) -> RewardItem:
     if not isinstance(value, dict):
         raise ProtocolError(f"items.{number} must be an object")
     text, reply = value.get("prompt"), value.get("completion")
@@ -89,7 +89,7 @@ def _question(number: int, value: Any, same_vocabulary: bool) -> Question:
     if not isinstance(messages, list) or not all(map(_is_turn, messages)):
         raise ProtocolError(f'items.{number}: "messages" must be a list of objects with the texts "role" and "content"')
     asked, given = tokens[0] or (), tokens[1] or ()
-    return Question(
+    return RewardItem(
         prompt=Prompt(
             id=str(number),
             text=text,

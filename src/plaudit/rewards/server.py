@@ -1,6 +1,6 @@
 """The server's side of the reward protocol, as an ASGI application: `POST /score` and `GET /health`.
 
-    bytes -> Guard -> Question each -> `scores` -> answer
+    bytes -> Guard -> RewardItem each -> `scores` -> answer
 
 Two routes need no framework. Left out: the model (`scores` turns questions into Scores) and the sockets, which
 `commands/serve.py` opens.
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit.rewards import protocol
-from plaudit.rewards.protocol import Question
+from plaudit.rewards.protocol import RewardItem
 from plaudit.support.requests import by_name, has_token, known_host
 from plaudit.types import Score
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Scores = Callable[[Sequence[Question]], Awaitable[list[Score]]]
+Scores = Callable[[Sequence[RewardItem]], Awaitable[list[Score]]]
 
 BODY_SECONDS = 30.0
 """Seconds that a client has to send its request."""

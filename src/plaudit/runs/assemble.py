@@ -37,13 +37,13 @@ from plaudit.loop.offline import OfflineSource, with_reference
 from plaudit.loop.online import OnlineSource
 from plaudit.loop.outage import Outage
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
-from plaudit.loop.recorded import Compare, Record, RecordGroups
+from plaudit.loop.recorded import Compare, RecordedRun, RecordGroups
 from plaudit.loop.restart import Restart
 from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples
 from plaudit.loop.stopping import Stopped, unless
 from plaudit.loop.train import GOES_BACK, check_start, train
-from plaudit.monitor.console import Reporter, Tracker
+from plaudit.monitor.console import ProgressBar, Reporter
 from plaudit.monitor.events import Events
 from plaudit.monitor.health import Health
 from plaudit.monitor.samples import Samples
@@ -74,7 +74,7 @@ class Job:
         resume: str | None,
         reporter: Reporter,
         *,
-        record: Record | None = None,
+        record: RecordedRun | None = None,
     ):
         """`record`: what the run learns from instead of samples."""
         self.settings, self.folder, self.store, self.reporter = settings, folder, store, reporter
@@ -209,11 +209,11 @@ class Job:
         if self.refers_again and isinstance(source, OfflineSource):
             source.items = await with_reference(source.items, cast, unit=self.objective.unit)
         with (
-            self.reporter.track(settings.method, self.total_steps, done=progress.step) as tracker,
+            self.reporter.track(settings.method, self.total_steps, done=progress.step) as bar,
             opened_trackers(settings.log, self.folder, to_plain(settings), resumed_after=progress.step) as trackers,
             self.files,
         ):
-            showing = Track(trackers, every=settings.train.log_every), tracker
+            showing = Track(trackers, every=settings.train.log_every), bar
             hooks = self.hooks(crew, cast, source, rollouter, best, progress, *showing, further=further)
             saver = self.saver(crew, cast, source, memory, best, progress)
             try:
@@ -231,7 +231,7 @@ class Job:
                         seed=settings.seed,
                     )
             except Stopped as stopped:  # the signal came while it waited for rewards
-                raise Stopped(stop[0], tracker.done) if stop else stopped from None
+                raise Stopped(stop[0], bar.done) if stop else stopped from None
         if stop and not ended(progress):
             raise Stopped(stop[0], progress.step)
         for line in best.told(early=progress.step < self.last_step):
@@ -247,7 +247,7 @@ class Job:
         best: Best,
         progress: Progress,
         track: Track,
-        tracker: Tracker,
+        bar: ProgressBar,
         *,
         further: Iterable[Hook],
     ) -> list[Hook]:
@@ -272,7 +272,7 @@ class Job:
             if self.outage is not None:
                 self.outage.listeners.append(page.paused)
         health = self.health(progress)
-        hooks.append(Speak(self.reporter, tracker, health, alarms, track, every=settings.train.log_every))
+        hooks.append(Speak(self.reporter, bar, health, alarms, track, every=settings.train.log_every))
         return hooks
 
     def health(self, progress: Progress) -> Health:

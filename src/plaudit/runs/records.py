@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.loop.checkpoint import Store, make_folder
-from plaudit.loop.recorded import Record
+from plaudit.loop.recorded import RecordedRun
 from plaudit.monitor.sinks import read_jsonl, replace_file
 from plaudit.runs.differences import compared, differences, told, within
 from plaudit.settings.tree import Settings, SettingsError, resolved
@@ -336,7 +336,7 @@ def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Set
     return settings
 
 
-def open_record(settings: Settings) -> Record | None:
+def open_record(settings: Settings) -> RecordedRun | None:
     """The record that the run replays, if any. Raises SettingsError with everything that prevents it."""
     if settings.rollout.replay is None:
         return None
@@ -345,7 +345,7 @@ def open_record(settings: Settings) -> Record | None:
         raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
     if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():
         raise SettingsError(f"rollout.replay={folder} is this run's own folder: give the replay another name")
-    record = Record(folder / GROUPS)
+    record = RecordedRun(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
     different = differences(folder / SETTINGS, told(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)

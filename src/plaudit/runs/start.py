@@ -16,7 +16,7 @@ import torch
 from plaudit.crew.opening import Crews
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Hook, checked
-from plaudit.loop.recorded import Record
+from plaudit.loop.recorded import RecordedRun
 from plaudit.loop.stopping import stop_signals, stopped_at_once
 from plaudit.monitor.console import Reporter
 from plaudit.rewards.remote import check_servers
@@ -80,7 +80,7 @@ def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook])
 def _run(
     settings: Settings,
     folder: Path,
-    record: Record | None,
+    record: RecordedRun | None,
     reporter: Reporter,
     warnings: Iterable[str],
     hooks: Iterable[Hook],

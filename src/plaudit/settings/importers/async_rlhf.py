@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit.settings.importers import trl
-from plaudit.settings.importers.table import Imported, Reading, Work, imported, table
+from plaudit.settings.importers.table import Imported, Translation, Work, imported, table
 from plaudit.settings.importers.trl import Found, divided, length, of_a_step, plain_loss
 
 TELLING = {"rloo_k", "total_episodes", "response_length", "num_ppo_epochs", "sft_model_path", "kl_coef"}
@@ -22,7 +22,7 @@ def recipe(given: Mapping[str, Any], method: str) -> Imported:
     return imported(trl.reading(table("async_rlhf", "trl", "async_rlhf"), given, method), WORK)
 
 
-def steps(r: Reading) -> Found:
+def steps(r: Translation) -> Found:
     """Prompts of a step and the number of steps. As in TRL before 0.12, an episode is an answer in RLOO and PPO, and a
     prompt elsewhere."""
     size = of_a_step(r) * r("num_mini_batches")
@@ -34,7 +34,7 @@ def steps(r: Reading) -> Found:
         yield "train.steps", max(total // size, 1)
 
 
-def updates(r: Reading) -> Found:
+def updates(r: Translation) -> Found:
     """Passes over a batch of answers, and optimizer steps per pass."""
     epochs, minibatches = r("num_ppo_epochs"), r("num_mini_batches")
     if r.method in ("online-dpo", "best-of-k"):
@@ -45,25 +45,25 @@ def updates(r: Reading) -> Found:
     yield from {"algorithm.epochs": epochs, "algorithm.minibatches": minibatches}.items()
 
 
-def critic(r: Reading) -> Found:
+def critic(r: Translation) -> Found:
     if r.method == "ppo":
         yield "critic.learning_rate", r("learning_rate")
 
 
-def start(r: Reading) -> Found:
+def start(r: Translation) -> Found:
     path, tokenizer = r("sft_model_path", r("model_name_or_path")), r("model_name_or_path")
     yield "model.path", path
     if tokenizer not in (None, path):
         yield "model.tokenizer", tokenizer
 
 
-def lengths(r: Reading) -> Found:
+def lengths(r: Translation) -> Found:
     if (most := r("max_length")) is not None:
         yield "data.max_prompt_tokens", most
         yield "data.overlong", "drop"
 
 
-def loss(r: Reading) -> Found:
+def loss(r: Translation) -> Found:
     if r.method == "online-dpo":
         yield from plain_loss(r)
     clip = r("cliprange", 0.2)
@@ -72,14 +72,14 @@ def loss(r: Reading) -> Found:
         yield from {"algorithm.ratio": "sequence", "algorithm.aggregation": "sequence"}.items()
 
 
-def endings(r: Reading) -> Found:
+def endings(r: Translation) -> Found:
     if r("stop_token", "eos") != "eos":
         r.refuse("stop_token", "an answer ends with the tokenizer's end token: set eos, or stop texts in rollout.stop")
     if r("non_eos_penalty"):
         yield "shaping.unfinished", r("penalty_reward_value", -1.0)
 
 
-def vllm(r: Reading) -> Found:
+def vllm(r: Translation) -> Found:
     if r("vllm"):
         yield "rollout.engine", "vllm"
         yield "rollout.max_lag", 0 if r("sync", True) else 1

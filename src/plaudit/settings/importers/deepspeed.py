@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plaudit.settings.importers.read import read
-from plaudit.settings.importers.table import Imported, Reading, Work, flat, imported, table, translate
+from plaudit.settings.importers.table import Imported, Translation, Work, flat, imported, table, translate
 from plaudit.support.fields import shown
 
 Found = Iterator[tuple[str, Any]]
@@ -26,7 +26,7 @@ def recipe(given: Mapping[str, Any], method: str, base: Mapping[str, Any]) -> Im
     return imported(_reading(given, method, workers if isinstance(workers, int) else 1), WORK)
 
 
-def settings(config: Any, outer: Reading) -> Found:
+def settings(config: Any, outer: Translation) -> Found:
     """Settings of the DeepSpeed configuration that another system's file names or contains."""
     given = read(config) if isinstance(config, str) else config
     if not isinstance(given, Mapping):
@@ -39,13 +39,13 @@ def settings(config: Any, outer: Reading) -> Found:
     yield from reading.found.items()
 
 
-def _reading(given: Mapping[str, Any], method: str, workers: int) -> Reading:
+def _reading(given: Mapping[str, Any], method: str, workers: int) -> Translation:
     read = table("DeepSpeed", "deepspeed")
     values = {key: value for key, value in flat(given, read.known).items() if value != AUTO}
-    return Reading(table=read, method=method, given=values, workers=workers)
+    return Translation(table=read, method=method, given=values, workers=workers)
 
 
-def batch(r: Reading) -> Found:
+def batch(r: Translation) -> Found:
     from plaudit.algorithms import ALGORITHMS
 
     whole, part, passes = r("train_batch_size"), r("train_micro_batch_size_per_gpu"), r("gradient_accumulation_steps")
@@ -61,14 +61,14 @@ def batch(r: Reading) -> Found:
         yield "train.batch_size", size
 
 
-def precision(r: Reading) -> Found:
+def precision(r: Translation) -> Found:
     if r("fp16.enabled"):
         r.refuse("fp16.enabled", "float16 needs loss scaling, which is not supported: use bf16")
     if (low := r("bf16.enabled", r("bfloat16.enabled"))) is not None:
         yield "learn.precision", "bfloat16" if low else "float32"
 
 
-def optimizer(r: Reading) -> Found:
+def optimizer(r: Translation) -> Found:
     if r("optimizer.type", "AdamW").lower() not in ("adam", "adamw"):
         r.refuse("optimizer.type", "only AdamW is supported")
     if not r("optimizer.params.adam_w_mode", True):
@@ -76,7 +76,7 @@ def optimizer(r: Reading) -> Found:
     yield from ()
 
 
-def scheduler(r: Reading) -> Found:
+def scheduler(r: Translation) -> Found:
     if (named := r("scheduler.type")) is None:
         return
     if named not in SCHEDULERS:
@@ -100,7 +100,7 @@ def scheduler(r: Reading) -> Found:
             r.notes.append("the learning rate rises linearly; DeepSpeed's default is logarithmic (warmup_type)")
 
 
-def sharding(r: Reading) -> Found:
+def sharding(r: Translation) -> Found:
     """Turn ZeRO 1 to 3 into FSDP2 over the recipe's ranks."""
     stage = r("zero_optimization.stage", 0)
     places = {part: r(f"zero_optimization.offload_{part}.device", "none") for part in ("optimizer", "param")}
@@ -121,7 +121,7 @@ def sharding(r: Reading) -> Found:
         r.notes.append("fsdp_offload offloads weights, gradients and moments together")
 
 
-def tracker(r: Reading) -> Found:
+def tracker(r: Translation) -> Found:
     if r("wandb.enabled"):
         yield "log.trackers", {"wandb": r("wandb.project", "deepspeed")}
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plaudit.settings.importers.rows import Row, complaints, flat, recipe
+from plaudit.settings.importers.rows import SettingRow, complaints, flat, recipe
 from plaudit.support.fields import Rule, refuse, shown
 
 MOST = "cluster.max_rollout_workers"
 RESERVED = [f"runtime.{key}" for key in ("resources_per_worker", "resources_per_rollout_worker")]
 ROWS = (
-    Row(theirs="cluster.runtime", ours="runtime.kind"),
-    Row(theirs="cluster.address", ours="runtime.address", ray=True),
-    Row(theirs="cluster.num_workers", ours="runtime.num_training_workers", ray=True, idle=(None, 1)),
-    Row(
+    SettingRow(theirs="cluster.runtime", ours="runtime.kind"),
+    SettingRow(theirs="cluster.address", ours="runtime.address", ray=True),
+    SettingRow(theirs="cluster.num_workers", ours="runtime.num_training_workers", ray=True, idle=(None, 1)),
+    SettingRow(
         theirs="cluster.num_rollout_workers",
         ours="rollout.workers",
         ray=True,
@@ -25,32 +25,32 @@ ROWS = (
         kind=int,
         rule=Rule(least=1),
     ),
-    Row(theirs=MOST, ours="rollout.workers", told=lambda most: None, ray=True, kind=int, rule=Rule(least=1)),
-    Row(theirs="cluster.cpus_per_worker", ours="threads"),
-    *(Row(theirs="cluster.cpus_per_worker", ours=f"{ours}.CPU", ray=True, idle=()) for ours in RESERVED),
-    Row(
+    SettingRow(theirs=MOST, ours="rollout.workers", told=lambda most: None, ray=True, kind=int, rule=Rule(least=1)),
+    SettingRow(theirs="cluster.cpus_per_worker", ours="threads"),
+    *(SettingRow(theirs="cluster.cpus_per_worker", ours=f"{ours}.CPU", ray=True, idle=()) for ours in RESERVED),
+    SettingRow(
         theirs="cluster.gpus_per_worker",
         ours="device",
         told=("cpu", "cuda").__getitem__,
         kind=int,
         rule=Rule(choices=(0, 1)),
     ),
-    *(Row(theirs="cluster.gpus_per_worker", ours=f"{ours}.GPU", ray=True, idle=()) for ours in RESERVED),
-    Row(theirs="strategy.name", ours="runtime.strategy", ray=True, idle=(None, "replicate")),
-    Row(theirs="strategy.micro_tokens", ours="learn.micro_tokens"),
-    Row(theirs="fault_tolerance.checkpoint_interval", ours="save.every", kind=int, rule=Rule(least=1)),
-    Row(theirs="fault_tolerance.resume", ours="resume", told={True: "latest"}.get, kind=bool),
-    Row(theirs="fault_tolerance.max_failures", ours="runtime.max_failures_per_hour", ray=True),
-    Row(theirs="fault_tolerance.timeout", ours="runtime.heartbeat_timeout", ray=True),
-    Row(
+    *(SettingRow(theirs="cluster.gpus_per_worker", ours=f"{ours}.GPU", ray=True, idle=()) for ours in RESERVED),
+    SettingRow(theirs="strategy.name", ours="runtime.strategy", ray=True, idle=(None, "replicate")),
+    SettingRow(theirs="strategy.micro_tokens", ours="learn.micro_tokens"),
+    SettingRow(theirs="fault_tolerance.checkpoint_interval", ours="save.every", kind=int, rule=Rule(least=1)),
+    SettingRow(theirs="fault_tolerance.resume", ours="resume", told={True: "latest"}.get, kind=bool),
+    SettingRow(theirs="fault_tolerance.max_failures", ours="runtime.max_failures_per_hour", ray=True),
+    SettingRow(theirs="fault_tolerance.timeout", ours="runtime.heartbeat_timeout", ray=True),
+    SettingRow(
         theirs="communication.backend",
         ours="runtime.backend",
         told=lambda backend: None if backend == "auto" else backend,
         ray=True,
         idle=(None, "auto"),
     ),
-    Row(theirs="communication.weights", ours="runtime.weights", ray=True),
-    Row(theirs="communication.timeout", ours="runtime.collective_timeout", ray=True),
+    SettingRow(theirs="communication.weights", ours="runtime.weights", ray=True),
+    SettingRow(theirs="communication.timeout", ours="runtime.collective_timeout", ray=True),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from plaudit.settings.importers import deepspeed
 from plaudit.settings.importers.schedules import scheduled, spaced
 from plaudit.settings.importers.sources import set_aside
-from plaudit.settings.importers.table import Imported, Reading, Work, flat, imported, table
+from plaudit.settings.importers.table import Imported, Translation, Work, flat, imported, table
 
 Found = Iterator[tuple[str, Any]]
 
@@ -26,12 +26,12 @@ def theirs(given: Mapping[str, Any]) -> bool:
 def recipe(given: Mapping[str, Any], method: str) -> Imported:
     """Turn such a file into a recipe of `plaudit METHOD`. Raises SettingsError with everything that cannot be used."""
     read = table("LLM-on-Ray", "llm_on_ray")
-    reading = Reading(table=read, method=method, given=flat(given, read.known))
+    reading = Translation(table=read, method=method, given=flat(given, read.known))
     reading.workers = reading("Training.num_training_workers", 1)
     return imported(reading, WORK)
 
 
-def folder(r: Reading) -> Found:
+def folder(r: Translation) -> Found:
     """Use checkpoint_dir as the run's folder, since files of later stages name it as their model."""
     path = r("General.checkpoint_dir", r("General.output_dir"))
     if path is not None:
@@ -42,7 +42,7 @@ def folder(r: Reading) -> Found:
         )
 
 
-def models(r: Reading) -> Found:
+def models(r: Translation) -> Found:
     """Prefer the pretrained folder, which has its own tokenizer, to the base model's name."""
     path = r("General.model_pretrain", r("General.base_model", r("General.model_name")))
     if path is not None:
@@ -52,7 +52,7 @@ def models(r: Reading) -> Found:
         yield "rewards", [{"kind": "judge", "path": judge}]
 
 
-def adapters(r: Reading) -> Found:
+def adapters(r: Translation) -> Found:
     if "General.lora_config.r" not in r.given:
         return
     if r("General.lora_config.lora_dropout", 0):
@@ -65,20 +65,20 @@ def adapters(r: Reading) -> Found:
         r.notes.append("all linear layers get adapters; peft's default for Llama is target_modules: [q_proj, v_proj]")
 
 
-def validation(r: Reading) -> Found:
+def validation(r: Translation) -> Found:
     share = r("Dataset.validation_split_percentage", 0)
     if share and "Dataset.validation_file" not in r.given:
         yield from set_aside(r, "Dataset.validation_split_percentage", share)
 
 
-def lengths(r: Reading) -> Found:
+def lengths(r: Translation) -> Found:
     if (most := r("Dataset.max_length", r("Dataset.max_seq_length"))) is not None:
         yield "data.max_tokens", most
         if "Dataset.max_source_length" not in r.given:
             yield "data.max_prompt_tokens", max(most - 1, 1)
 
 
-def steps(r: Reading) -> Found:
+def steps(r: Translation) -> Found:
     if (prompts := r("Training.experience_batch_size")) is not None:
         yield "rollout.prompts_per_step", prompts
         yield "algorithm.minibatches", 1
@@ -88,22 +88,22 @@ def steps(r: Reading) -> Found:
     yield ("train.epochs", float(r("Training.epochs"))) if number is None else ("train.steps", number)
 
 
-def critic(r: Reading) -> Found:
+def critic(r: Translation) -> Found:
     if r.method == "ppo" and "Training.learning_rate" in r.given:
         yield "critic.learning_rate", r("Training.learning_rate")
 
 
-def schedule(r: Reading) -> Found:
+def schedule(r: Translation) -> Found:
     yield from scheduled(r, "Training.lr_scheduler", r("Training.lr_scheduler", "linear"), "", 0.0)
 
 
-def optimizer(r: Reading) -> Found:
+def optimizer(r: Translation) -> Found:
     if r("Training.optimizer", "AdamW").lower() not in ("adamw", "adamw_torch"):
         r.refuse("Training.optimizer", "only AdamW is supported")
     yield "optimizer.betas", [0.9, 0.999]
 
 
-def precision(r: Reading) -> Found:
+def precision(r: Translation) -> Found:
     if (how := str(r("Training.mixed_precision", "no")).lower()) not in ("no", "false", "bf16"):
         r.refuse(
             "Training.mixed_precision", "it must be no or bf16; float16 needs loss scaling, which is not supported"
@@ -111,7 +111,7 @@ def precision(r: Reading) -> Found:
     yield "learn.precision", "bfloat16" if how == "bf16" else "float32"
 
 
-def processes(r: Reading) -> Found:
+def processes(r: Translation) -> Found:
     if (device := r("Training.device")) is not None:
         if device.lower() not in DEVICES:
             r.refuse("Training.device", "it must be CPU or GPU (NVIDIA)")
@@ -127,7 +127,7 @@ def processes(r: Reading) -> Found:
         yield from deepspeed.settings(config, r)
 
 
-def checkpoints(r: Reading) -> Found:
+def checkpoints(r: Translation) -> Found:
     if "General.save_strategy" in r.given:
         yield from spaced(r, "save", "General.save_strategy", "", otherwise=500)
     if (resume := r("General.resume_from_checkpoint")) is True:
@@ -138,7 +138,7 @@ def checkpoints(r: Reading) -> Found:
         )
 
 
-def records(r: Reading) -> Found:
+def records(r: Translation) -> Found:
     if (told := r("General.report_to", "none")) not in ("none", "tensorboard"):
         r.refuse("General.report_to", "it must be none or tensorboard")
     if told == "tensorboard":

@@ -15,7 +15,7 @@ from plaudit.support.fields import Leaf, Rule, leaves, nearest, shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SettingRow:
     """One of our settings, set by one of their keys. A key may have several rows."""
 
     theirs: str
@@ -32,7 +32,7 @@ class Row:
     """Values of a `ray` row that are accepted without Ray; any other value is refused there."""
 
 
-def flat(given: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def flat(given: Mapping[str, Any], rows: Sequence[SettingRow]) -> dict[str, Any]:
     """Return every key of the table with its value in a file of sections, or None. Raises SettingsError for an unknown
     key."""
     values: dict[str, Any] = {row.theirs: None for row in rows}
@@ -53,7 +53,7 @@ def _check(name: str, known: Iterable[str], prefix: str) -> None:
         raise SettingsError(f"there is no setting {prefix}{name}{nearest(name, known)}")
 
 
-def complaints(values: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
+def complaints(values: Mapping[str, Any], rows: Iterable[SettingRow]) -> list[str]:
     """Return what is wrong with the values, by the types and bounds of our own settings. null is always allowed and
     keeps the recipe's value."""
     ours = {leaf.key: leaf for leaf in leaves(Settings())}
@@ -68,7 +68,7 @@ def complaints(values: Mapping[str, Any], rows: Iterable[Row]) -> list[str]:
     return [told for one in found.values() for told in one]
 
 
-def recipe(values: Mapping[str, Any], rows: Iterable[Row], *, ray: bool) -> dict[str, Any]:
+def recipe(values: Mapping[str, Any], rows: Iterable[SettingRow], *, ray: bool) -> dict[str, Any]:
     """Return the settings that a file sets, as a nested mapping."""
     found = {}
     for row in rows:

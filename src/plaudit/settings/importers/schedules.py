@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from plaudit.settings.importers.table import Reading
+from plaudit.settings.importers.table import Translation
 
 SCHEDULES = {
     "constant": "constant",
@@ -17,7 +17,7 @@ SCHEDULES = {
 }
 
 
-def scheduled(r: Reading, key: str, name: str, warm_key: str, warmup: float) -> Iterator[tuple[str, Any]]:
+def scheduled(r: Translation, key: str, name: str, warm_key: str, warmup: float) -> Iterator[tuple[str, Any]]:
     """Settings of the schedule called `name`. `warmup` is a share of all steps if below 1, else a number of steps."""
     if name not in SCHEDULES:
         r.refuse(key, f"it must be one of {', '.join(SCHEDULES)}")
@@ -32,7 +32,7 @@ def scheduled(r: Reading, key: str, name: str, warm_key: str, warmup: float) -> 
 
 
 def spaced(
-    r: Reading, section: str, key: str, steps_key: str, *, otherwise: float, by_default: str = "no"
+    r: Translation, section: str, key: str, steps_key: str, *, otherwise: float, by_default: str = "no"
 ) -> Iterator[tuple[str, Any]]:
     """The setting `<section>.every`, from a strategy (no, steps, epoch). A number of steps below 1 is a share of all
     steps."""

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from math import inf
 from typing import Any
 
-from plaudit.settings.importers.table import Reading
+from plaudit.settings.importers.table import Translation
 from plaudit.support.fields import shown
 
 STREAMED = 10_000
@@ -21,7 +21,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def sources(r: Reading) -> Iterator[tuple[str, Any]]:
+def sources(r: Translation) -> Iterator[tuple[str, Any]]:
     streaming = r("dataset_streaming", False)
     if listed := r("datasets"):
         streaming = r("streaming", False)
@@ -42,7 +42,7 @@ def sources(r: Reading) -> Iterator[tuple[str, Any]]:
         yield "data.columns", {"text": column}
 
 
-def _mixture(r: Reading, listed: Any) -> Iterator[tuple[str, Any]]:
+def _mixture(r: Translation, listed: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(listed, list) or not all(isinstance(one, Mapping) and "path" in one for one in listed):
         r.refuse("datasets", "it must be a list of entries with a path")
         return
@@ -68,7 +68,7 @@ def _mixture(r: Reading, listed: Any) -> Iterator[tuple[str, Any]]:
             yield from set_aside(r, "test_split_size", share, hundred=1)
 
 
-def set_aside(r: Reading, key: str, share: Any, *, hundred: int = 100) -> Iterator[tuple[str, Any]]:
+def set_aside(r: Translation, key: str, share: Any, *, hundred: int = 100) -> Iterator[tuple[str, Any]]:
     """Set a share of the train prompts aside for validation; `hundred` is the value that stands for all of them."""
     try:
         percent = Decimal(str(share)) * 100 / hundred
@@ -80,7 +80,7 @@ def set_aside(r: Reading, key: str, share: Any, *, hundred: int = 100) -> Iterat
         yield "data.validation", f"{percent.normalize():f}%"
 
 
-def _shares(r: Reading, names: list[list[str]], listed: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _shares(r: Translation, names: list[list[str]], listed: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Return each source with its share of an epoch."""
     found: dict[str, Any] = {}
     for number, (some, one) in enumerate(zip(names, listed, strict=True)):
@@ -94,7 +94,7 @@ def _shares(r: Reading, names: list[list[str]], listed: list[Mapping[str, Any]])
     return found
 
 
-def _names(r: Reading, number: int, one: Mapping[str, Any]) -> list[str]:
+def _names(r: Translation, number: int, one: Mapping[str, Any]) -> list[str]:
     key, files = f"datasets.{number}", one.get("data_files")
     if one.get("data_dir") is not None:
         r.problems.append(f"{key}.data_dir={shown(one['data_dir'])}: give the folder as the path instead")
@@ -111,7 +111,7 @@ def _names(r: Reading, number: int, one: Mapping[str, Any]) -> list[str]:
     return [f"{one['path']}:{one['name']}" if one.get("name") else str(one["path"])]
 
 
-def reward_entries(r: Reading) -> list[dict[str, Any]]:
+def reward_entries(r: Translation) -> list[dict[str, Any]]:
     """Return entries of `rewards` with their weights: the judge first, as in TRL, then rules."""
     judge = r("reward_model_name_or_path", r("reward_model_path"))
     entries: list[dict[str, Any]] = [] if judge is None else [{"kind": "judge", "path": judge}]

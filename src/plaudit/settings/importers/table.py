@@ -57,7 +57,7 @@ class Imported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class KeyTable:
     """The keys of one system, as in the module's docstring."""
 
     system: str
@@ -90,7 +90,7 @@ class Table:
 
 
 @cache
-def table(system: str, *files: str) -> Table:
+def table(system: str, *files: str) -> KeyTable:
     """Read a table from YAML files of this folder. Rows of later files are added to earlier ones or replace them."""
     import yaml
 
@@ -105,14 +105,14 @@ def table(system: str, *files: str) -> Table:
             parts[part] = {key: row for key, row in parts[part].items() if key not in said}
         for part in PARTS:
             parts[part] = new[part] if part == "defaults" else parts[part] | new[part]
-    return Table(system=system, **parts)
+    return KeyTable(system=system, **parts)
 
 
 @dataclass(kw_only=True)
-class Reading:
+class Translation:
     """One file while it is translated with a table."""
 
-    table: Table
+    table: KeyTable
     method: str
     given: dict[str, Any]
     """Keys of the file with their values, none of them null."""
@@ -137,11 +137,11 @@ class Reading:
         self.problems.append(f"{key}={shown(self(key))}: {why}")
 
 
-Work = Callable[[Reading], Iterable[tuple[str, Any]]]
+Work = Callable[[Translation], Iterable[tuple[str, Any]]]
 """A function that works out several of their keys: from a reading to our settings and their values."""
 
 
-def imported(reading: Reading, work: Mapping[str, Work]) -> Imported:
+def imported(reading: Translation, work: Mapping[str, Work]) -> Imported:
     """Translate a file. Raises SettingsError with every key that cannot be used."""
     translate(reading, work)
     refuse(reading.problems)
@@ -152,7 +152,7 @@ def imported(reading: Reading, work: Mapping[str, Work]) -> Imported:
     )
 
 
-def translate(reading: Reading, work: Mapping[str, Work]) -> None:
+def translate(reading: Translation, work: Mapping[str, Work]) -> None:
     """Fill a reading with the settings, notes and problems of its file."""
     ours, table = _ours(reading.method), reading.table
     if not _complain(reading, ours):
@@ -175,8 +175,8 @@ def translate(reading: Reading, work: Mapping[str, Work]) -> None:
 
 
 def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested file by their dotted keys, without null values. A mapping whose key the table has is
-    a value, not a section."""
+    """Return the values of a nested file by their dotted keys, without null values. A mapping is a value if the table has
+    its key, and else a section."""
     known = set(known)
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -216,7 +216,7 @@ def _ours(method: str) -> dict[str, Leaf]:
     return {leaf.key: leaf for leaf in [*leaves(Settings()), *leaves(ALGORITHMS[method], "algorithm.")]}
 
 
-def _complain(reading: Reading, ours: Mapping[str, Leaf]) -> bool:
+def _complain(reading: Translation, ours: Mapping[str, Leaf]) -> bool:
     """Note unknown keys, invalid values and keys without a setting of this method. Return False if a value is invalid:
     then no function may read it."""
     table, sound = reading.table, True
@@ -242,13 +242,13 @@ def _complain(reading: Reading, ours: Mapping[str, Leaf]) -> bool:
     return sound
 
 
-def _mapped(reading: Reading, ours: Mapping[str, Leaf]) -> Iterator[tuple[str, Any]]:
+def _mapped(reading: Translation, ours: Mapping[str, Leaf]) -> Iterator[tuple[str, Any]]:
     for key in reading.table.mapped:
         value, target = reading(key), _target(reading.table, key, reading.method)
         if value is not None and target in ours:
             yield target, value
 
 
-def _target(table: Table, key: str, method: str) -> str:
+def _target(table: KeyTable, key: str, method: str) -> str:
     row = table.mapped.get(key, "")
     return row if isinstance(row, str) else row.get(method, "")

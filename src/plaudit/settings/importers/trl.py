@@ -11,7 +11,7 @@ from plaudit.monitor.settings import TRACKERS
 from plaudit.settings.importers import deepspeed
 from plaudit.settings.importers.schedules import scheduled, spaced
 from plaudit.settings.importers.sources import reward_entries, sources
-from plaudit.settings.importers.table import Imported, Reading, Table, Work, imported, table
+from plaudit.settings.importers.table import Imported, KeyTable, Translation, Work, imported, table
 from plaudit.support.fields import shown
 
 Found = Iterator[tuple[str, Any]]
@@ -40,16 +40,16 @@ def recipe(given: Mapping[str, Any], method: str) -> Imported:
     return imported(reading(table("TRL", "trl"), given, method), WORK)
 
 
-def reading(read: Table, given: Mapping[str, Any], method: str) -> Reading:
+def reading(read: KeyTable, given: Mapping[str, Any], method: str) -> Translation:
     """Make a reading of a flat file that may have a section `env` of environment variables."""
     values = {key: value for key, value in given.items() if value is not None}
     environment = values.pop("env", {})
-    found = Reading(table=read, method=method, given=values)
+    found = Translation(table=read, method=method, given=values)
     _variables(found, environment)
     return found
 
 
-def _variables(reading: Reading, given: Any) -> None:
+def _variables(reading: Translation, given: Any) -> None:
     if not isinstance(given, Mapping):
         reading.problems.append(f"env={shown(given)} must be a section of environment variables")
         return
@@ -58,19 +58,19 @@ def _variables(reading: Reading, given: Any) -> None:
     reading.environment = {str(name): str(value) for name, value in given.items()}
 
 
-def folder(r: Reading) -> Found:
+def folder(r: Translation) -> Found:
     if (path := r("output_dir")) is not None:
         place = PurePath(r("output_global_parent_dir", "")) / path
         yield from {"output": str(place.parent), "name": place.name}.items()
 
 
-def processes_of(r: Reading) -> int:
+def processes_of(r: Translation) -> int:
     """Number of training processes according to the file."""
     default = PROCESSES if r("accelerate_config") in {*SHARDED, *WHOLE} - {"single_gpu"} else 1
     return int(r("num_processes", default))
 
 
-def of_a_step(r: Reading) -> int:
+def of_a_step(r: Translation) -> int:
     """Rows of one optimizer step."""
     size = r("per_device_train_batch_size") * r("gradient_accumulation_steps", 1) * processes_of(r)
     if "num_processes" not in r.given and "accelerate_config" not in r.given:
@@ -78,26 +78,26 @@ def of_a_step(r: Reading) -> int:
     return int(size)
 
 
-def length(r: Reading) -> Found:
+def length(r: Translation) -> Found:
     if (steps := r("max_steps", -1)) > 0:
         yield "train.steps", divided(r, "max_steps", steps, r.updates)
     else:
         yield "train.epochs", float(r("num_train_epochs"))
 
 
-def divided(r: Reading, key: str, number: int, by: int) -> int:
+def divided(r: Translation, key: str, number: int, by: int) -> int:
     if by < 1 or number % by:
         r.refuse(key, f"{number} must be a multiple of {by}")
     return max(number // max(by, 1), 1)
 
 
-def _online(r: Reading) -> bool:
+def _online(r: Translation) -> bool:
     from plaudit.algorithms import ALGORITHMS
 
     return ALGORITHMS[r.method]().online
 
 
-def steps(r: Reading) -> Found:
+def steps(r: Translation) -> Found:
     """Rows of a step and the number of steps. TRL counts optimizer steps and answers. A step here counts prompts, and
     has all optimizer steps that follow from their answers."""
     size = of_a_step(r)
@@ -114,7 +114,7 @@ def steps(r: Reading) -> Found:
     yield from length(r)
 
 
-def precision(r: Reading) -> Found:
+def precision(r: Translation) -> Found:
     for key in ("dtype", "torch_dtype", "mixed_precision"):
         if r(key) in ("float16", "fp16"):
             r.refuse(key, "float16 needs loss scaling, which is not supported: use bfloat16 or float32")
@@ -124,7 +124,7 @@ def precision(r: Reading) -> Found:
     yield "learn.precision", "bfloat16" if low or r("bf16", False) else "float32"
 
 
-def schedule(r: Reading) -> Found:
+def schedule(r: Translation) -> Found:
     extra = r("lr_scheduler_kwargs") or {}
     ratio = extra.get("min_lr_rate", 0.0) if isinstance(extra, Mapping) else 0.0
     if not isinstance(extra, Mapping) or set(extra) - {"min_lr_rate"}:
@@ -136,13 +136,13 @@ def schedule(r: Reading) -> Found:
     yield from scheduled(r, "lr_scheduler_type", str(r("lr_scheduler_type", "linear")), "warmup_steps", share)
 
 
-def optimizer(r: Reading) -> Found:
+def optimizer(r: Translation) -> Found:
     if r("optim", "adamw_torch") not in ADAMW:
         r.refuse("optim", "only AdamW is supported: set adamw_torch")
     yield "optimizer.betas", [r("adam_beta1", 0.9), r("adam_beta2")]
 
 
-def lengths(r: Reading) -> Found:
+def lengths(r: Translation) -> Found:
     """Limits of tokens. TRL limits the whole row only; here the prompt also has a limit, below that of the row."""
     prompt = r("max_prompt_length")
     if _online(r):
@@ -159,7 +159,7 @@ def lengths(r: Reading) -> Found:
         r.refuse("truncation_mode", "answers that are too long are truncated at their end: leave this key out")
 
 
-def order(r: Reading) -> Found:
+def order(r: Translation) -> Found:
     how = r("train_sampling_strategy", "random")
     if how not in ("random", "sequential"):
         r.refuse("train_sampling_strategy", "it must be random or sequential (the order of the file)")
@@ -168,7 +168,7 @@ def order(r: Reading) -> Found:
         yield "data.shuffle", False
 
 
-def evaluations(r: Reading) -> Found:
+def evaluations(r: Translation) -> Found:
     key = "evaluation_strategy" if "evaluation_strategy" in r.given else "eval_strategy"
     yield from spaced(r, "evaluate", key, "eval_steps", otherwise=r("logging_steps", 10))
     if r("load_best_model_at_end"):
@@ -183,7 +183,7 @@ def evaluations(r: Reading) -> Found:
         yield "evaluate.best", best
 
 
-def checkpoints(r: Reading) -> Found:
+def checkpoints(r: Translation) -> Found:
     if r("save_strategy") == "best":
         r.refuse("save_strategy", "set load_best_model_at_end, which keeps the best checkpoint (evaluate.best)")
     elif {"save_strategy", "save_steps"} & set(r.given):
@@ -199,7 +199,7 @@ def checkpoints(r: Reading) -> Found:
         )
 
 
-def records(r: Reading) -> Found:
+def records(r: Translation) -> Found:
     if r("logging_steps", 0) >= 1:
         yield "train.log_every", int(r("logging_steps"))
     told = r("report_to", "none")
@@ -224,7 +224,7 @@ def records(r: Reading) -> Found:
         yield "log.trackers", trackers
 
 
-def adapters(r: Reading) -> Found:
+def adapters(r: Translation) -> Found:
     if not r("use_peft"):
         return
     if "lora_dropout" not in r.given:
@@ -244,7 +244,7 @@ def adapters(r: Reading) -> Found:
         )
 
 
-def processes(r: Reading) -> Found:
+def processes(r: Translation) -> Found:
     number, config, sharded = processes_of(r), r("accelerate_config"), str(r("fsdp", "")).split()
     r.workers = number
     if config is not None and config not in SHARDED | WHOLE:
@@ -270,7 +270,7 @@ def processes(r: Reading) -> Found:
         yield from deepspeed.settings(config, r)
 
 
-def loss(r: Reading) -> Found:
+def loss(r: Translation) -> Found:
     if r.method in ("dpo", "online-dpo", "sft", "kto"):
         yield from plain_loss(r)
         return
@@ -282,12 +282,12 @@ def loss(r: Reading) -> Found:
         yield from _grouped_loss(r)
 
 
-def _loss_type(r: Reading, default: str) -> str:
+def _loss_type(r: Translation, default: str) -> str:
     given = r("loss_type", default)
     return given if isinstance(given, str) else ", ".join(given)
 
 
-def plain_loss(r: Reading) -> Found:
+def plain_loss(r: Translation) -> Found:
     named = _loss_type(r, {"sft": "nll", "kto": "kto"}.get(r.method, "sigmoid"))
     known = {"sft": ["nll", "chunked_nll"], "kto": ["kto"]}.get(r.method, [*PAIRWISE])
     if named not in known:
@@ -300,7 +300,7 @@ def plain_loss(r: Reading) -> Found:
         yield from ({"algorithm.loss": named} | PAIRWISE[named]).items()
 
 
-def _grouped_loss(r: Reading) -> Found:
+def _grouped_loss(r: Translation) -> Found:
     kind, level, scale = _loss_type(r, "dapo"), r("importance_sampling_level", "token"), r("scale_rewards", "group")
     if kind not in GROUPED:
         r.refuse("loss_type", f"it must be one of {', '.join(GROUPED)}")
@@ -317,7 +317,7 @@ def _grouped_loss(r: Reading) -> Found:
     yield "algorithm.kl_estimator", "weighted_k3" if r("use_bias_correction_kl", True) else "k3"
 
 
-def moving_reference(r: Reading) -> Found:
+def moving_reference(r: Translation) -> Found:
     if r("sync_ref_model"):
         if r("ref_model_sync_steps", 512) != 1:
             r.refuse(
@@ -327,7 +327,7 @@ def moving_reference(r: Reading) -> Found:
         yield "reference.ema", r("ref_model_mixup_alpha", 0.6)
 
 
-def rewards(r: Reading) -> Found:
+def rewards(r: Translation) -> Found:
     if entries := reward_entries(r):
         yield "rewards", entries
     if clip := r("reward_clip_range"):
@@ -338,7 +338,7 @@ def rewards(r: Reading) -> Found:
         yield "shaping.unfinished", "mask_loss"
 
 
-def vllm(r: Reading) -> Found:
+def vllm(r: Translation) -> Found:
     if not r("use_vllm"):
         return
     yield "rollout.engine", "vllm"
@@ -361,7 +361,7 @@ def vllm(r: Reading) -> Found:
             )
 
 
-def packing(r: Reading) -> Found:
+def packing(r: Translation) -> Found:
     if r("packing"):
         if r("packing_strategy", "bfd") == "wrapped":
             r.refuse("packing_strategy", "rows are packed whole and never cut: set bfd")
