@@ -1,1 +1,1 @@
-"""The command line, a file for each command that is more than a call."""
+"""The command line: `cli.py` lists the commands, and larger ones have a file each."""

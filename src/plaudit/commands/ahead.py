@@ -17,10 +17,10 @@ from plaudit.support.visible import visible
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 @traceback_option
 def check(words: tuple[str, ...], as_json: bool) -> None:
-    """Report everything that is wrong or doubtful about a run or a pipeline; exit status 1 if there are problems.
+    """Report everything that is wrong or doubtful about a run or a pipeline; exit with status 1 if there are problems.
 
-    This looks at settings, paths, sizes, devices, disk, servers, the cluster, and the first rows as the model would
-    read them. Nothing is written, and no model is loaded.
+    It checks settings, paths, sizes, devices, disk, servers, the cluster, and the first rows as the model would read
+    them. It writes nothing and loads no model.
     """
     began = time.time() - time.process_time()
     with plain_errors():
@@ -34,15 +34,15 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
-@click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: as the section `runtime` says.')
-@click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: as the section `runtime` says.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank whose boxes are printed.")
-@click.option("--to", help="Another mesh: print what moving the models there takes.")
+@click.option("--mesh", help='Axes, such as "data=8 tensor=2"; default: those of the section `runtime`.')
+@click.option("--ranks", type=click.IntRange(1), help="Number of ranks; default: that of the section `runtime`.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Print the boxes of this rank.")
+@click.option("--to", help="Another mesh: print how much data must be sent to move the models there.")
 @traceback_option
 def layout(
     recipe: str, overrides: tuple[str, ...], mesh: str | None, ranks: int | None, rank: int, to: str | None
 ) -> None:
-    """Print which rank would hold which part of a recipe's models, and its bytes. Nothing is loaded or started."""
+    """Print which part of a recipe's models each rank would hold, with sizes. Nothing is loaded or started."""
     with plain_errors():
         from plaudit.commands.layout import plan, publish, read_mesh, report, sends
         from plaudit.settings.recipes import read_settings
@@ -58,7 +58,7 @@ def layout(
 @click.command("settings")
 @click.argument("method")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Recipe to print beside the defaults.")
+@click.option("--recipe", type=HomePath(exists=True, dir_okay=False), help="Recipe to compare with the defaults.")
 @deepspeed_option
 @plugin_option
 @traceback_option

@@ -1,4 +1,4 @@
-"""`plaudit check`: what is wrong or doubtful about a recipe, for people or as JSON."""
+"""`plaudit check`: print what is wrong or doubtful about a recipe, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ with postponed("torch"):
 
 
 def check(method: str | None, words: Sequence[str], *, as_json: bool, began: float) -> int:
-    """Check `[RECIPE] key=value ...`, print what was found, and return the number of problems. `began`: the time of the
-    command's start."""
+    """Check `[RECIPE] key=value ...`, print the findings, and return the number of problems. `began` is the time at
+    which the command started."""
     rest = list(words)
     recipe = None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)
     found = outlooks(recipe, rest, method=method)
@@ -61,7 +61,7 @@ def told(one: Outlook) -> dict[str, Any]:
 
 
 def lines(one: Outlook) -> Iterator[str]:
-    """An outlook for a terminal: rows, sizes, then doubts, and problems at the end, where a person looks."""
+    """An outlook for a terminal: rows, sizes, doubts, and the problems last, next to the prompt."""
     if one.settings is not None:
         stage = f"stage {one.stage}: " if one.stage else ""
         yield f"{stage}{one.settings.method}, run {Path(one.settings.output, one.settings.name or '...')}"

@@ -1,4 +1,4 @@
-"""The `plaudit` command: a thin layer over the Python interface. Nothing heavy is imported before a command runs."""
+"""The `plaudit` command, a thin layer over the Python interface. Heavy modules are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tree = TypeVar("Tree")
 
 
 class Commands(click.Group):
-    """Commands in the order of the list, with the nearest one suggested for a misspelt word."""
+    """Commands in the order of their definition. For a misspelt command the nearest one is suggested."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -35,7 +35,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="plaudit")
 def main() -> None:
-    """Reinforcement learning from human feedback: one command a method, one recipe a run.
+    """Reinforcement learning from human feedback, with one command per method and one recipe per run.
 
     \b
     plaudit ppo RECIPE.yaml key=value ...      train with a method
@@ -51,20 +51,22 @@ def main() -> None:
 
 
 def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspeed: str | None) -> None:
-    """Do one run, from a recipe, overrides, or both."""
+    """Train from a recipe, overrides, or both."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
         from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 
-        # A recipe is optional: `plaudit sft model.path=... data.train=...` says it all.
+        # A recipe is optional: `plaudit sft model.path=... data.train=...` is enough.
         none = "=" in recipe and not Path(recipe).exists()
         given = as_ours(None if none else recipe, method, deepspeed)
         settings = load_settings(given.recipe, [recipe, *overrides] if none else overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
         if given.system:
-            reporter.say(f"{recipe} has settings of {given.system}. As a recipe:\n{given.text(settings.method)}")
+            reporter.say(
+                f"{recipe} has settings of {given.system}. As a recipe of Plaudit:\n{given.text(settings.method)}"
+            )
         if idle := unused(settings):
             reporter.say(f"warning: {settings.method} does not use {', '.join(idle)}")
         run(settings, reporter=reporter)
@@ -81,8 +83,8 @@ def measured_by(template: type[Tree], recipe: str | None, overrides: Sequence[st
 
 def add_method(name: str, text: str) -> None:
     text += (
-        "\n\nRECIPE is a YAML file of settings, or the file of another system (docs/switching.md); key=value overrides "
-        "come after it."
+        "\n\nRECIPE is a YAML file of settings, or a settings file of another system (docs/switching.md). Overrides "
+        "(key=value) come after it."
     )
 
     @main.command(name, cls=TakesSettings, help=text)
@@ -113,7 +115,7 @@ def train_command(recipe: str, overrides: tuple[str, ...], deepspeed: str | None
 @click.argument("overrides", nargs=-1)
 @traceback_option
 def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Run the stages of a recipe in order. Overrides begin with the stage's name (ppo.train.steps=50)."""
+    """Run the stages of a recipe in order. An override begins with its stage's name (ppo.train.steps=50)."""
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.pipeline import load_pipeline, run_pipeline
@@ -131,7 +133,7 @@ def pipeline(recipe: str, overrides: tuple[str, ...]) -> None:
 @click.option(
     "--data-only",
     type=HomePath(path_type=Path, file_okay=False),
-    help="Only write the task's files into this folder.",
+    help="Only write the demo's data into this folder.",
 )
 @click.argument("overrides", nargs=-1)
 @traceback_option
@@ -144,7 +146,7 @@ def demo(
 ) -> None:
     """Run SFT, a reward model and PPO on generated data, and print figures from before and after PPO.
 
-    The content of --output is replaced. `plaudit demo resume=latest` continues a stopped demo instead.
+    Replaces the content of --output. `plaudit demo resume=latest` continues a stopped demo instead.
     """
     with plain_errors(data_only or output):
         from plaudit.commands.demo import demo_data, run_demo
@@ -229,16 +231,21 @@ def relabel(recipe: str | None, overrides: tuple[str, ...]) -> None:
 @click.argument("model")
 @click.option("--prompt", "prompts", multiple=True, help="A prompt; repeatable.")
 @click.option("--file", "files", multiple=True, help="A file of prompts, in any dialect.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions a prompt.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Completions per prompt.")
 @click.option("--temperature", default=1.0, show_default=True, help="0 is greedy.")
-@click.option("--top-p", default=1.0, show_default=True, help="Probability that the likeliest tokens kept must hold.")
-@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the likeliest tokens; 0: all.")
+@click.option(
+    "--top-p", default=1.0, show_default=True, help="Draw from the likeliest tokens with this joint probability."
+)
+@click.option("--top-k", default=0, show_default=True, help="Draw from this number of likeliest tokens; 0: from all.")
 @click.option("--max-tokens", default=64, show_default=True, help="Longest answer.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the answers.")
 @click.option(
-    "--chat/--text", "as_chat", default=None, help="Ask prompts as chats or as text. By default the checkpoint decides."
+    "--chat/--text",
+    "as_chat",
+    default=None,
+    help="Send prompts as chats or as text; default: as the model was trained.",
 )
-@click.option("--system", help="System message; prompts are then asked as chats.")
+@click.option("--system", help="System message; prompts are then sent as chats.")
 @click.option("--template", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument of the chat template.")
 @click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True)
 @click.option(
@@ -266,15 +273,17 @@ def generate(
 
 @main.command("serve-reward")
 @click.argument("model")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need --token-env.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8008, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; public ones need --token-env."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8008, show_default=True, help="0: any free port.")
 @click.option("--token-env", default="", help="Environment variable with the token that clients must send.")
 @click.option(
     "--allow-host", "allow_hosts", multiple=True, help="A name by which clients call this server; repeatable."
 )
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
-@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0 takes all cores.")
+@click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0: all cores.")
 @plugin_option
 @traceback_option
 def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -> None:
@@ -288,8 +297,8 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
 @main.command()
 @click.argument("log_dir", type=HomePath(exists=True, path_type=Path), default="runs")
 @click.option("--serve", is_flag=True, help="Show the runs in a browser instead: curves, answers, workers, settings.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of --serve; any other asks for a token.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8010, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address for --serve; public ones use a token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8010, show_default=True, help="0: any free port.")
 @click.option("--allow-host", "allow_hosts", multiple=True, help="Name by which browsers call the page; repeatable.")
 @click.option(
     "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."

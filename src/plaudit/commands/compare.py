@@ -1,7 +1,7 @@
-"""`plaudit compare`: several runs beside each other.
+"""`plaudit compare`: show several runs side by side.
 
 settings.yaml -> the settings that differ          metrics.jsonl -> figures of the last steps, one picture
-the policies, asked the same prompts with the same seeds -> figures, win rates against the first run, some answers
+answers of all policies to the same prompts, with the same seeds -> figures, win rates against the first run, examples
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 LAST = 10
-"""Steps whose mean is shown, each an observation."""
+"""Number of last steps over which figures are averaged."""
 PICTURE, ANSWERS = "comparison.png", "comparison.jsonl"
 OF_A_FOLDER = ("name", "output", "resume", "overwrite", "log")
 """Settings that say nothing about what was trained."""
 SCORING = ("judge", "gold", "rewards", "llm")
 READING = ("train", "validation", "limit", "shuffle", "stream")
-"""Of a run's data: where rows come from and go. The others say how they are read."""
+"""Settings of `data` that say where rows come from. The others say how rows are read."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens", "stop", "special_tokens")
 OF_RUNS = ("weight", "workers", "resources", "offload")
-"""What only a run reads of a reward."""
+"""Settings of a reward that only a run uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What was found; every mapping has one entry for each run, by its name."""
+    """The result. Every mapping has one entry per run, by its name."""
 
     settings: CompareSettings
     runs: Mapping[str, Run]
@@ -87,7 +87,7 @@ class Compared:
         return [*found, *([self.examples()] if self.answers and self.settings.examples else [])]
 
     def examples(self) -> Table:
-        """The runs' answers to a few prompts, spread over all."""
+        """The runs' answers to a few prompts, evenly spread over all prompts."""
         groups = list(zip(*self.answers.values(), strict=True))
         count = min(self.settings.examples, len(groups))
         chosen = [groups[k * len(groups) // count] for k in range(count)]
@@ -101,8 +101,8 @@ class Compared:
 
 
 def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: Reporter | None = None) -> Compared:
-    """Compare runs and keep the result in the first one's folder, or `out`. Raises ValueError before anything is
-    loaded if a folder is no run."""
+    """Compare runs and save the result in `out`, or else in the first run's folder. Raises ValueError before anything
+    is loaded if a folder is not a run."""
     reporter = reporter or Reporter(quiet=True)
     runs = named([Run(Path(folder)) for folder in folders])
     settings = settings_of(runs, overrides)
@@ -135,20 +135,20 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by the shortest ends of their paths that tell them apart."""
+    """Name runs by the shortest ends of their paths that differ."""
     if len({run.folder.resolve() for run in runs}) < max(2, len(runs)):
         raise ValueError("give two or more runs, each once: plaudit compare runs/A runs/B")
     for run in runs:
         files = [run.folder / name for name in (SETTINGS, plots.METRICS)]
         if not all(file.is_file() and file.stat().st_size for file in files):
-            raise ValueError(f"{run.folder} is no run with a finished step: it lacks {SETTINGS} or {plots.METRICS}")
+            raise ValueError(f"{run.folder} is not a run with a finished step: it has no {SETTINGS} or {plots.METRICS}")
     parts = [run.folder.resolve().parts for run in runs]
     length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
     return {"/".join(part[-length:]): run for part, run in zip(parts, runs, strict=True)}
 
 
 def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSettings:
-    """The overrides over what the first run that has it says."""
+    """Read settings from the runs (the first online run has priority for prompts and sampling), then from overrides."""
     recipes = [_recipe(run) for run in runs.values()]
     data = recipes[0]["data"]
     online = next((recipe for recipe in recipes if recipe["rewards"]), recipes[0])
@@ -171,7 +171,7 @@ def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSet
 
 
 def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
-    """By key the values of the runs' settings, where they differ; None where a file lacks the key."""
+    """Settings that differ, by key, with the value of each run; None where a file lacks the key."""
     found = [read_flat((run.folder / SETTINGS).read_text(encoding="utf-8")) for run in runs.values()]
     keys = (key for key in dict.fromkeys(key for one in found for key in one) if key.split(".")[0] not in OF_A_FOLDER)
     values = {key: tuple(one.get(key) for one in found) for key in keys}
@@ -185,7 +185,7 @@ def _idle(key: str, values: tuple[Any, ...]) -> bool:
 
 
 def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
-    """Means of the last steps with the interval of their spread, and the last figures of validation."""
+    """Means over the last steps with intervals, and the last validation figures."""
     shown = [one.metric for one in (*plots.LOSSES, *(one for some in plots.PLOTS.values() for one in some))]
     figures: Figures = {"steps": float(metrics[-1]["step"])}
     for name in shown:
@@ -205,13 +205,13 @@ def _unanswered(runs: Mapping[str, Run], settings: CompareSettings) -> str:
     """Why answers cannot be drawn; "" if they can."""
     if lacking := [name for name, run in runs.items() if not (run.folder / "checkpoints" / "policy").is_dir()]:
         return f"{', '.join(lacking)} has no policy"
-    return f"there is no {gone[0]}, set prompts" if (gone := absent(settings.prompts)) else ""
+    return f"there is no {gone[0]}: set prompts" if (gone := absent(settings.prompts)) else ""
 
 
 def _measured(
     runs: Mapping[str, Run], settings: CompareSettings, reporter: Reporter
 ) -> tuple[dict[str, Figures], dict[str, Answers]]:
-    """Figures and answers of every run, on the prompts that the first run's tokenizer reads."""
+    """Figures and answers of every run, on the same prompts."""
     bench = Bench(settings, reporter)
     llm = LlmJudge(settings.llm) if settings.llm.url else None
     measured: dict[str, Figures] = {}
@@ -221,7 +221,7 @@ def _measured(
         policy = bench.policy(str(run.checkpoint("policy")))
         prompts = bench.prompts(policy)
         if first is not None and [prompt.id for prompt in prompts] != [group[0].prompt.id for group in first]:
-            raise ValueError(f"{name} does not keep the first run's prompts: set data.overlong=truncate or error")
+            raise ValueError(f"{name} drops other prompts than the first run: set data.overlong=truncate or error")
         own = bench.answers(policy, prompts, bench.rewards(settings.judge, policy.tokenizer), name=name)
         figures = generation_figures(own) | bench.reward_figures(own)
         if settings.reference is not None:
@@ -238,7 +238,7 @@ def _measured(
 
 
 def _lines(answers: Mapping[str, Answers]) -> list[dict[str, Any]]:
-    """A line for each prompt and number of an answer, with every run's."""
+    """One line per prompt and sample, with the answers of all runs."""
     groups = zip(*answers.values(), strict=True)
     return [
         {"prompt": row[0].prompt.text, **{name: one.json() for name, one in zip(answers, row, strict=True)}}

@@ -232,7 +232,7 @@ TARGETS = tuple(_WRITERS)
 def _check_target(source: str, path: Path, overwrite: bool) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(
-            f"files that end in {path.suffix or 'nothing'!r} are not written; use {', '.join(SUFFIXES)}.", str(path)
+            f"a file with the ending {path.suffix!r} cannot be written; use {', '.join(SUFFIXES)}.", str(path)
         )
     read = at_home(source)
     inside = read.is_dir() and path.resolve().is_relative_to(read.resolve())

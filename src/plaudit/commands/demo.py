@@ -1,6 +1,6 @@
-"""`plaudit demo`: the main job on a generated task, from nothing to a table of before and after.
+"""`plaudit demo`: the whole pipeline on a generated task, with a table of figures before and after.
 
-make_demo -> sft -> reward model -> PPO -> evaluation        once for each seed, then a table over the seeds
+make_demo -> sft -> reward model -> PPO -> evaluation        once per seed, then a table over the seeds
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Make = Callable[[Path, int, Reporter], None]
 
 
 def run_demo(output: Path, *, seeds: Sequence[int] = (0,), overrides: Sequence[str] = ()) -> list[PipelineRun]:
-    """Run the whole job on the generated task for each seed."""
+    """Run the whole pipeline on the generated task for each seed."""
     return run_task(RECIPE, demo_data, output, seeds=seeds, overrides=overrides)
 
 
@@ -73,9 +73,9 @@ def demo_data(folder: Path, seed: int, reporter: Reporter) -> None:
     """Write the demo's files and return a description."""
     files = make_demo(folder, seed=seed)
     reporter.say(
-        f"the task, in {folder}: film comments from a grammar with a known gold reward (of the texts "
+        f"the task, in {folder}: film comments from a grammar with a known gold reward (the texts have "
         f"{files.sft_gold_mean:+.2f} on average, deviation {files.sft_gold_std:.2f});\npreference labels agree with "
-        f"gold on {files.label_agreement:.1%} of the pairs, so no judge can be right more often on them"
+        f"gold on {files.label_agreement:.1%} of the pairs, which bounds the accuracy of a judge"
     )
 
 

@@ -1,4 +1,4 @@
-"""How commands end: errors that a person can correct as one line, an early end of a run with its own status."""
+"""How commands end: an error that the user can correct is one line, and a run that ends early has its own status."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _tell(text: str) -> None:
 
 
 def _of_storage(error: Exception, target: str | Path | None) -> str | None:
-    """The place and the system's reason, or None for other errors."""
+    """Describe an error of storage: the path and the system's reason. None for other errors."""
     of_system = error if isinstance(error, OSError) else None
     place = (of_system and of_system.filename) or target
     if why := unwritable(error):

@@ -1,4 +1,4 @@
-"""`plaudit settings`: what can be set, section by section, with what it does, what it may be and what a recipe changes.
+"""`plaudit settings`: print settings with their meaning, their allowed values and what a recipe changes.
 
     method or command -> tree -> leaves, all or those of a key -> a recipe with comments
 
@@ -18,8 +18,8 @@ from plaudit.support.later import postponed
 
 
 def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Sequence[str]) -> str:
-    """The settings of a method, of `evaluate` or of `pipeline`, as a recipe has them if one is given. Raises
-    SettingsError for a key or a method that there is not."""
+    """Explain the settings of a method, of `evaluate` or of `pipeline`, with the values of `recipe` if it is given.
+    Raises SettingsError for an unknown key or method."""
     with postponed("torch"):
         given, default = _trees(name, recipe, list(plugins))
     from plaudit.settings.tree import annotated
@@ -35,7 +35,8 @@ def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Se
 
 
 def foreign(method: str, recipe: str | None, deepspeed: str | None) -> str | None:
-    """Another system's file, or DeepSpeed's over a recipe, as a recipe of ours; None if the file is ours."""
+    """Return another system's file, or a recipe with DeepSpeed's configuration, as a recipe; None if the file is
+    ours."""
     from plaudit.settings.recipes import as_ours
 
     if recipe is None and deepspeed is None:
@@ -45,12 +46,12 @@ def foreign(method: str, recipe: str | None, deepspeed: str | None) -> str | Non
 
 
 def _named(leaf: Leaf, key: str) -> bool:
-    """Whether a key names a leaf: whole, by its section, or by its last word."""
+    """True if `key` is the leaf's key, a section of it, or its last word."""
     return leaf.key == key or leaf.key.startswith(f"{key}.") or leaf.key.rpartition(".")[2] == key
 
 
 def _trees(name: str, recipe: str | None, plugins: list[str]) -> tuple[Any, Any]:
-    """A tree of settings as a recipe has it, and as it is by default."""
+    """Return a tree of settings with the values of a recipe, and the same tree with its defaults."""
     from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings
     from plaudit.settings.recipes import defaults, drafted, load_tree, read_yaml
 
@@ -67,7 +68,7 @@ def _trees(name: str, recipe: str | None, plugins: list[str]) -> tuple[Any, Any]
 
 
 def options(command: click.Command, keys: Sequence[str]) -> str:
-    """The options of a command that takes no recipe. Raises SettingsError for one that there is not."""
+    """Explain the options of a command that takes no recipe. Raises SettingsError for an unknown option."""
     given = [one for one in command.params if isinstance(one, click.Option) and one.name not in ("help", "traceback")]
     names = {key.lstrip("-").replace("-", "_") for key in keys}
     if lost := names - {str(one.name) for one in given} - {one.opts[0].lstrip("-").replace("-", "_") for one in given}:

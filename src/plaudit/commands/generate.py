@@ -1,4 +1,4 @@
-"""Answers to prompts from a checkpoint, for `plaudit generate`: printed, or as JSON lines."""
+"""`plaudit generate`: answer prompts with a checkpoint; print the answers or write them as JSON lines."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def generate(
 ) -> list[tuple[Prompt, list[Completion]]]:
     """Answer `prompts` and those of `files`. Print the answers or write them to `out`, and return them.
 
-    `as_chat` and `system` are as in `data` of a run: the checkpoint decides whether it is asked with chats, unless they
-    do. `template_arguments` go to its chat template."""
+    `as_chat` and `system` are as in `data` of a run; by default, prompts are sent as chats if the checkpoint was
+    trained on chats. `template_arguments` go to its chat template."""
     if not prompts and not files:
         raise ValueError("no prompts: give --prompt TEXT or --file FILE, once or more")
     if samples < 1:
@@ -66,7 +66,7 @@ def generate(
 
 
 def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy, settings: DataSettings) -> list[Prompt]:
-    """All prompts, untruncated: prompts without room in the model are refused."""
+    """Read all prompts without truncation. Raises ValueError for a prompt that is too long for the model."""
     ends = policy.model.special.eos
     reader = Reader(policy.tokenizer, settings, ends)
     asked = [Asked(question_of(Sample(prompt=text, where=f"prompt:{number}"))) for number, text in enumerate(prompts)]
@@ -87,7 +87,7 @@ def _asked(prompts: Sequence[str], files: Sequence[str], policy: Policy, setting
 
 
 def _writable(out: Path) -> None:
-    """Raise ValueError if `out` is not writable, before anything is loaded: the answers would be lost."""
+    """Raise ValueError if `out` is not writable. Called before anything is loaded, since answers would be lost."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         there = out.exists()

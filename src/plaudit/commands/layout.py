@@ -1,8 +1,8 @@
-"""Who would hold what: a recipe's models on a mesh, by arithmetic. Nothing is loaded, reserved or started.
+"""`plaudit layout`: compute which part of a recipe's models each rank of a mesh would hold, without loading them.
 
-    recipe, overrides -> configurations by role; mesh -> Layout -> bytes a rank by part, and one rank's boxes
+    recipe, overrides -> configurations by role; mesh -> Layout -> bytes per rank by part, and one rank's boxes
 
-Left out: activations, KV caches, libraries; and models that only transformers computes, whose parts it does not name.
+Left out: activations, KV caches, libraries, and models that only transformers can compute.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Model:
     layout: Layout
     trained: bool
     bytes: int
-    """Of a weight in the precision that passes compute in."""
+    """Bytes of one weight in the precision of forward passes."""
 
     def numbers(self, place: Place) -> tuple[int, int]:
-        """How many frozen and how many trained numbers a rank holds."""
+        """Count the frozen and the trained numbers that a rank holds."""
         layout = self.layout
         mine = [ours for ours in layout.parameters if place.stage in layout.stages(ours)]
         held = sum(math.prod(layout.shape(ours, place)) for ours in mine)
@@ -57,8 +57,8 @@ class Model:
         return held - head, head + sum(math.prod(layout.shape(name, place)) for name in adapters)
 
     def held(self, place: Place) -> dict[str, int]:
-        """Bytes by part that a rank keeps between passes: AdamW in float32. Shards of trained weights are float32 and
-        need no masters; a weight that is whole has one if it is of a lower precision."""
+        """Bytes by part that a rank keeps between passes. AdamW's moments are float32. Shards of trained weights are
+        float32 and need no masters; an unsharded weight has a master if its precision is lower."""
         frozen, trained = self.numbers(place)
         sharded = self.layout.mesh.data > 1
         masters = 0 if sharded or self.bytes == 4 else 4
@@ -70,8 +70,8 @@ class Model:
         }
 
     def gathered(self, stage: int) -> int:
-        """Bytes that a rank gathers in a pass over shards: embeddings, last norm and head throughout, and two layers,
-        the one that computes and the next."""
+        """Most bytes that a rank gathers at once in a pass over shards: embeddings, last norm and head during the whole
+        pass, and two layers (the current and the next one)."""
         if self.layout.mesh.data == 1:
             return 0
         whole = Layout(self.layout.config, self.layout.head, replace(self.layout.mesh, data=1))
@@ -112,7 +112,7 @@ def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]
 
 
 def config_of(settings: Settings, path: str | None) -> DecoderConfig:
-    """The configuration of a folder or hub id, of which only config.json is read, or that of a fresh model."""
+    """Read the configuration of a folder or hub id (only its config.json), or of a fresh model if `path` is None."""
     if path is not None:
         return read_config(read_json(_config_file(path)))
     config = dict(settings.model.config)
@@ -151,15 +151,15 @@ def read_mesh(text: str) -> Mesh:
 
 
 def amounts(models: Sequence[Model], place: Place) -> dict[str, int]:
-    """Bytes by part of all models on a rank. Passes run one after another, so the largest that one gathers counts."""
+    """Bytes by part of all models on a rank. Passes run one after another, so only the largest `gathered` counts."""
     held = [model.held(place) for model in models]
     sums = {part: sum(one[part] for one in held) for part in PARTS}
     return sums | {"gathered": max(model.gathered(place.stage) for model in models)}
 
 
 def extremes(models: Sequence[Model]) -> tuple[Place, Place]:
-    """The ranks with the most and the least. All along the tensor axis are alike, and the data axis fills from the
-    front."""
+    """The ranks that hold the most and the least. Ranks along the tensor axis hold equal amounts; along the data axis,
+    the first rank holds the most."""
     mesh = models[0].layout.mesh
     front = [replace(mesh.place(0), stage=stage) for stage in range(mesh.pipeline)]
     back = [replace(place, data=mesh.data - 1) for place in front]
@@ -175,7 +175,7 @@ def report(models: Sequence[Model], rank: int) -> Iterator[str]:
     mesh = models[0].layout.mesh
     most, least = extremes(models)
     words = ("gathered", "sum")
-    yield f"{mesh}: {mesh.world:,} ranks. GiB a rank, computed; activations, caches and libraries come on top."
+    yield f"{mesh}: {mesh.world:,} ranks. GiB per rank by calculation, without activations, caches and libraries."
     yield f"{'':24}" + "".join(f"{word:>11}" for word in (*PARTS, *words))
     for model in models:
         what = "trained" if model.trained else "frozen"
@@ -195,8 +195,8 @@ def _row(name: str, amounts: Mapping[str, int]) -> str:
 
 
 def sends(models: Sequence[Model], mesh: Mesh) -> Iterator[str]:
-    """What it takes to lay the models out in another mesh on the same ranks, in the precision that passes compute in:
-    boxes that a rank has already stay there."""
+    """Describe what must be sent to move the models to another mesh on the same ranks, in the precision of forward
+    passes. Boxes that a rank already has are not sent."""
     for model in models:
         other = Layout(model.layout.config, model.layout.head, mesh)
         yield f"\n{model.role} to {mesh}: {_sent(model, other, apart=False)}"
@@ -230,7 +230,7 @@ def _sent(model: Model, other: Layout, *, apart: bool) -> str:
 
 
 def boxes(layout: Layout, rank: int) -> Iterator[str]:
-    """The boxes that a rank holds; layers with the same ones stand in one line."""
+    """List the boxes that a rank holds. Layers with equal boxes share one line."""
     place = layout.mesh.place(rank)
     axes = ", ".join(f"{axis} {index}" for axis, index in asdict(place).items())
     layers: dict[tuple[str, Box, bool], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Sockets that a server of ours listens on."""
+"""Sockets of our HTTP servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen before anything is loaded, so that a used port is reported at once. Raises ValueError."""
+    """Open a listening socket. Call it before loading anything, so that a used port is reported at once. Raises
+    ValueError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
@@ -28,6 +29,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The address that a browser or a client is given."""
+    """The URL for browsers and clients."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

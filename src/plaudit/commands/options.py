@@ -1,5 +1,4 @@
-"""What commands share: their common options, and commands that take settings, where an option of another system is
-answered with our key."""
+"""Common options of commands, and a command class that answers an option of another system with our setting."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from plaudit.support.visible import visible
 METHODS: dict[str, str] = yaml.safe_load(
     (Path(__file__).parents[1] / "algorithms" / "methods.yaml").read_text(encoding="utf-8")
 )
-"""Methods, each with a line for `plaudit --help`."""
+"""Methods, each with its line in `plaudit --help`."""
 
 
 class TakesSettings(click.Command):
-    """A command whose settings are `key=value`: `--learning_rate 1e-5` is refused with what to write instead."""
+    """A command whose settings are `key=value`. It refuses `--learning_rate 1e-5` and says what to write instead."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -31,7 +30,7 @@ class TakesSettings(click.Command):
 
 
 def _as_setting(option: str, args: list[str]) -> str:
-    """What to write for an option that there is not."""
+    """Say what to write instead of an unknown option."""
     from plaudit.settings.spellings import meant
 
     place = next((i for i, word in enumerate(args) if word.partition("=")[0] == option), len(args))
@@ -64,5 +63,5 @@ def plugin_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def deepspeed_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    text = "A configuration of DeepSpeed, which goes over the recipe."
+    text = "A configuration of DeepSpeed, which overrides the recipe."
     return click.option("--deepspeed", type=HomePath(exists=True, dir_okay=False), help=text)(command)

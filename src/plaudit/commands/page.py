@@ -1,8 +1,8 @@
-"""`plaudit monitor --serve`: the page to read runs, for browsers on this machine.
+"""`plaudit monitor --serve`: serve the page that shows runs in a browser.
 
     a folder of runs -> monitor/app.py -> uvicorn -> a browser
 
-Where others can reach the address, the page asks for a token, which is part of the printed address.
+If other machines can reach the address, the page requires a token, which is part of the printed URL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plaudit.commands.listening import address_of, is_loopback, listen
 
 
 def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str], say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. Raises ImportError with the install command."""
+    """Serve until Ctrl-C. If a library is missing, the ImportError has the install command."""
     try:
         import uvicorn
 

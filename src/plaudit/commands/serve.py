@@ -1,10 +1,9 @@
-"""`plaudit serve-reward`: a judge's checkpoint as a server of the reward protocol, for runs on this machine or others.
+"""`plaudit serve-reward`: serve a judge's checkpoint by the reward protocol, to runs on this machine or others.
 
-    requests -> RewardApplication -> JudgeService (texts are read; waiting questions are one batch) -> a thread with the
-    model
+    requests -> RewardApplication -> JudgeService (tokenises texts, batches waiting items) -> a thread with the model
 
-uvicorn does the HTTP (`pip install -e '.[serve]'`). Without a token, only this machine may ask. Transport security is
-left to a proxy, or to the network.
+uvicorn handles HTTP (`pip install -e '.[serve]'`). Without a token, only this machine may ask. There is no TLS here:
+use a proxy, or a network that you trust.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from plaudit.rewards.server import Guard, RewardApplication
 from plaudit.types import Score
 
 LEAST_TOKEN = 16
-"""Characters."""
+"""Fewest characters of a token."""
 HEADER_SECONDS = 10.0
 """Seconds that a client may take to send a request's head."""
 OF_ONE_PEER = 256
-"""Most connections of one address. Above it, the oldest connections without a whole head are closed."""
+"""Most connections of one address. Beyond it, the oldest connections without a complete head are closed."""
 GATHERING = 0.001
-"""Twice this many seconds is the time in which early requests meet in a batch; later ones meet while the model is
-busy."""
+"""Half of the seconds for which an idle model waits for further requests before it scores a batch. While the model is
+busy, requests gather anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     port: int = 8008
-    """0 takes a free one."""
+    """0: any free port."""
     token_env: str = ""
     """Name of the environment variable with the token; empty: no token, for this machine only."""
     allow_hosts: tuple[str, ...] = ()
@@ -51,13 +50,13 @@ class ServeSettings:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0
-    """CPU threads; 0 takes all cores."""
+    """CPU threads; 0: all cores."""
     token_budget: int = 16384
-    """Tokens of one pass."""
+    """Most tokens of one pass."""
 
 
 class JudgeService:
-    """Score questions. A question that the judge cannot read gets no score and affects no other."""
+    """Score items. An item that the judge cannot read gets no score and does not affect others."""
 
     def __init__(self, judge: Judge):
         self.judge = judge
@@ -72,13 +71,13 @@ class JudgeService:
     async def __call__(self, questions: Sequence[RewardItem]) -> list[Score]:
         if all(question.same_vocabulary and not question.prompt.messages for question in questions):
             read = [self._read(question) for question in questions]
-        else:  # tokenise in a thread: long texts take seconds, in which no other request would be answered
+        else:  # tokenise in a thread: long texts take seconds, and other requests must be answered meanwhile
             loop = asyncio.get_running_loop()
             read = await loop.run_in_executor(self._reader, lambda: [self._read(question) for question in questions])
         return list(await asyncio.gather(*map(self._score, read)))
 
     def _read(self, question: RewardItem) -> Tokens | Score:
-        """The tokens that the judge reads, or the score of a question that it cannot read."""
+        """Return the tokens that the judge reads, or a failed score if it cannot read the item."""
         try:
             sequence = self._reading.sequence(question.prompt, question.completion, sampled=question.same_vocabulary)
         except (ValueError, TypeError) as error:  # a text that is no Unicode, a chat that its template refuses
@@ -133,8 +132,8 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
 
 
 class Bounded:
-    """Limit connections before uvicorn's protocol, which waits forever for a request's head and counts such
-    connections."""
+    """Limit connections that have not sent a whole request head. uvicorn's protocol waits for them forever, and they
+    count towards its limit."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
@@ -151,7 +150,7 @@ class Bounded:
         if len(own) > OF_ONE_PEER:
             waiting = [one for one in own if one._deadline is not None]
             oldest = min(waiting, key=lambda one: one._deadline.when())
-            self.connections.discard(oldest)  # which counts no longer, while the loop is yet to close it
+            self.connections.discard(oldest)  # stops counting now, though the loop closes it later
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -168,7 +167,7 @@ class Bounded:
         super().connection_lost(error)  # type: ignore[misc]
 
     def _watch(self) -> None:
-        """Close a connection without an open request whose head takes too long, however slowly it arrives."""
+        """Close a connection that has no open request and does not send a whole head in time."""
         if self.cycle is None or self.cycle.response_complete:
             self._deadline = self._deadline or self.loop.call_later(HEADER_SECONDS, self.transport.abort)
         elif self._deadline is not None:
@@ -188,8 +187,8 @@ def make_guard(settings: ServeSettings) -> Guard:
             )
     elif not is_loopback(settings.host):
         raise ValueError(
-            f"--host {settings.host} can be reached from other machines: give --token-env NAME, an "
-            "environment variable with a token, or keep to --host 127.0.0.1"
+            f"--host {settings.host} can be reached from other machines: give --token-env NAME (an environment "
+            "variable with a token), or use --host 127.0.0.1"
         )
     names = {"localhost", socket.gethostname(), settings.host, *settings.allow_hosts}
     return Guard(token=token, hosts=frozenset(name.lower() for name in names))

@@ -175,8 +175,8 @@ def translate(reading: Translation, work: Mapping[str, Work]) -> None:
 
 
 def flat(given: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested file by their dotted keys, without null values. A mapping is a value if the table has
-    its key, and else a section."""
+    """Return the values of a nested file by their dotted keys, without null values. A mapping is a value if the table
+    has its key, and else a section."""
     known = set(known)
     found: dict[str, Any] = {}
     for name, value in given.items():
