@@ -641,7 +641,7 @@ def foreign(make_recipe: Any, demo: Any, tmp_path: Path) -> Path:
 def test_a_file_of_trl_is_trained_with_and_shown_as_a_recipe(foreign: Path, tmp_path: Path) -> None:
     done = plaudit("sft", foreign, "threads=1", "train.steps=1")
     assert done.exit_code == 0, done.output
-    assert f"{foreign} has settings of TRL. As a recipe:\n# the batch is that of one device" in done.output
+    assert f"{foreign} has settings of TRL. As a recipe of Plaudit:\n# " in done.output
     assert "# ignored: dataset_num_proc (rows are read and tokenised before training)\nmethod: sft\n" in done.output
     assert [step["step"] for step in records.Run(tmp_path / "runs/theirs").metrics] == [1]
     saved = yaml.safe_load((tmp_path / "runs/theirs/settings.yaml").read_text())
@@ -659,7 +659,7 @@ def test_a_configuration_of_deepspeed_goes_over_a_recipe_and_under_overrides(rec
     config.write_text(json.dumps({"gradient_clipping": 0.5, "train_batch_size": 2, "steps_per_print": "auto"}))
     done = plaudit("sft", recipe, "--deepspeed", config, "train.batch_size=3", "log.quiet=false")
     assert done.exit_code == 0, done.output
-    assert f"{recipe} has settings of DeepSpeed. As a recipe:\nmethod: sft\n" in done.output
+    assert f"{recipe} has settings of DeepSpeed. As a recipe of Plaudit:\nmethod: sft\n" in done.output
     saved = yaml.safe_load((tmp_path / "runs/run/settings.yaml").read_text())
     assert (saved["optimizer"]["max_gradient_norm"], saved["train"]["batch_size"]) == (0.5, 3)
     config.write_text(json.dumps({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}))

@@ -143,6 +143,6 @@ def test_names_are_as_short_as_they_can_be(runs: list[Path], tmp_path: Path) -> 
     for parent in ("c", "d"):
         shutil.copytree(runs[0], tmp_path / parent / "slow")
     assert list(named([Run(tmp_path / parent / "slow") for parent in ("c", "d")])) == ["c/slow", "d/slow"]
-    for words, told in (([runs[0]], "two or more runs"), ([runs[0], tmp_path], "is no run with a finished step")):
+    for words, told in (([runs[0]], "two or more runs"), ([runs[0], tmp_path], "is not a run with a finished step")):
         done = CliRunner().invoke(main, ["compare", *map(str, words)])
         assert (done.exit_code, told in done.output) == (2, True), done.output

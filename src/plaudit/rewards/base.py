@@ -1,8 +1,8 @@
-"""The interface of rewards: a prompt and its completions in, one Score each out.
+"""The interface of rewards: from a prompt and its completions to one Score per completion.
 
     rules.py (Python functions), judge.py (a learned reward model), weighted.py (a sum of rewards)
 
-Scale, shift, clip and the penalty for unfinished answers come after it, in `shaping.py`.
+`shaping.py` then applies scale, shift, clip and the penalty for unfinished answers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Unscored = TypeVar("Unscored")
 class Reward(Protocol):
     """The caller passes completions of one prompt. The implementer returns one Score per completion, in order.
 
-    What cannot be scored gets a Score without a value, with the reason (NOT_APPLICABLE if the reward is not meant for
-    such an answer), never 0. One bad completion neither raises nor affects the others. Raise only if no completion can
-    be scored, for example because of wrong settings.
+    A completion that cannot be scored gets a Score without a value, with the reason, and never 0. The reason is
+    NOT_APPLICABLE if the reward does not apply to the answer. One bad completion neither raises nor affects the others.
+    Raise only if no completion can be scored, for example because of wrong settings.
     """
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]: ...
 
 
 class TimedReward:
-    """A reward whose questions are timed."""
+    """A reward that records the time of each call."""
 
     def __init__(self, reward: Reward, doing: Callable[[], AbstractContextManager[None]]):
         self.reward, self.doing = reward, doing
@@ -41,6 +41,7 @@ class TimedReward:
 async def completed(
     found: Sequence[Unscored | Score], ask: Callable[[list[Unscored]], Awaitable[Sequence[Score]]]
 ) -> list[Score]:
-    """Return the scores, in order: those given, and the answers of `ask` in place of everything else."""
+    """Return one score per entry, in order: entries that are scores already, and `ask`'s score for every other
+    entry."""
     scores = iter(await ask([one for one in found if not isinstance(one, Score)]))
     return [one if isinstance(one, Score) else next(scores) for one in found]

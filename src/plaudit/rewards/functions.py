@@ -1,7 +1,7 @@
-"""A reward from a Python function, which gets what its parameters ask for.
+"""A reward from a Python function. Its parameters say which inputs it gets.
 
-    def reward(prompt, completion): ...                          two texts, by name or as the first two parameters
-                                                                 under any name that is not in FOREIGN
+    def reward(prompt, completion): ...                          two texts, by name, or by position as the first two
+                                                                 parameters unless their names are in FOREIGN
     def reward(question: Prompt, answer): ...                    the Prompt itself, by its annotation
     async def reward(completion, answer, *, folder): ...         any of ARGUMENTS by name; the rest from `options`
 
@@ -53,22 +53,22 @@ FOREIGN: Mapping[str, str] = {
         ("data_source", "solution_str", "ground_truth", "extra_info"), "what verl calls its functions with"
     ),
 }
-"""Parameter names of functions for other systems. Filled by position, they would get something else than they mean."""
+"""Parameter names of reward functions for other systems. They mean other values, so they are not filled by position."""
 PATIENCE = 0.2
-"""Seconds of inline calls after which other tasks get their turn."""
+"""Seconds of inline calls after which other tasks may run."""
 OURS, INSTALLED = str(Path(__file__).parents[1]), "site-packages"
 _STANDARD = tuple(path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib"))
-"""Places of code that is not the user's."""
+"""Paths of code that is not the user's."""
 THREADS = 32
-"""Largest number of one reward's calls in threads at the same time."""
+"""Most calls of one reward in threads at the same time."""
 
 
 class FunctionReward:
     """Calls a function once per completion.
 
     - Sync functions run inline, one after the other. This is fastest and deterministic, but nothing else runs during
-      a call. After `deadline` seconds a call is interrupted: Python code at once, other code when it returns. In the
-      process's main thread SIGALRM does it, in others (a notebook's runs) a waiting thread.
+      a call. After `deadline` seconds a call is interrupted: Python code at once, other code when it returns. SIGALRM
+      interrupts calls in the process's main thread; a watching thread interrupts calls in others (as in notebooks).
     - With `thread` sync functions run in threads, all completions at once. Each call has `deadline` seconds. A thread
       that takes longer cannot be stopped; its result is dropped, and neither other calls nor the process wait for it.
     - Async functions run as tasks, all completions at once, each with `deadline` seconds.
@@ -151,7 +151,7 @@ class _Late(BaseException):
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise _Late inside after this time. A function that sets the process's timer itself replaces this one."""
+    """Raise _Late inside the block after this time. A function that sets the process's timer itself replaces ours."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":  # no setitimer there
         with _WATCH.interrupting(seconds):
             yield
@@ -170,12 +170,12 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 
 class _Watch:
-    """A thread that raises _Late in others whose calls take too long. It ends after some time without calls.
+    """A thread that raises _Late in other threads whose calls take too long. It ends after some time without calls.
 
-    Starting one for every call would take longer than most calls do."""
+    Starting a thread for every call would take longer than most calls."""
 
     EVERY, IDLE = 0.05, 20
-    """Seconds between two checks, and checks without a call before it ends."""
+    """Seconds between two checks, and the number of checks without a call after which the thread ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -215,8 +215,8 @@ _WATCH = _Watch()
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Call it in a daemon thread. A hanging call in asyncio's small pool would block other calls and the process's
-    end."""
+    """Run `call` in a daemon thread. In asyncio's small pool, a hanging call would block other calls and the end of the
+    process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -241,7 +241,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 
 
 def as_score(result: Any) -> Score:
-    """Make a Score of what a function returned; TypeError if it is not a number, a dict or None."""
+    """Turn a function's result into a Score. Raises TypeError if it is not a number, a dict or None."""
     if result is None:
         return Score(value=None, reason=NOT_APPLICABLE)
     if isinstance(result, Score):
@@ -266,7 +266,7 @@ def _finite(value: float, parts: Mapping[str, float]) -> Score:
 
 
 def beyond(value: float) -> str:
-    """Return what a report adds about a number that cannot be a score; "" if it is not finite."""
+    """Return the end of a message on a number that is too large for a score; "" if it is not finite."""
     return f", beyond {LARGEST_SCORE:g}" if math.isfinite(value) else ""
 
 
@@ -285,15 +285,15 @@ def _number(value: Any, what: str) -> float:
 
 
 def _failure(error: BaseException) -> Score:
-    """A failed score, transient for errors of the system (connections, time-outs), RuntimeErrors and errors that are
-    not Python's own. Others, such as a TypeError or KeyError, count as mistakes in the function."""
+    """Return a failed score. It is transient for errors of the system (connections, time-outs), RuntimeErrors and
+    exceptions that are not built in. Others, such as TypeError or KeyError, count as mistakes in the function."""
     kind = type(error)
     transient = isinstance(error, OSError) or kind is RuntimeError or kind.__module__ != "builtins"
     return Score(value=None, reason=f"{kind.__name__}: {error}{_raised_at(error)}", transient=transient)
 
 
 def _raised_at(error: BaseException) -> str:
-    """The last line of the user's own code on the way to an error, " (rewards.py, line 12)"; "" if there is none."""
+    """Return the last place in the user's own code in a traceback, " (rewards.py, line 12)"; "" if there is none."""
     files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     theirs = [place for place in files if not place[0].startswith((OURS, *_STANDARD)) or INSTALLED in place[0]]
     own = [place for place in theirs if INSTALLED not in place[0]] or theirs
@@ -308,7 +308,7 @@ Getter = Callable[[Prompt, Completion], Any]
 
 
 def _bindings(function: Callable[..., Any], name: str, options: Mapping[str, Any]) -> tuple[tuple[str, Getter], ...]:
-    """Return which argument each parameter gets. A positional-only parameter has the name ""."""
+    """Return each parameter's name with a function that gets its value. A positional-only parameter has the name ""."""
     parameters = list(inspect.signature(function).parameters.values())
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     unknown = [option for option in options if option not in {parameter.name for parameter in parameters}]

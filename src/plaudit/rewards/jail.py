@@ -1,12 +1,12 @@
-"""The process that `sandbox.py` starts by its path: it locks itself in, then runs untrusted code.
+"""The script of a sandbox process, which `sandbox.py` starts: it locks itself in, then runs untrusted code.
 
-    fd 0: the job's length, the job as JSON, standard input   fd 2: "ready" once it is locked in, or why it cannot be
-    job -> modules -> namespaces, an empty root, limits, no rights, a list of system calls -> the code -> fd 1
+    fd 0: length of the job, job as JSON, standard input   fd 2: "ready" once locked in, or the reason why it cannot be
+    job -> modules -> namespaces, an empty root, limits, no rights, allowed system calls -> the code -> fd 1
 
-Imports only the standard library, and runs with `python -I -S`. The code sees the standard library's files, but no
-other file, process, network or environment. It can start no process or thread, and no call that is left to it reaches
-outside. Linux on x86-64 and ARM64 only: elsewhere, and if the kernel or a container allows a user no namespaces, `lock`
-raises OSError.
+It imports only the standard library and runs with `python -I -S`. The code can read the standard library's files, but
+no other file, and it has no network or environment and sees no other process. It cannot start a process or thread, and
+no allowed system call reaches outside. It needs Linux on x86-64 or ARM64. Elsewhere, and if the kernel or a container
+does not let a user create namespaces, `lock` raises OSError.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32,
 DETACH = 2
 NO_NEW_PRIVILEGES, SET_SECCOMP, DEATH_SIGNAL, FILTER, SIGKILL = 38, 22, 1, 2, 9
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
-"""What a filter answers: allow; EPERM; end the process."""
+"""Results of a filter: allow the call; fail it with EPERM; kill the process."""
 ARCHITECTURES = {"x86_64": (0xC000003E, 155, 126), "aarch64": (0xC00000B7, 41, 91)}
-"""Numbers of each machine: its own in a filter, pivot_root, capset."""
+"""Numbers by architecture: its id in a filter, and the system calls pivot_root and capset."""
 CALLS = {
     "x86_64": "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 19 20 21 23 24 25 28 32 33 35 39 60 72 79 89 96 97 98 99 "
     "100 102 104 107 108 131 186 201 202 204 217 219 228 229 230 231 234 257 262 267 270 271 273 318 332 "
@@ -45,17 +45,17 @@ CALLS = {
     "131 132 134 135 139 153 163 165 169 172 174 175 176 177 178 179 214 215 216 222 226 233 278 291 293 "
     "439",
 }
-"""System calls that stay allowed: read, write, close, stat, seek, poll, memory, own signals, clocks, open (below an
-empty root). None makes a process, a thread, a socket or a mount, or sees another process."""
+"""Allowed system calls: read, write, close, stat, seek, poll, memory, own signals, clocks, and open (below an empty
+root). None creates a process, thread, socket or mount, or sees another process."""
 MODULES = (
     "array base64 binascii bisect calendar cmath collections collections.abc contextlib copy csv dataclasses "
     "datetime decimal difflib enum fractions functools hashlib heapq html io itertools json keyword locale "
     "math numbers operator pprint queue random re secrets statistics string struct sys textwrap time traceback "
     "types typing unicodedata uuid zlib"
 ).split()
-"""Imported before the process is locked in. Later their shared libraries could not be loaded."""
+"""Modules imported before the process is locked in, since their shared libraries could not be loaded later."""
 MOST_CALLS, LONGEST = 100_000, 1 << 20
-"""Limits: how often tests may call the answer's functions, and the bytes of one call or result."""
+"""Most calls that tests may make of the answer's functions, and most bytes of one call or result."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -70,7 +70,7 @@ def called(name: str, *arguments: Any) -> None:
 
 
 def lock(limits: dict[str, int]) -> None:
-    """Lock the process in, in the only order that works. Returns in the process that is to run the code."""
+    """Lock the process in; the order of the steps matters. Returns in the child process, which then runs the code."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         raise OSError(f"there is no sandbox for {sys.platform} on {machine}: use Linux on x86-64 or ARM64")
@@ -99,7 +99,8 @@ def _limits(limits: dict[str, int]) -> Iterator[tuple[int, int]]:
 
 
 def _one_child() -> None:
-    """Continue as the first process of the new namespace. This one waits for it, and each dies with the other."""
+    """Continue in a child, the first process of the new namespace. This process waits for it; each ends with the
+    other."""
     child = os.fork()
     if child:
         for descriptor in range(256):
@@ -111,7 +112,7 @@ def _one_child() -> None:
 
 
 def _empty_root(machine: str) -> None:
-    """Change to an empty read-only file system with the standard library at its place."""
+    """Change to an empty read-only file system that has only the standard library, at its usual path."""
     library = Path(os.__file__).resolve().parent
     source = os.open(library, os.O_PATH | os.O_DIRECTORY)
     flags = NO_SUID | NO_DEVICES
@@ -132,7 +133,7 @@ def _empty_root(machine: str) -> None:
 
 
 def _filter(machine: str) -> None:
-    """Allow only CALLS, and only by this architecture's own numbers."""
+    """Allow only CALLS, and only by the numbers of this architecture."""
     number = ARCHITECTURES[machine][0]
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, number), (0x06, 0, 0, KILL), (0x20, 0, 0, 0)]
     for call in map(int, CALLS[machine].split()):
@@ -147,13 +148,14 @@ def _filter(machine: str) -> None:
 
 
 def program(job: dict[str, Any]) -> None:
-    """A program that reads standard input and writes standard output."""
+    """Run a program that reads standard input and writes standard output."""
     namespace = {"__name__": "__main__", "__builtins__": builtins}
     exec(compile(job["code"], "answer.py", "exec"), namespace)
 
 
 def answer(job: dict[str, Any]) -> None:
-    """Code whose functions others call. A line is a call, `[name, arguments, named]` as a Python literal."""
+    """Run the answer's code, then serve calls of its functions. Each line of `calls` is one call,
+    `[name, arguments, named]` as a Python literal."""
     calls, results = os.fdopen(job["calls"], "rb"), os.fdopen(job["results"], "wb", buffering=0)
     namespace: dict[str, Any] = {"__name__": "answer", "__builtins__": builtins}
     with redirect_stdout(io.StringIO()):
@@ -172,13 +174,13 @@ def answer(job: dict[str, Any]) -> None:
 
 
 class Unsendable(Exception):
-    """A test passes a function something other than a literal."""
+    """A test passes an argument that is not a literal."""
 
 
 def tests(job: dict[str, Any]) -> None:
-    """Tests that see only what the answer's functions return, as literals made here: their `==` and `isinstance` are
-    Python's own. Writes a letter for each: p passed, f failed, ? is not a test of the answer, or cannot run this
-    way."""
+    """Run the tests, which get the results of the answer's functions only as literals that this process parses: so `==`
+    and `isinstance` are Python's own. Writes one letter per test: p passed, f failed, ? does not test the answer or
+    cannot run this way."""
     calls, results = os.fdopen(job["calls"], "wb", buffering=0), os.fdopen(job["results"], "rb")
     made = 0
 
@@ -220,7 +222,7 @@ def tests(job: dict[str, Any]) -> None:
 
 
 class Remote:
-    """A function of the answer's, as tests see it."""
+    """Stands for one of the answer's functions in a test."""
 
     def __init__(self, name: str, call: Callable[..., Any]):
         self.name, self.call = name, call

@@ -1,9 +1,9 @@
-"""A learned reward model as a Reward: requests of many groups are scored together.
+"""A learned reward model as a Reward, which scores the requests of many groups together.
 
-    score (one group) -> pending -> one flush for all that wait -> score_batch -> one Score each
+    score (one group) -> queue -> one flush for all waiting sequences -> score_batch -> one Score each
 
-Left out: the model itself. `score_batch` turns token sequences into numbers, at once or as a coroutine, in this process
-or another.
+Left out: the model itself. `score_batch` turns token sequences into numbers. It may be a function or a coroutine, and
+compute in this process or in others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tokens = tuple[int, ...]
 ScoreBatch = Callable[[list[Tokens]], list[float] | Awaitable[list[float]]]
 
 GRACE = 2
-"""Turns of the event loop after the engine went idle, so that its last answers get into the batch."""
+"""Turns of the event loop to wait after the engine became idle, so that its last answers get into the batch."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,14 +30,14 @@ class _Question:
 
 
 class JudgeReward:
-    """Scores prompt and completion together, read out at the last token.
+    """Scores prompt and completion as one sequence, at its last token.
 
-    - `batch`: sequences worth scoring at once. While fewer wait and `busy()` says that more may come (the engine still
-      decodes), scoring waits, `pause` seconds at a time. Then everything pending is scored in the order of asking, so
-      that equal runs batch alike.
-    - `encode` writes prompt and completion in the form of the judge's training, since a judge is markedly worse on
-      other forms. It raises ValueError for what cannot be written so. Without it the judge reads the sampled tokens.
-    - `longest`: positions of the judge; a longer text gets no score.
+    - `batch`: number of sequences for which it waits before scoring. While fewer wait and `busy()` is true (the engine
+      still decodes, so more may come), it sleeps `pause` seconds at a time. Then it scores all waiting sequences in the
+      order of the requests, so that equal runs form equal batches.
+    - `encode` renders prompt and completion in the form of the judge's training, since a judge is much worse on other
+      forms. It raises ValueError if that is impossible. Without it the judge reads the sampled tokens.
+    - `longest`: number of the judge's positions; a longer sequence gets no score.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class JudgeReward:
         return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {self.longest}")
 
     async def scored(self, sequences: list[Tokens]) -> list[Score]:
-        """Score sequences, together with those that others ask about meanwhile."""
+        """Score sequences, in batches with those of other callers."""
         return [_score(value) for value in await self._queue.ask([_Question(sequence) for sequence in sequences])]
 
     async def _flush(self) -> None:
-        """Takes: waiting questions. Waits for: a full batch or an idle engine. Gives: a score each."""
+        """Takes: waiting sequences. Waits for: a full batch or an idle engine. Gives: one score each."""
         while self._queue.open:
             idle = 0
             while idle < GRACE and len(self._queue.waiting) < self.batch:
                 await asyncio.sleep(self.pause)
                 idle = 0 if self.busy() else idle + 1
             questions = self._queue.take()
-            if not questions:  # all were given up meanwhile
+            if not questions:  # all were withdrawn meanwhile
                 return
             found = self.score_batch([question.sequence for question in questions])
             values = await found if isinstance(found, Awaitable) else found

@@ -1,10 +1,9 @@
-"""Asks a language model behind an OpenAI-compatible endpoint which of two answers is better.
+"""Ask a language model behind an OpenAI-compatible endpoint which of two answers is better.
 
-    prompt, two answers -> two questions, the answers in either order -> replies -> verdicts -> Decision
+    prompt, two answers -> two requests, one for each order of the answers -> replies -> verdicts -> Decision
 
-Every question is asked in both orders, since judges favour a place (Zheng et al. 2023, arXiv 2306.05685). Replies are
-kept on disk. A reply without a verdict, or a failed request, gives no vote: its pair has a reason instead of a
-decision.
+Both orders are asked, since language models prefer one position (Zheng et al. 2023, arXiv 2306.05685). Replies are
+cached on disk. After a reply without a verdict, or a failed request, the Decision has a reason instead of a value.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ VERDICT = re.compile(r"\[\[([ABC])\]\]")
 VALUES = {"A": 1.0, "B": 0.0, "C": 0.5}
 UNPARSED = "the reply has no verdict"
 REFUSED = frozenset({401, 403, 404})
-"""Statuses about token, address or model: every other request would get them too."""
+"""Statuses about token, address or model, which every other request would get too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +58,10 @@ class Decision:
     """Which of two answers is better."""
 
     value: float | None
-    """Of the first: 1 if it won in both orders, 0 if it lost in both, 0.5 for a tie or a contradiction. None without
-    two verdicts."""
+    """For the first answer: 1 if it won in both orders, 0 if it lost in both, 0.5 for a tie or a contradiction; None
+    without two verdicts."""
     verdicts: tuple[float | None, float | None] = (None, None)
-    """The same of each order: the first answer shown first, then second."""
+    """The value of each order: with the first answer shown first, and shown second."""
     replies: tuple[str, str] = ("", "")
     reason: str = ""
     """Why there is no value."""
@@ -74,7 +73,7 @@ class Decision:
 
 
 class LlmJudge:
-    """Asks one endpoint. Use it within `open`."""
+    """Compares answers through one endpoint. Use it within `open`."""
 
     def __init__(self, settings: LlmSettings):
         self.settings = settings
@@ -82,7 +81,7 @@ class LlmJudge:
         self.headers = headers_with(settings.token_env, "llm")
         self.cache = cache_folder() / "decisions" if settings.cache is None else at_home(settings.cache)
         self.asked = self.answered = 0
-        """Requests that were sent, and those that got a reply; the cache sends none."""
+        """Requests that were sent, and those that got a reply. Cached replies do not count."""
         self._client: Any = None
         self._places = asyncio.Semaphore(settings.concurrency)
 
@@ -109,7 +108,7 @@ class LlmJudge:
         return Decision(value=value, verdicts=(there, back), replies=(replies[0], replies[1]), reason=reason)
 
     async def reply(self, prompt: str, first: str, second: str) -> str:
-        """The model's text about two answers in this order, from the cache if it was asked before."""
+        """Return the model's reply for two answers in this order, from the cache if it was asked before."""
         body = json.dumps(self._request(prompt, first, second), sort_keys=True).encode()
         key = hashlib.sha256(self.url.encode() + b"\n" + body).hexdigest()
         kept = self.cache / f"{key}.json"
@@ -128,7 +127,7 @@ class LlmJudge:
         return {"model": self.settings.model, "messages": turns, "temperature": 0, **self.settings.options}
 
     async def _sent(self, body: bytes) -> str:
-        """Raises Failed for this question, RewardServerError for all of them."""
+        """Send a request and return the reply. Raises Failed if this request failed, RewardServerError if all would."""
         reason = ""
         for attempt in range(self.settings.retries + 1):
             if attempt:
@@ -148,13 +147,13 @@ class LlmJudge:
             return text
         if not self.answered:
             raise RewardServerError(
-                f"llm: {reason}, {self.settings.retries + 1} times. Start the server, or give another"
+                f"llm: {reason}, {self.settings.retries + 1} times. Start the server, or set another llm.url"
             )
         raise Failed(reason)
 
 
 def verdict(reply: str) -> float | None:
-    """The last verdict of a reply, as the value of the answer shown first; None if there is none."""
+    """Return the last verdict of a reply as the value of the answer shown first; None if there is no verdict."""
     found = VERDICT.findall(reply)
     return VALUES[found[-1]] if found else None
 

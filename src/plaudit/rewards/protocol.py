@@ -1,8 +1,8 @@
-"""The bytes between a run and a reward server. docs/rewards.md describes them in prose.
+"""The protocol between a run and a reward server; docs/rewards.md describes it.
 
     Prompt, Completion -> item -> request -> (server) RewardItem -> scores -> answer -> Score
 
-Both sides treat the other's bytes as hostile. A value that is not a finite number becomes a Score without a value.
+Neither side trusts the other's bytes. A value that is not a finite number becomes a Score without a value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardItem:
-    """One item as a server reads it. `same_vocabulary` means that the tokens are of the judge's vocabulary."""
+    """One item of a request, as a server reads it. `same_vocabulary`: the tokens are of the judge's vocabulary."""
 
     prompt: Prompt
     completion: Completion
@@ -37,7 +37,7 @@ class RewardItem:
 
 
 def item(prompt: Prompt, completion: Completion) -> str:
-    """One completion as JSON. Raises ValueError if a column of its row cannot be written."""
+    """Write one completion as JSON. Raises ValueError if a column of its row cannot be written."""
     content: dict[str, Any] = {
         "prompt": prompt.text,
         "completion": completion.text,
@@ -62,7 +62,7 @@ def request(items: Sequence[str], *, vocabulary: str, options: Mapping[str, Any]
 
 
 def read_request(body: bytes, *, vocabulary: str) -> list[RewardItem]:
-    """Read a request's questions. `vocabulary` is the server's own. Raises ProtocolError."""
+    """Read the items of a request. `vocabulary` is the digest of the server's own. Raises ProtocolError."""
     content = _loaded(body)
     if content.get("version") != VERSION:
         raise ProtocolError(f'"version" is {content.get("version")!r:.40}, this server speaks {VERSION}')
@@ -114,14 +114,14 @@ def _is_turn(value: Any) -> bool:
 
 
 def _tokens(value: Any) -> tuple[int, ...] | None:
-    """The tokens, or None if they are missing or invalid; the texts count then."""
+    """Return the tokens, or None if they are missing or invalid; then the texts are used."""
     if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
         return None
     return tuple(value)
 
 
 def answer(scores: Sequence[Score]) -> bytes:
-    """A server's reply. Numbers keep every bit, since JSON's shortest form reads back as the same number."""
+    """Write a server's reply. Numbers keep every bit, since their shortest form in JSON reads back exactly."""
     content = {"version": VERSION, "scores": [s.value for s in scores], "reasons": [s.reason for s in scores]}
     return json.dumps(content, allow_nan=False).encode()
 
@@ -157,7 +157,7 @@ def _score(value: Any, reason: Any) -> Score:
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    """Equal for tokenizers with the same tokens under the same ids."""
+    """Return a digest that is equal for tokenizers with the same tokens under the same ids."""
     written = json.dumps(sorted(vocabulary.items())).encode()
     return hashlib.blake2b(written, digest_size=16).hexdigest()
 

@@ -1,10 +1,10 @@
 """A reward from HTTP servers that speak the protocol of docs/rewards.md, such as `plaudit serve-reward`.
 
-    score -> items that wait -> a request takes up to `batch` of them -> the least busy server -> one Score each
+    score -> waiting items -> a request takes up to `batch` of them -> the least busy server -> one Score each
 
-- A failed request is sent again, if possible to another server. The one that failed rests, twice as long each time.
-- If a server refuses a request's content, it is sent again in halves, until the bad item is in a request by itself.
-- An item that never gets a proper answer has a Score without a value, with the reason.
+- A failed request is sent again, if possible to another server. The failed server rests, twice as long each time.
+- If a server refuses a request's content, the request is split in half and sent again, until the bad item is alone.
+- An item that gets no valid answer has a Score without a value, with the reason.
 - Redirects are not followed: content and token are only for the servers that the settings name. Proxies in the
   environment are not used.
 """
@@ -32,15 +32,15 @@ LARGEST_ANSWER = 4 << 20
 TRY_AGAIN = frozenset({408, 425, 429})
 """Statuses below 500 after which another attempt may succeed."""
 OF_CONTENT = frozenset({400, 413, 422})
-"""Statuses about the content, perhaps about one item of several, and not about the server."""
+"""Statuses about the request's content (perhaps one item of it), and not about the server."""
 
 
 class RewardServerError(RuntimeError):
-    """A reward has no server that can be asked."""
+    """None of a reward's servers can be used."""
 
 
 class Failed(Exception):
-    """A request failed. `final`: this server would fail it again. `of_content`: other items might pass."""
+    """A request failed. `final`: it would fail again on this server. `of_content`: other items might succeed."""
 
     def __init__(self, reason: str, *, final: bool = False, of_content: bool = False):
         super().__init__(reason)
@@ -54,7 +54,8 @@ class _Item:
 
 @dataclass(eq=False, slots=True)
 class _Server:
-    """`failures` counts rests in a row. Requests sent before a rest began say nothing new about the server."""
+    """A server's load and rests. `failures` counts rests in a row. A failure of a request that was sent before the
+    latest rest began does not count."""
 
     url: str
     outstanding: int = 0
@@ -75,7 +76,7 @@ class _Server:
 
 
 class HttpReward:
-    """Asks servers. Connections are open only while a score is awaited."""
+    """Gets scores from servers. Connections are open only while scores are awaited."""
 
     def __init__(self, settings: RewardSettings, *, vocabulary: str = ""):
         """`vocabulary` is the digest of the vocabulary of prompts and completions."""
@@ -90,7 +91,7 @@ class HttpReward:
         return await completed([_asked(prompt, completion) for completion in completions], self._queue.ask)
 
     async def _send(self) -> None:
-        """Takes: waiting items. Waits for: a server's answer. Gives: a Score each. Ends when no item waits."""
+        """Takes: waiting items. Waits for: a server's answer. Gives: one Score each. Ends when no item waits."""
         if not self._queue.open:
             return
         async with client_of(self._headers, self._verify) as client:
@@ -122,7 +123,7 @@ class HttpReward:
         return [Score(value=None, reason=f"{reason} ({tried})", transient=transient)] * len(items)
 
     async def _least_busy(self, refused: set[_Server]) -> _Server:
-        """Wait for a server that does not rest. Of equally busy ones, take the one that was asked least."""
+        """Wait for a server that does not rest. Of equally busy servers, return the one with the fewest requests."""
         open_ = [server for server in self.servers if server not in refused]
         while True:
             now = asyncio.get_running_loop().time()
@@ -158,7 +159,8 @@ def _asked(prompt: Prompt, completion: Completion) -> _Item | Score:
 
 
 async def exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-    """Status and body of an answer. `timeout` covers the whole exchange, since a slow server may trickle."""
+    """Send a request; return the answer's status and body. `timeout` covers the whole exchange, since a server may send
+    its answer slowly."""
     import httpx2
 
     try:
@@ -174,7 +176,7 @@ async def exchanged(client: Any, url: str, body: bytes, timeout: float) -> tuple
 
 
 async def _limited(response: Any) -> bytes:
-    """The body as it arrived. A compressed one is refused, since it may be huge when unpacked."""
+    """Read the body, within LARGEST_ANSWER. A compressed body is refused, since it may be huge when decompressed."""
     if response.headers.get("content-encoding", "identity") != "identity":
         raise Failed("the answer is compressed, which was not asked for", final=True)
     body = bytearray()
@@ -198,7 +200,7 @@ def _read(status: int, content: bytes, count: int) -> list[Score]:
 
 @contextlib.asynccontextmanager
 async def client_of(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
-    """A client without time-outs: its callers have one for the whole exchange."""
+    """Open a client without time-outs, since its callers limit the whole exchange."""
     import httpx2
 
     async with httpx2.AsyncClient(
@@ -208,7 +210,7 @@ async def client_of(headers: dict[str, str], verify: Any) -> AsyncIterator[Any]:
 
 
 def headers(settings: RewardSettings) -> dict[str, str]:
-    """Headers of every request. Raises RewardServerError if the environment lacks a proper token."""
+    """Headers of every request. Raises RewardServerError if the environment has no valid token."""
     return headers_with(settings.token_env, f"reward {settings.name or settings.kind!r}")
 
 
@@ -230,8 +232,7 @@ def headers_with(token_env: str, whose: str) -> dict[str, str]:
 
 
 def verify(urls: Sequence[str]) -> Any:
-    """Return the context that verifies servers' certificates; False if no address is https, which saves reading
-    them."""
+    """Return the context that verifies servers' certificates, or False if no address is https; then none are loaded."""
     if not any(url.startswith("https:") for url in urls):
         return False
     import httpx2
@@ -240,9 +241,9 @@ def verify(urls: Sequence[str]) -> Any:
 
 
 async def check_servers(settings: RewardSettings) -> list[str]:
-    """Ask every server for its health; return what is wrong with each that has a fault.
+    """Request every server's /health; return a message for each server with a problem. Called before a model is loaded.
 
-    Raises RewardServerError if none would score, before a model is loaded.
+    Raises RewardServerError if every server has one.
     """
     asked = headers(settings)
     async with client_of(asked, verify(settings.urls)) as client:
@@ -250,14 +251,14 @@ async def check_servers(settings: RewardSettings) -> list[str]:
     problems = [problem for problem in found if problem is not None]
     if len(problems) == len(settings.urls):
         raise RewardServerError(
-            f"no server of reward {settings.name or settings.kind!r} can be asked: {'; '.join(problems)}. Start one "
+            f"no server of reward {settings.name or settings.kind!r} can be used: {'; '.join(problems)}. Start one "
             "(`plaudit serve-reward JUDGE`), or correct rewards' urls and token_env"
         )
     return problems
 
 
 async def _health(client: Any, url: str, timeout: float) -> str | None:
-    """What is wrong with a server, or None. Servers other than ours need not have this page."""
+    """Return what is wrong with a server, or None. Servers other than ours need not have /health."""
     import httpx2
 
     try:
@@ -268,5 +269,5 @@ async def _health(client: Any, url: str, timeout: float) -> str | None:
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
         return f"{url}/health: {type(error).__name__}: {error!s:.200}"
     if status in (401, 403):
-        return f"{url}/health: status {status}: the server wants a token, or another one (token_env)"
+        return f"{url}/health: status {status}: the token is missing or wrong (token_env)"
     return None if status in (200, 204, 404, 405) else f"{url}/health: status {status}"

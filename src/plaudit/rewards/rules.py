@@ -1,6 +1,7 @@
-"""Rewards that need no model: a few rules, those that users register, and the step from settings to a reward.
+"""Rewards that need no model: built-in rules, rules that users register, and how settings become such a reward.
 
-A rule is a plain function as `functions.py` takes it. Rules here are pure: the same text gives the same number.
+A rule is a plain function whose parameters name its inputs (`functions.py`). Built-in rules are pure: the same text
+gives the same number.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def matches(completion: str, *, pattern: str) -> float:
 
 
 def length(tokens: tuple[int, ...], *, target: int) -> float:
-    """1 - |tokens - target| / target, but not below -1: 1 at the target, 0 at nothing or twice as much.
+    """1 - |tokens - target| / target, but not below -1: 1 at the target, 0 for no tokens or twice the target.
 
     Raises ValueError for a target below 1.
     """
@@ -81,7 +82,7 @@ def length(tokens: tuple[int, ...], *, target: int) -> float:
 def overlong(tokens: tuple[int, ...], *, max_tokens: int, cache_tokens: int) -> float:
     """Soft overlong punishment, added to another reward (DAPO, Yu et al. 2025, eq. 13).
 
-    0 up to max - cache tokens, then down in a straight line to -1 at max tokens, and -1 beyond.
+    0 up to max_tokens - cache_tokens, then falling linearly to -1 at max_tokens, and -1 beyond.
     """
     if not 0 < cache_tokens <= max_tokens:
         raise ValueError(f"cache_tokens={cache_tokens} must be between 1 and max_tokens={max_tokens}")
@@ -99,9 +100,9 @@ RULES: dict[str, Callable[..., Any]] = {
 
 
 def register_reward(name: str) -> Callable[[Rule], Rule]:
-    """Decorator that makes a function a rule, for `kind: name` in settings.
+    """Decorator that registers a function as a rule, for `kind: name` in settings.
 
-    Registering the same function again, as a notebook's cell does, replaces it."""
+    Registering the same function again, as when a notebook's cell is run again, replaces it."""
 
     def add(function: Rule) -> Rule:
         if name in KINDS or (name in RULES and not registered_again(function, RULES[name])):

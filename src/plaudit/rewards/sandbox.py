@@ -1,11 +1,11 @@
-"""A reward that runs model-written code: kind `code`. Each answer gets its own processes, locked in by `jail.py`.
+"""The reward of kind `code`, which runs code written by a model. Each answer has its own sandbox processes (`jail.py`).
 
     completion -> the last ``` block -> cases:  program(stdin) -> stdout, compared here
                                         tests:  answer's process <- calls, literals -> tests' process -> letters
 
-The answer never decides the verdict. Standard output is compared in this process, which the answer does not see. Tests
-run in a process that the answer's cannot reach, and see only literals. Left out: languages other than Python. On
-machines without user namespaces a run with this reward does not start.
+The answer's code cannot change its own verdict. Standard output is compared in this process, which that code cannot
+reach. Tests run in another process, which it cannot reach either, and get only literals from it. Left out: languages
+other than Python. On machines without user namespaces a run with this reward does not start.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BLOCK = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 class SandboxError(ValueError):
-    """This machine cannot lock a process in."""
+    """This machine cannot isolate a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeOptions:
-    """What `options` of a reward of kind `code` may say."""
+    """The `options` of a reward of kind `code`."""
 
     tests: str = "tests"
     """Column with Python tests that call the answer's functions: one text or a list of them."""
@@ -50,9 +50,9 @@ class CodeOptions:
     partial: bool = False
     """Score the share of tests that pass, instead of 1 if all do and 0 if not."""
     seconds: int = setting(10, least=1, most=2**20)
-    """CPU time of a process."""
+    """Most seconds of CPU time of a process."""
     wait: int = setting(20, least=1, most=2**20)
-    """Seconds until a process that does not end is killed, busy or not."""
+    """Seconds after which a process is killed, whether it computes or waits."""
     memory_mb: int = setting(512, least=1, most=2**20)
     output_kb: int = setting(256, least=1, most=2**20)
     """Largest output of a program; one that writes more is killed."""
@@ -77,7 +77,7 @@ class CodeReward:
         return list(await asyncio.gather(*(self._scored(prompt, completion.text) for completion in completions)))
 
     async def _scored(self, prompt: Prompt, text: str) -> Score:
-        """Score as many answers at once as there are cores, so that each gets its CPU time."""
+        """Score an answer. At most one answer per core is scored at a time, so that each gets its CPU time."""
         loop = asyncio.get_running_loop()
         if self._places is None or self._places[0] is not loop:
             self._places = (loop, asyncio.Semaphore(os.cpu_count() or 1))
@@ -90,7 +90,8 @@ class CodeReward:
         return Score(value=share if self.options.partial else float(passed == count), parts={"passed": share})
 
     async def _passed(self, row: Mapping[str, Any], code: str) -> tuple[int, int]:
-        """Number of passed tests, and of all. Raises ValueError for a row without tests or with one that cannot run."""
+        """Return the number of passed tests and of all tests. Raises ValueError for a row without tests, or with a test
+        that cannot run."""
         own = self.options
         cases, tests = row.get(own.cases) or [], row.get(own.tests) or []
         if not cases and not tests:
@@ -108,25 +109,25 @@ class CodeReward:
             if b"?" in letters:
                 number = letters.index(b"?") + 1
                 raise ValueError(
-                    f"test {number} calls no function of the answer, or passes it something other than a literal"
+                    f"test {number} calls no function of the answer, or passes it an argument that is not a literal"
                 )
             passed += letters.count(b"p")
         return passed, len(cases) + len(tests)
 
 
 def code_of(text: str) -> str:
-    """The last ``` block of an answer, or all of it if there is none."""
+    """Return the last ``` block of an answer, or the whole answer if it has none."""
     blocks = _BLOCK.findall(text)
     return str(blocks[-1]) if blocks else text
 
 
 def _lines(text: str) -> list[str]:
-    """The lines to compare, without blanks at their ends and empty lines at the end."""
+    """Return the lines to compare, without trailing blanks and trailing empty lines."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> bytes:
-    """A letter for each test that ended."""
+    """Run the tests of one answer; return a letter for each test that ended (`jail.tests`)."""
     to_answer, calls = os.pipe()
     to_tests, results = os.pipe()
     with contextlib.ExitStack() as pipes:
@@ -149,9 +150,9 @@ async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> by
 
 
 async def _run(job: dict[str, Any], options: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = ()) -> bytes:
-    """Run a job in a new locked-in process; return what it wrote until it ended or was killed.
+    """Run a job in a new sandbox process; return what it wrote until it ended or was killed.
 
-    Raises SandboxError if the process could not be locked in. None of the code has run then."""
+    Raises SandboxError if the process could not be isolated. Then none of the code has run."""
     job["limits"] = {"memory": options.memory_mb << 20, "seconds": options.seconds}
     body = json.dumps(job).encode()
     process = await asyncio.create_subprocess_exec(
@@ -196,15 +197,15 @@ async def _written(stream: asyncio.StreamWriter, content: bytes) -> None:
 
 @cache
 def check_sandbox() -> None:
-    """Raise SandboxError if this machine cannot lock a process in: code never runs outside."""
+    """Raise SandboxError if this machine cannot isolate a process; code never runs without isolation."""
     try:
         written = finished(_run({"role": "program", "code": "print(6 * 7)"}, CodeOptions()))
     except SandboxError as error:
         raise SandboxError(
-            f"a reward of kind 'code' cannot lock code in here ({error}), and never runs it otherwise. It needs Linux "
-            "with user namespaces: sysctl user.max_user_namespaces above 0, kernel.apparmor_restrict_unprivileged_"
-            "userns=0, and in a container the right to unshare (docker run --security-opt seccomp=unconfined "
-            "--security-opt apparmor=unconfined)"
+            f"a reward of kind 'code' cannot isolate code on this machine ({error}), so the run does not start. It "
+            "needs Linux with user namespaces: sysctl user.max_user_namespaces above 0, "
+            "kernel.apparmor_restrict_unprivileged_userns=0, and in a container the right to unshare (docker run "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined)"
         ) from None
     if written != b"42\n":
         raise SandboxError(f"a reward of kind 'code' cannot run code here: 6 * 7 gave {written!r:.80}")

@@ -1,8 +1,8 @@
 """The server's side of the reward protocol, as an ASGI application: `POST /score` and `GET /health`.
 
-    bytes -> Guard -> RewardItem each -> `scores` -> answer
+    bytes -> Guard -> RewardItems -> `scores` -> answer
 
-Two routes need no framework. Left out: the model (`scores` turns questions into Scores) and the sockets, which
+Two routes need no framework. Left out: the model (`scores` turns items into Scores) and the sockets, which
 `commands/serve.py` opens.
 """
 
@@ -29,7 +29,7 @@ BODY_SECONDS = 30.0
 
 
 class Refused(Exception):
-    """Why a request is not served, and the status that says so."""
+    """A request is not served: the reason and the HTTP status."""
 
     def __init__(self, status: int, reason: str):
         super().__init__(reason)
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Decides who may ask. Pages in browsers may not: they send an Origin or, if a name was rebound to this address, a
+    """Decides which requests are served. Those of web pages are not: they have an Origin or, after DNS rebinding, a
     Host that is not ours. `hosts` are our names; every IP address counts as ours."""
 
     token: str | None = None
@@ -59,7 +59,8 @@ class Guard:
 
 
 class RewardApplication:
-    """`about` is the content of /health. Tokens are used if their digest equals its "vocabulary"."""
+    """The ASGI application. `about` is the content of /health. A request's tokens are used if the digest of their
+    vocabulary equals `about["vocabulary"]`; otherwise its texts are used."""
 
     def __init__(self, scores: Scores, guard: Guard, *, about: Mapping[str, Any], max_body: int = 16 << 20):
         self.scores, self.guard, self.about, self.max_body = scores, guard, dict(about), max_body

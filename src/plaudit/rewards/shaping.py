@@ -1,4 +1,4 @@
-"""From a raw score to the reward that algorithms see. A group's baseline comes later, from shaped rewards."""
+"""From a raw score to the reward that algorithms see. Group baselines are computed later, from shaped rewards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from plaudit.types import Completion, Finish, Response, Score
 
 
 def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, greedy: bool = False) -> Response:
-    """The completion with its reward: (value + shift) * scale, then clipped, or None without a score.
+    """Return the completion with its reward: (value + shift) * scale, then clipped; None without a score.
 
     `settings.unfinished` chooses what ends the return of an answer that was cut off by length: its own score, a fixed
     penalty, or the critic's value after the cut (`continues`, without a reward). Under `mask` and

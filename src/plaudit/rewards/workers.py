@@ -1,7 +1,7 @@
-"""A judge in several processes: a call is spread over the live ones, and a lost one is replaced.
+"""A judge in several worker processes: a call is spread over the live workers, and a lost worker is replaced.
 
-    sequences -> a share for each worker -> `of_sequences` over there -> scores in order
-    a worker is lost -> another one gets its share, which waits if none is left
+    sequences -> a share for each worker -> `of_sequences` in the worker -> scores in order
+    a worker is lost -> another worker gets its share; if none is left, the share waits
 
 A score depends only on its sequence, so it does not matter which worker is asked, in which batch, or how often.
 """
@@ -18,13 +18,13 @@ from plaudit.runtime.worker import WorkerLost
 
 
 class Scores(Protocol):
-    """What is asked of a judge's process."""
+    """The method that is called in a judge's process."""
 
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
 
 
 class JudgeWorkers:
-    """The `score_batch` of a JudgeReward. Workers start with `open` or the first question, and stay."""
+    """The `score_batch` of a JudgeReward. Workers start at `open` or the first call, and keep running."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class JudgeWorkers:
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """If no worker is left, questions wait `patience` seconds. `failures` receives every lost worker and may raise,
-        which ends the run."""
+        """If no worker is left, calls wait at most `patience` seconds. `failures` is called with every lost worker and
+        may raise, which ends the run."""
         none = (
-            "no judge became ready within {patience:g} s, twice runtime.start_timeout (for its room, and for loading): "
-            "free what `resources` of the reward asks for, or raise it"
+            "no judge became ready within {patience:g} s, which is twice runtime.start_timeout (for reserving and for "
+            "loading): free what the reward's `resources` reserve, or raise runtime.start_timeout"
         )
         self._places = Places(start, count, work="questions", patience=patience, none=none, failures=failures, say=say)
 
@@ -58,7 +58,7 @@ class JudgeWorkers:
         return scores
 
     async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> list[float]:
-        """Scores from a place's worker or, if it is lost, from another one."""
+        """Return scores from a place's worker or, if that worker is lost, from another one."""
         scores = await self._places.asked(
             len(sequences), lambda one: one.call(Scores.of_sequences, sequences), first=place
         )
