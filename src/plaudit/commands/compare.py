@@ -179,9 +179,9 @@ def differing(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
 
 
 def _idle(key: str, values: tuple[Any, ...]) -> bool:
-    """True for a default of a reward that other runs lack, and for an empty section."""
+    """True for a default of a reward that other runs lack, and for an empty section or list."""
     usual = {f"rewards.{leaf.key}": leaf.value for leaf in leaves(RewardSettings)}.get(re.sub(r"\.\d+", "", key), {})
-    return None in values and all(value in (None, {}, usual) for value in values)
+    return None in values and all(value in (None, {}, [], usual) for value in values)
 
 
 def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
