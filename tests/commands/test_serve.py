@@ -442,7 +442,7 @@ def test_a_run_pauses_while_its_server_is_away_and_ends_as_if_it_had_not_been(
         html.unescape(away.page),
     )
     log = (disturbed.folder / "log.txt").read_text()
-    assert "rewards answer again, after 0:" in log
+    assert "rewards work again, after 0:" in log
     assert "health: Step 4: the step waited" in log
     assert "paused" not in (disturbed.folder / "page.html").read_text()
     assert [row["time/outage"] > 2 for row in disturbed.metrics] == [row["step"] == 4 for row in disturbed.metrics]

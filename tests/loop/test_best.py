@@ -135,7 +135,7 @@ def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_its_model(mak
     assert f"done: policy in {done.model}" in log
     again = run(load_settings(make_recipe("sft", tmp_path, **GETS_WORSE, resume="latest")))
     assert len(again.metrics) == best + 2
-    assert "nothing is left to do" in (done.folder / "log.txt").read_text()
+    assert "the run is finished" in (done.folder / "log.txt").read_text()
 
 
 def test_patience_that_runs_out_at_the_last_step_ends_nothing_early(make_recipe: Any, tmp_path: Path) -> None:

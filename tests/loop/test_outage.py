@@ -78,7 +78,7 @@ def test_a_server_that_is_away_is_asked_with_growing_waits_until_it_answers() ->
     assert case.said[5] == (
         "rewards have failed for 0:31 (judge: http://here: ConnectError (1 attempt)): next try in 32 s, patience 30:00"
     )
-    assert case.said[-1] == "rewards answer again, after 4:03"
+    assert case.said[-1] == "rewards work again, after 4:03"
     assert case.page == [*case.said[:-1], ""]
 
 

@@ -467,7 +467,7 @@ def test_an_evaluation_waits_for_its_rewards_too(
     whole = evaluated("whole")
     monkeypatch.setattr(hooks.Evaluate, "__call__", disturbed)
     assert evaluated("disturbed") == whole
-    assert "rewards answer again" in (tmp_path / "disturbed/run/log.txt").read_text()
+    assert "rewards work again" in (tmp_path / "disturbed/run/log.txt").read_text()
 
 
 # --- a moving reference, an early stop

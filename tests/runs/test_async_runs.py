@@ -85,7 +85,7 @@ def test_a_replay_of_a_recorded_run_is_equal_to_the_last_bit(
     assert figures(first) == figures(again)
     assert groups(first) == groups(again)
     assert [one for one in first.samples if one["kind"] != "validation"] == again.samples  # a replay evaluates nothing
-    assert "the replay's figures are those of the recorded run, up to step 5" in capsys.readouterr().out
+    assert "the replay's figures equal those of the recorded run, up to step 5" in capsys.readouterr().out
 
 
 def test_a_record_goes_back_with_its_run(make_recipe: Recipe, tmp_path: Path) -> None:

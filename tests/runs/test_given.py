@@ -122,9 +122,9 @@ def test_a_resume_with_the_same_objects_is_exact_and_with_others_refused(
     run(recipe(tmp_path / "twice", "grpo"), **given)
     more = recipe(tmp_path / "twice", "grpo", train={"steps": 4}, resume="latest")
     others = [
-        ({"data": prompts[:8]}, "data has other rows than the run has read"),
+        ({"data": prompts[:8]}, "data has other rows"),
         ({"rewards": [gold_and_length]}, "the reward gold_and_length differs"),
-        ({"rewards": [lambda completion: len(completion) / 100]}, "the reward length was given then"),
+        ({"rewards": [lambda completion: len(completion) / 100]}, "the reward length is missing"),
         ({"rewards": [AnObject()]}, "is not a plain function"),
     ]
     for changes, told in others:
@@ -160,7 +160,7 @@ def test_what_cannot_be_stored_is_refused_at_once(model: Any, tokenizer: Any, tm
         ({"data": [{"prompt": "a", "completion": {1, 2}}]}, {}, "row 0 cannot be written as JSON"),
         ({"rewards": [3]}, {}, "rewards has 3"),
         ({"rewards": [length, length]}, {}, "'length' twice"),
-        ({"model": Own(model.config)}, ray, "Own .* which processes on Ray do not know"),
+        ({"model": Own(model.config)}, ray, "Own .* which processes on Ray cannot load"),
     ]
     for changes, more, told in cases:
         with pytest.raises(SettingsError, match=told):

@@ -512,7 +512,7 @@ def test_other_data_on_resume_is_warned_of(make_recipe: Any, tmp_path: Path) -> 
     done = run(load_settings(recipe))
     run(load_settings(recipe, ["resume=latest", "train.steps=2"]))
     assert "warning" not in (done.folder / "log.txt").read_text()
-    told, limited = "warning: the data differs from", ["resume=latest", "data.limit=5"]
+    told, limited = "warning: the data has changed", ["resume=latest", "data.limit=5"]
     with pytest.raises(ValueError, match=NO_SUCH_DEVICE):
         run(load_settings(recipe, [*limited, "device=cuda:99"]))
     for times in (2, 2):  # told of by the start that was refused, and by that which went on, from where it is known

@@ -73,7 +73,7 @@ class Due:
 
 
 class RecordMetrics:
-    """One JSON line a step."""
+    """Write one JSON line per step."""
 
     def __init__(self, sink: Sink):
         self.sink = sink
@@ -91,7 +91,7 @@ class RecordMetrics:
 
 
 class RecordEvents:
-    """The first hook: record what the driver did in this step. Hooks after it take the time until the next one."""
+    """The first hook: record what the driver did in this step. The time of later hooks counts towards the next step."""
 
     def __init__(self, events: Events):
         self.events = events
@@ -120,7 +120,7 @@ class During:
 
 
 class Evaluate:
-    """Validation figures when due, as `validation/...`."""
+    """Compute validation figures when due, as `validation/...`."""
 
     def __init__(self, due: Due, figures: Callable[[], Awaitable[Stats]]):
         self.due, self.figures = due, figures
@@ -134,7 +134,8 @@ class Evaluate:
 
 
 def validation_loss(cast: Cast, items: Sequence[Sequence[Row]]) -> Callable[[], Awaitable[Stats]]:
-    """Figures of the loss on held-out rows; the loss is called `loss` for every role."""
+    """Return a function that computes the loss and its figures on held-out rows; the loss is called `loss` for every
+    role."""
     return partial(_validation_loss, cast, Batch.of([row for item in items for row in item], unit=cast.objective.unit))
 
 
@@ -148,25 +149,25 @@ async def _validation_loss(cast: Cast, batch: Batch) -> Stats:
 
 
 Prepare = Callable[[Path], Awaitable[Writer]]
-"""Prepares a role's model for writing; it may use the folder meanwhile."""
+"""Prepares a role's model for writing and returns its writer. Ranks on Ray write into the given folder ahead."""
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """Everything that a checkpoint holds after a step, except models and optimizers."""
+    """The state after a step that a checkpoint holds, except models and optimizers."""
 
     progress: Progress
     values: Mapping[str, Any]
     rng: Tensor
     moves: int
-    """`Cast.moves` at that time: while it is unchanged, the models are those of this step."""
+    """`Cast.moves` at that time. While it is unchanged, the models are still those of this step."""
 
 
 class SaveCheckpoint:
     """Commit a checkpoint when due, after the best evaluation so far, and at the run's end.
 
-    The newest `keep` checkpoints and the best stay; while steps are skipped, all do. Values that are not finite are
-    never committed.
+    The newest `keep` checkpoints and the best one are kept; while steps are skipped, all are. Values that are not
+    finite are never committed.
     """
 
     def __init__(
@@ -195,8 +196,8 @@ class SaveCheckpoint:
 
     @asynccontextmanager
     async def ends(self) -> AsyncIterator[None]:
-        """End the run, saved, if anything inside fails, unless the run may go back to a checkpoint. Close the
-        source."""
+        """Save the last finished step if anything inside fails, unless the run may go back to a checkpoint. Close the
+        source at the end."""
         try:
             yield
         except GOES_BACK:
@@ -208,8 +209,8 @@ class SaveCheckpoint:
             await self.source.close()
 
     async def _last(self, error: Exception) -> None:
-        """Commit the last finished step unless it is committed or weights have moved since. Add notes to the error that
-        say which checkpoint is the newest."""
+        """Commit the last finished step unless it is committed already or weights have changed since. Add a note to the
+        error that names the newest checkpoint."""
         if isinstance(error, UnwritableError):  # its message says so itself
             return
         if self._unsaved is not None and self._unsaved.moves == self.cast.moves:
@@ -238,7 +239,7 @@ class SaveCheckpoint:
             )
         actors: dict[str, Any] = {}
         ahead = self.store.staging(STATE)
-        ahead = ahead.with_name(f"{ahead.name}-{secrets.token_hex(4)}")  # a rank that was given up may still be writing
+        ahead = ahead.with_name(f"{ahead.name}-{secrets.token_hex(4)}")  # a rank that was replaced may still be writing
         with self.store.writing(self.store.folder / STATE / progress.name):
             for role, actor in self.cast.trained.items():
                 actors[role] = await actor.save(ahead / f"{role}.safetensors")
@@ -256,7 +257,7 @@ class SaveCheckpoint:
 async def restore(
     store: Store, name: str, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best
 ) -> Progress:
-    """Restore everything but model weights, which the builder of the models loads from the same checkpoint."""
+    """Restore everything but model weights, which are loaded from the same checkpoint when the models are built."""
     tensors, values = store.read(name)
     for role, actor in cast.trained.items():
         await actor.restore(store.model(STATE, name) / f"{role}.safetensors", values["actors"][role])
@@ -265,7 +266,7 @@ async def restore(
     memory.update(values["memory"])
     best.restore(values.get("best"))
     torch.set_rng_state(tensors["rng"])
-    store.drop_after(name)  # later ones are damaged, or of the process that this one replaces
+    store.drop_after(name)  # later checkpoints are damaged, or belong to the process that this one replaces
     return Progress(**values["progress"])
 
 
@@ -276,7 +277,7 @@ async def validation_rewards(
     record: Callable[[Sequence[Group]], None],
 ) -> Stats:
     """Rewards and lengths of fresh answers to held-out prompts, with the same prompts and seeds every time. `waited`
-    returns the groups after waiting for failed rewards; `record` gets them."""
+    waits for failed rewards and returns the groups; `record` then receives them."""
     groups = await waited(await together(rollouter.rollout(index, prompt) for index, prompt in enumerate(prompts)))
     record(groups)
     return rollout_figures(groups)
@@ -309,8 +310,8 @@ def group_text(group: Group) -> str:
 
 
 class Speak:
-    """Print a step's line every `every` steps and after an evaluation. Print every health warning, record it, and
-    send it to trackers."""
+    """Print a step's line every `every` steps and after an evaluation. Print and record every health warning, and send
+    it to trackers."""
 
     def __init__(self, reporter: Reporter, bar: ProgressBar, health: Health, alarms: Sink, track: Track, *, every: int):
         self.reporter, self.bar, self.health, self.alarms, self.every = reporter, bar, health, alarms, every

@@ -4,7 +4,7 @@
 
 A slot is taken before a prompt starts. It is returned when the weights that learned from it are published, or at once
 if its group carries no signal. With (max_lag + 1) * prompts_per_step slots, a sample is at most max_lag versions old.
-Synchronous training is max_lag=0, not another trainer.
+Synchronous training is the same loop with max_lag=0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from plaudit.rollout.rollouter import Groups
 from plaudit.types import Group, Prompt
 
 MAX_REDRAW = 3.0
-"""Most prompts of a step, in prompts_per_step: if so few groups have a signal, learning from these serves better."""
+"""Most prompts drawn for a step, as a multiple of prompts_per_step. Beyond it, the step learns from the groups that it
+has, even if few of them have a signal."""
 
 
 class OnlineSource:

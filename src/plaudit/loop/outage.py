@@ -1,10 +1,10 @@
-"""Wait for rewards if too many of a step's fail.
+"""Wait for rewards if too many rewards of a step failed.
 
-    groups of a step -> more failed rewards than allowed -> asked again: at once, after 1, 2, 4, ... 60 s -> groups
+    groups of a step -> more failed rewards than allowed -> ask again at once, after 1, 2, 4, ... 60 s -> groups
 
-The answers stay as they were drawn, so a run whose reward server was away ends like an undisturbed one. No score is
-made up: an answer that still has none is masked, or the run ends. Left out: the few failures that a step may have, and
-a client's own retries (`rewards/remote.py`).
+The answers stay as they were drawn, so a run whose reward server was unavailable ends like an undisturbed one. No score
+is invented: an answer that still has none is masked, or the run ends. Left out: the few failures that a step may have,
+and a client's own retries (`rewards/remote.py`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from plaudit.types import Ended, Group, Response
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the second try, and at most before a later one; each wait is twice the one before."""
 TRIES = 3
-"""Tries for a reward that failed for a reason that looks permanent."""
+"""Tries for a reward whose failure looks permanent."""
 
 
 class RewardFailureError(Ended):
-    """Too many rewards failed: the rest would bias training."""
+    """Too many rewards failed, so training on the others would be biased."""
 
     status = 3
 
 
 class Outage:
-    """Wait for rewards that fail. `say` reports each try; `listeners` receive the same text, and an empty one once
-    rewards answer again."""
+    """Wait for failed rewards. `say` reports each try; `listeners` receive the same text, and "" once rewards work
+    again."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Outage:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        """`again(group, lasting)` asks again for a group's failed rewards: after transient failures, and with `lasting`
-        after the others too. `most`: the share of a step's rewards that may fail. `patience`: seconds to wait for
-        transient failures. Once `stop` holds a signal, the wait ends with Stopped."""
+        """`again(group, lasting)` asks again for a group's rewards that failed transiently, and with `lasting` also for
+        those that failed permanently. `most`: share of a step's rewards that may fail. `patience`: seconds to wait for
+        transient failures. When `stop` holds a signal, the wait ends with Stopped."""
         self._again, self.most, self.patience, self._stop = again, most, patience, [] if stop is None else stop
         self._say, self._clock, self._sleep = say, clock, sleep
         self.listeners: list[Callable[[str], None]] = []
@@ -78,7 +78,7 @@ class Outage:
             passed = self._clock() - began
             if self._share(groups) <= self.most:
                 if tries > 1:
-                    self._tell(f"rewards answer again, after {as_time(passed)}", "")
+                    self._tell(f"rewards work again, after {as_time(passed)}", "")
                 return groups
             if tries >= TRIES and not any(response.score.transient for response in failed(groups)):
                 return groups

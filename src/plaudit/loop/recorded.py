@@ -3,8 +3,9 @@
     step -> RecordGroups -> groups.jsonl -> RecordedRun.rollout -> the same groups, by the same loop -> the same weights
 
 In an asynchronous run, only two things are random: which version drew a token, and which answers' rewards failed.
-Everything after a step's groups is deterministic. Each step is one line, so a torn line is not a step; floats are
-written in full. Left out: evaluation, which samples too but changes nothing, and rewards, which are in the groups.
+Everything after a step's groups is deterministic. Each step is one line, and an incomplete line is ignored. Floats are
+written in full. Left out: evaluation, which also samples but does not affect training, and rewards, which are in the
+groups.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class RecordError(ValueError):
 
 
 class RecordGroups:
-    """A hook that writes every group of a step, including those without a signal. The file's first line has the number
-    of threads of a rank, since the last bits of a sum depend on it."""
+    """A hook that writes all groups of a step, including those without a signal. The file's first line has the number
+    of threads per rank, on which the last bits of a sum depend."""
 
     def __init__(self, sink: JsonLines, *, after: int, threads: int):
         """Continue after step `after`; lines of later steps are removed."""
@@ -43,7 +44,7 @@ class RecordGroups:
             )
         if found.threads != threads:
             raise RecordError(
-                f"{path} was recorded with {found.threads} threads a rank, now there are {threads}: set "
+                f"{path} was recorded with {found.threads} threads per rank, now there are {threads}: set "
                 f"threads={found.threads}"
             )
 
@@ -54,13 +55,13 @@ class RecordGroups:
 
 
 class RecordedRun:
-    """A recorded run's groups by their index."""
+    """The groups of a recorded run, by their index."""
 
     def __init__(self, path: Path):
         self.path = path
         self.threads = 0
         self.steps = 0
-        """Whole steps, from the first on."""
+        """Number of complete steps."""
         self._places: dict[int, int] = {}  # offset of a group's line in the file, by the group's index
         self._line: tuple[int, dict[int, Any]] = (-1, {})  # the line read last: groups are asked for in order
         for place, content in _lines(path):
@@ -119,8 +120,8 @@ class Compare:
                 self.differs = True
                 self.say(f"warning: the replay differs from the record in step {step}: {name} is {value}, was {other}")
         if moment.last and not self.differs:
-            lack = f", which has none of step {', '.join(map(str, self.missing))}" if self.missing else ""
-            self.say(f"the replay's figures are those of the recorded run, up to step {step}{lack}")
+            lack = f"; the record has no figures of step {', '.join(map(str, self.missing))}" if self.missing else ""
+            self.say(f"the replay's figures equal those of the recorded run, up to step {step}{lack}")
         return {}
 
 

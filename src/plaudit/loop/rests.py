@@ -1,4 +1,4 @@
-"""Measure for how long no prompt is being answered: with lag, whether rollout workers are idle."""
+"""Measure the time in which no prompt is being answered. With lag, rollout workers are idle then."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from plaudit.types import Group, Prompt, Stats
 
 
 class Rests:
-    """Stands for a source of groups, and is a hook that tells the seconds since the step before without any rollout."""
+    """Wraps a source of groups, and is the hook that reports the seconds without any rollout since the previous
+    step."""
 
     def __init__(self, groups: Groups):
         self.groups = groups
         self._busy = 0
         self._rested = 0.0
         self._since: float | None = None
-        """When the present rest began; None before the first rollout and during one."""
+        """When the current idle time began; None before the first rollout and during rollouts."""
 
     async def rollout(self, index: int, prompt: Prompt) -> Group:
         self._count()
@@ -35,7 +36,7 @@ class Rests:
         return {"time/rollout_idle": rested}
 
     def _count(self) -> None:
-        """Add the present rest, as far as it has come."""
+        """Add the current idle time so far."""
         if self._since is not None:
             now = time.monotonic()
             self._rested, self._since = self._rested + now - self._since, now

@@ -1,1 +1,1 @@
-"""One run from its settings to its folder, and pipelines of runs."""
+"""Start, resume and check runs, and pipelines of runs."""

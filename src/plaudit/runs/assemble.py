@@ -1,4 +1,4 @@
-"""From settings to a run: the only file that names concrete classes and joins them.
+"""Build a run from its settings. Only this file names the concrete classes and connects them.
 
 settings -> intake (tokenizer, data) -> crew (training ranks, engine), rewards -> source, hooks -> train -> Run
 """
@@ -76,22 +76,23 @@ class Job:
         *,
         record: RecordedRun | None = None,
     ):
-        """`record`: what the run learns from instead of samples."""
+        """`record`: the recorded run that this run replays instead of sampling."""
         self.settings, self.folder, self.store, self.reporter = settings, folder, store, reporter
         self.record = record
         self.files = ExitStack()
         self.events = Events(folder / records.EVENTS)
         self.outage: Outage | None = None
+        """Waits for failed rewards; None if the run does not sample."""
         self.rests: Rests | None = None
-        """Waits for failed rewards, if there are any."""
+        """Measures idle time of rollouts; None if the run does not sample."""
         elsewhere = ("judge", "http")
         self.functions = [None if one.kind in elsewhere else function_reward(one) for one in settings.rewards]
-        """Loaded once: a file that was edited meanwhile is not run again after the loss of a rank."""
+        """Loaded once, so that a file that is edited later is not loaded again after the loss of a rank."""
         self.objective: Objective = settings.objective
         self.intake = Intake(settings, self.objective, reporter.say)
         self.data, self.tokenizer = self.intake.data, self.intake.tokenizer
         self.total_steps = self.intake.steps
-        """Steps of the run; a replay ends with its record."""
+        """Steps of the run; a replay ends earlier if its record does."""
         passes = settings.learn.micro_tokens, settings.learn.score_tokens
         self.restart = Restart(
             store,
@@ -103,10 +104,10 @@ class Job:
         )
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
         if resume is not None and other_rows(folder, self.data.report.json()):
-            reporter.say("warning: the data differs from what this run has read: rows come in another order from here")
+            reporter.say("warning: the data has changed since this run read it: from here, rows have another order")
 
     def plan(self) -> Plan:
-        """What training ranks must know besides the settings."""
+        """What training ranks need to know besides the settings."""
         begin = self.restart
         passes = begin.micro_tokens, begin.score_tokens
         folder, intake = self.store.folder.resolve(), self.intake
@@ -114,8 +115,8 @@ class Job:
 
     @property
     def refers_again(self) -> bool:
-        """True if one frozen reference is asked for the same rows again: its columns are then computed before training,
-        and not in every pass over the data."""
+        """True if rows are read more than once and the reference is frozen. Its columns are then computed once, before
+        training."""
         settings = self.settings
         frozen = Role.REFERENCE in self.objective.asks and not settings.reference.ema and not settings.data.stream
         return frozen and self.total_steps * settings.train.batch_size > self.data.cursor(settings.seed).length
@@ -123,7 +124,7 @@ class Job:
     # --- learners, rollout, rewards
 
     def reward(self, crew: Crew) -> Reward:
-        """The run's reward: the weighted sum of the listed ones (of one, itself, as a part under its name)."""
+        """The run's reward: the weighted sum of the listed rewards, each of which is a part under its name."""
         parts: list[tuple[Reward, float, str]] = []
         for settings, function in zip(self.settings.rewards, self.functions, strict=True):
             if function is not None:
@@ -170,7 +171,8 @@ class Job:
     # --- the run
 
     async def train(self, crews: Crews, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
-        """Open a crew and train from `resume` on, and again from wherever `restart` says."""
+        """Open a crew and train from the resumed checkpoint. After an error that permits it, start again from where
+        `restart` says."""
         try:
             while True:
                 try:
@@ -182,7 +184,7 @@ class Job:
             crews.dismiss()
 
     async def _sitting(self, crews: Crews, stop: list[int], further: Iterable[Hook]) -> Progress:
-        """Train with one crew. Nothing that holds a local crew's models outlives it, since another crew may follow."""
+        """Train with one crew. Keep no reference to its models afterwards, since another crew may follow."""
         crew = await unless(stop, crews.open(self.plan()))
         return await crew.watched(self._train(crew, stop, further))
 
@@ -200,7 +202,7 @@ class Job:
         if resume is not None:
             progress = await restore(self.store, resume, cast, source, memory, best)
             save_start(self.folder, settings, self.data.report.json())  # a refused start has changed nothing
-            left = ", nothing is left to do" if ended(progress) else ""
+            left = "; the run is finished" if ended(progress) else ""
             self.reporter.say(f"resumed {resume}: step {progress.step} of {self.total_steps}{left}")
         progress = self.restart.begun(progress)
         cast = replace(cast, rate=progress.rate)
@@ -230,7 +232,7 @@ class Job:
                         memory=memory,
                         seed=settings.seed,
                     )
-            except Stopped as stopped:  # the signal came while it waited for rewards
+            except Stopped as stopped:  # the signal came while the run waited for rewards
                 raise Stopped(stop[0], bar.done) if stop else stopped from None
         if stop and not ended(progress):
             raise Stopped(stop[0], progress.step)
@@ -276,7 +278,7 @@ class Job:
         return hooks
 
     def health(self, progress: Progress) -> Health:
-        """The watch on the run's figures, which knows those of its earlier steps."""
+        """Health rules for the run's figures, with the figures of its earlier steps."""
         unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
         left_out = {"sampler"} if self.settings.rollout.reshaped else ()
@@ -288,7 +290,7 @@ class Job:
     def saver(
         self, crew: Crew, cast: Cast, source: BatchSource, memory: dict[str, float], best: Best, progress: Progress
     ) -> SaveCheckpoint:
-        """The last hook."""
+        """The last hook: it saves checkpoints."""
         due = Due(self.settings.save.interval, at_end=True)
         due.start(progress)
         writers = {str(role): partial(crew.writer, role) for role in cast.saved}
@@ -296,12 +298,12 @@ class Job:
         return SaveCheckpoint(self.store, due, cast, source, memory, best, writers=writers, keep=keep)
 
     async def begun(self, moment: Moment) -> Stats:
-        """After its first step, this run may replace the one that it overwrites."""
+        """After the first step, remove the run that this run overwrites."""
         let_go(self.folder)
         return {}
 
     def lines(self, name: str, progress: Progress) -> JsonLines:
-        """Open a file of the run's folder to which it appends after `progress`."""
+        """Open a file of JSON lines in the run's folder, without the lines of steps after `progress`."""
         lines = self.files.enter_context(JsonLines(self.folder / name))
         lines.truncate_after(progress.step)
         return lines
@@ -313,7 +315,7 @@ class Job:
         return RecordSamples(samples, lambda tokens: str(self.tokenizer.decode(tokens)), cast.seen)
 
     def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
-        """Hooks that write a record, or compare with one."""
+        """Hooks that record the run's groups, or compare the run with a record."""
         groups = self.lines(records.GROUPS, progress)
         if self.settings.rollout.record and self.objective.online:
             yield RecordGroups(groups, after=progress.step, threads=crew.threads)
@@ -323,7 +325,8 @@ class Job:
     def validation(
         self, cast: Cast, rollouter: Rollouter | None, record: Callable[[Sequence[Group]], None]
     ) -> Callable[[], Awaitable[Stats]]:
-        """Figures on the validation items: the loss for offline methods, rewards of fresh answers for online ones."""
+        """Return a function that computes figures on the validation items: the loss for offline methods, rewards of
+        fresh answers for online ones."""
         items = self.data.validation[: self.settings.evaluate.limit]
         if rollouter is None:
             return validation_loss(cast, items)

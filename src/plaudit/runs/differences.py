@@ -1,6 +1,6 @@
-"""The settings in which two runs differ, by their dotted keys.
+"""Find the settings in which two runs differ, by their dotted keys.
 
-settings.yaml of one, settings of the other -> pairs of values -> lines that tell them
+settings.yaml of one run, settings of another -> pairs of values -> lines that describe them
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plaudit.support.paths import at_home
 
 
 def told(settings: Settings) -> tuple[dict[str, Any], ...]:
-    """Return values by key three times: as given, with the method's choices filled in, and by default."""
+    """Return three mappings from key to value: as given, with the method's choices filled in, and the defaults."""
     method: Any = settings.algorithm
     plain = {one.name: one.default for one in fields(method) if one.default is not MISSING}
     made = {one.name: one.default_factory() for one in fields(method) if one.default_factory is not MISSING}
@@ -39,10 +39,10 @@ def differences(
 
 
 def compared(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
-    """Return the keys that differ, each with the file's value and ours; None if the file was cut off.
+    """Return the keys that differ, each with the file's value and ours; None if the file is incomplete.
 
-    A setting that an older file lacks had its default. A setting that is left to the method may stand in the file as
-    the method chose it."""
+    A setting that an older file lacks counts as its default. For a setting that is left to the method, the file may
+    have the method's choice."""
     here, adapted, default = told
     try:
         there = read_flat(theirs.read_text(encoding="utf-8", errors="replace"))
@@ -54,7 +54,7 @@ def compared(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[
 
 
 def _alike(key: str, there: Any, here: Any) -> bool:
-    """True if equal, or two spellings of one path."""
+    """True if the values are equal, or two spellings of one path."""
     if there == here or not (isinstance(there, str) and isinstance(here, str)):
         return bool(there == here)
     return key.endswith((".path", ".tokenizer")) and at_home(there).resolve() == at_home(here).resolve()
@@ -65,7 +65,7 @@ def within(key: str, sections: tuple[str, ...]) -> bool:
 
 
 def read_flat(text: str) -> dict[str, Any]:
-    """The values of a settings file by their dotted keys."""
+    """Read the values of a settings file, by their dotted keys."""
     from omegaconf import OmegaConf
 
     return flat(OmegaConf.to_container(OmegaConf.create(text)))

@@ -1,10 +1,11 @@
-"""Objects that a script or notebook gives to a run: a transformers model, a tokenizer, rows, functions.
+"""Objects that a script or notebook passes to a run: a transformers model, a tokenizer, rows, functions.
 
     model, tokenizer, rows -> OUTPUT/.given/KIND-DIGEST -> settings that name these files
     functions              -> rules of this process     -> settings that name them with a digest of their source
 
-A run reads only files, so that other processes and a resume find the same. Equal content has the same name; another
-one is refused by a resume. Left out: training the object itself. The trained model is in the run's checkpoints.
+A run reads only files, so that other processes and a resume find the same content. Equal content has the same name; a
+resume with other content is refused. Left out: training the object itself. The run's checkpoints have the trained
+model.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ from plaudit.support.paths import at_home
 from plaudit.support.plugins import name_of
 
 FOLDER = ".given"
-"""Folder of the objects' files, under a run's `output`. Runs refer to them as long as they are resumed."""
+"""Folder of the objects' files, under a run's `output`. They are needed as long as a run may be resumed."""
 PREFIX = "given:"
 UNKNOWN = "unknown"
 """Digest of a function whose source or values cannot be compared."""
 NOT_COMPARED = ("transformers_version", "_name_or_path")
-"""Keys of a model's files that say nothing about it."""
+"""Keys of config.json that do not describe the model."""
 SHARED = ("transformers", "tokenizers", "plaudit")
-"""Packages whose classes every process knows."""
+"""Packages whose classes every process can load."""
 Recipe = Settings | Mapping[str, Any] | str | Path
 GivenReward = Callable[..., Any] | RewardSettings | tuple[Callable[..., Any], float]
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a caller gives beside the settings; None and () leave them as they are."""
+    """Objects that a caller passes besides the settings; None and () leave the settings as they are."""
 
     model: Any = None
     tokenizer: Any = None
@@ -56,8 +57,8 @@ class Given:
 
     @contextmanager
     def placed(self, recipe: Recipe) -> Iterator[Settings]:
-        """The settings with files and names in the objects' place. Functions are rules while it is open. Raises
-        SettingsError for what cannot be stored, and if a resume would continue with something else."""
+        """Yield the settings with files and names in place of the objects. Meanwhile, functions are registered as
+        rules. Raises SettingsError if an object cannot be stored, or if a resume would continue with other objects."""
         given = recipe if isinstance(recipe, Settings | Mapping) else read_yaml(recipe)
         output, on_ray = _of(given, "output") or Settings.output, _kind(_of(given, "runtime")) == "ray"
         folder = at_home(str(output)) / FOLDER
@@ -73,7 +74,7 @@ class Given:
                 RULES.pop(name, None)
 
     def _sections(self, folder: Path, *, on_ray: bool, named: str | None) -> dict[str, dict[str, str]]:
-        """Settings by section. `named` is the tokenizer that the settings name."""
+        """Store the objects; return the settings that name them, by section. `named`: the settings' own tokenizer."""
         model: dict[str, str] = {}
         data = {"train": self.data, "validation": self.validation}
         if self.model is not None:
@@ -97,7 +98,7 @@ def _kind(runtime: Any) -> Any:
 
 
 def _with(given: Settings | Mapping[str, Any], sections: dict[str, Any], rewards: list[RewardSettings]) -> Settings:
-    """The settings with these values in their sections, checked if they were a recipe."""
+    """Return the settings with these values in their sections; a recipe is also checked."""
     if isinstance(given, Settings):
         parts = {name: replace(getattr(given, name), **section) for name, section in sections.items()}
         return replace(given, **parts, rewards=[*given.rewards, *rewards])
@@ -120,18 +121,20 @@ def _stored_model(model: Any, folder: Path, on_ray: bool) -> str:
 
 
 def _stored_tokenizer(tokenizer: Any, folder: Path, on_ray: bool) -> str:
-    """Save a tokenizer, and see that it loads as it was; return its folder."""
+    """Save a tokenizer, and check that it loads with the same vocabulary; return its folder."""
     if not {"save_pretrained", "get_vocab"} <= set(dir(tokenizer)):
         raise SettingsError(f"tokenizer is a {type(tokenizer).__name__}: give one of transformers, or its folder")
     _check_travels(tokenizer, "tokenizer", on_ray)
     path = _stored(folder, "tokenizer", tokenizer.save_pretrained)
     if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        raise SettingsError(f"tokenizer: saved and loaded again, its vocabulary differs ({path}): give its folder")
+        raise SettingsError(
+            f"tokenizer has another vocabulary after saving and loading ({path}): give its folder instead"
+        )
     return path
 
 
 def _origin(model: Any) -> str:
-    """Return the folder or hub id that a model was loaded from, where its tokenizer is."""
+    """Return the folder or hub id that a model was loaded from, which has its tokenizer."""
     origin = str(getattr(model, "name_or_path", "") or "")
     if not origin:
         raise SettingsError("model was not loaded from a folder or hub id that has a tokenizer: give tokenizer=")
@@ -141,13 +144,13 @@ def _origin(model: Any) -> str:
 def _check_travels(thing: Any, name: str, on_ray: bool) -> None:
     if on_ray and type(thing).__module__.partition(".")[0] not in SHARED:
         raise SettingsError(
-            f"{name} is a {type(thing).__qualname__} of {type(thing).__module__}, which processes on Ray do not know: "
-            "give one of transformers' own classes, or set runtime=local"
+            f"{name} is a {type(thing).__qualname__} of {type(thing).__module__}, which processes on Ray cannot load: "
+            "use one of transformers' own classes, or set runtime=local"
         )
 
 
 def _stored(folder: Path, kind: str, save: Callable[[Path], Any]) -> str:
-    """Save into a folder that is named by its content; return it."""
+    """Save into a folder whose name has a digest of its content; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".part-") as temporary:
         made = Path(temporary) / kind
@@ -174,7 +177,7 @@ def _digest(folder: Path) -> str:
 
 
 def _stored_rows(rows: Any, name: str, folder: Path) -> str:
-    """Write rows as JSON lines; return the file. Names of sources pass."""
+    """Write rows as JSON lines; return the file. Return the name of a source unchanged."""
     if isinstance(rows, str):
         return rows
     if isinstance(rows, Mapping) or not (isinstance(rows, Sized) and isinstance(rows, Iterable)):
@@ -202,7 +205,7 @@ def _plain_rows(rows: Any, name: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]], list[RewardSettings]]:
-    """Functions by the kind that settings give them, and the settings."""
+    """Return the functions by their kind in settings, and the settings of all rewards."""
     rules: dict[str, Callable[..., Any]] = {}
     found: list[RewardSettings] = []
     for entry in rewards:
@@ -216,14 +219,14 @@ def _rules(rewards: Sequence[GivenReward]) -> tuple[dict[str, Callable[..., Any]
         name = name_of(plain).strip("<>")
         kind = f"{PREFIX}{name}:{_source_digest(function)}"
         if kind in rules:
-            raise SettingsError(f"rewards has {name!r} twice: each needs a name of its own")
+            raise SettingsError(f"rewards has {name!r} twice: give each function a different name")
         rules[kind] = function
         found.append(RewardSettings(kind=kind, name=name, weight=float(weight)))
     return rules, found
 
 
 def _source_digest(function: Any) -> str:
-    """Digest of a function's source and of plain values that it closes over; UNKNOWN for other objects."""
+    """Return a digest of a function's source and of the plain values that it closes over; UNKNOWN for other objects."""
     values: list[Any] = []
     if isinstance(function, functools.partial):
         values, function = [function.args, sorted(function.keywords.items())], function.func
@@ -238,7 +241,8 @@ def _source_digest(function: Any) -> str:
 
 
 def _refuse_others(settings: Settings) -> None:
-    """Raise SettingsError if a resume would go on with other rows or functions. Another model is refused as any is."""
+    """Raise SettingsError if a resume would continue with other rows or functions. `records.refuse_another` refuses
+    other models."""
     if settings.resume is None or settings.name is None:
         return
     folder = at_home(settings.output) / settings.name
@@ -249,15 +253,15 @@ def _refuse_others(settings: Settings) -> None:
         before = {"data": there["data"]["train"], "validation": there["data"]["validation"]}
         here = {"data": settings.data.train, "validation": settings.data.validation}
         kinds = _kinds(there["rewards"]), _kinds(settings.rewards)
-    except (SettingsError, KeyError, TypeError):  # a file that was cut off has no information
+    except (SettingsError, KeyError, TypeError):  # an incomplete file has no information
         return
     problems = [
-        f"{name} has other rows than the run has read ({before[name]} there, {here[name]} here)"
+        f"{name} has other rows than those that the run has read ({before[name]} there, {here[name]} here)"
         for name in before
         if before[name] != here[name] and any(FOLDER in str(one) for one in (before[name], here[name]))
     ]
     problems += [f"the reward {kind.split(':')[1]} differs" for kind in kinds[1] if kind not in kinds[0]]
-    problems += [f"the reward {kind.split(':')[1]} was given then" for kind in kinds[0] if kind not in kinds[1]]
+    problems += [f"the reward {kind.split(':')[1]} is missing" for kind in kinds[0] if kind not in kinds[1]]
     problems += [
         f"the reward {kind.split(':')[1]} is not a plain function, so it cannot be compared with the earlier one"
         for kind in kinds[1]
@@ -266,8 +270,8 @@ def _refuse_others(settings: Settings) -> None:
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise SettingsError(
-            f"resume={settings.resume} would not continue {folder} exactly:\n{listed}\nGive the same objects, or name "
-            "files ('file.py:function'), or give the new run another name"
+            f"resume={settings.resume} would not continue {folder} exactly:\n{listed}\nGive the same objects, or files "
+            "('file.py:function'), or set another name for a new run"
         )
 
 

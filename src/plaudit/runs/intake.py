@@ -1,6 +1,6 @@
 """Read and measure a run's data before anything costly starts.
 
-settings -> tokenizer -> data and its report -> number of steps, longest sequence -> does it fit every model?
+settings -> tokenizer -> data and its report -> number of steps, longest sequence -> check that it fits every model
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Intake:
 
     @property
     def as_chat(self) -> bool | None:
-        """True if the run asks with chats. If no row is a chat, what data.as_chat says."""
+        """True if the train rows have chats, or else data.as_chat."""
         chats = any(source.chat for source in self.data.report.sources if source.role == "train")
         return True if chats else self.settings.data.as_chat
 
@@ -54,7 +54,7 @@ class Intake:
 
 
 def dated(sources: Iterable[SourceReport]) -> list[str]:
-    """Complain about rows that would differ tomorrow: the run could not be repeated or resumed exactly."""
+    """Complain about rows that contain today's date, since such a run cannot be repeated or resumed exactly."""
     if not any(source.chat.get("prints_date") for source in sources):
         return []
     return [
@@ -66,14 +66,14 @@ def dated(sources: Iterable[SourceReport]) -> list[str]:
 
 
 def longest_of(settings: Settings, objective: Objective, row: int) -> Longest:
-    """Return the length that the model must have room for, from the longest row or prompt."""
+    """Return the longest sequence that the models must have positions for, from the longest row or prompt."""
     if objective.online:
         return Longest(row + settings.rollout.max_tokens, "the longest prompt and rollout.max_tokens")
     return Longest(row, "the longest row")
 
 
 def unlike_judges(settings: Settings, tokenizer: Any, longest: Longest) -> list[str]:
-    """Complain about answers for which a judge of this vocabulary has no positions. Raises ValueError for models that
+    """Complain about sequences that are too long for a judge with this vocabulary. Raises ValueError for models that
     are not judges."""
     problems = []
     for reward in settings.rewards:

@@ -1,4 +1,4 @@
-"""What this machine has beside what a run asks for, read from the system: no torch, no Ray."""
+"""Compare what this machine has with what a run asks for. Needs neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plaudit.runtime.resources import ResourcesError, check_room
 from plaudit.settings.tree import Settings
 
 FIXED = ("trained", "reference", "judge")
-"""Parts of memory that no smaller pass makes smaller."""
+"""Parts of memory that do not depend on the size of a pass."""
 GIB = 2**30
 
 
@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """The GPUs that a process here could use, by the files of their driver."""
+    """The GPUs that this process could use, by the files of their driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*")) or ["dxg"] * Path("/dev/dxg").exists()
     return (
@@ -37,7 +37,7 @@ def on_gpu(s: Settings) -> bool:
 
 
 def _without_cuda() -> bool:
-    """True if the installed torch is a build for CPUs, by its version."""
+    """True if the version of the installed torch is a build for CPUs."""
     try:
         return version("torch").endswith("+cpu")
     except PackageNotFoundError:
@@ -45,7 +45,8 @@ def _without_cuda() -> bool:
 
 
 def memory_there(*, gpu: bool) -> float:
-    """Bytes of a GPU, or those that this machine (or this process's control group) has left; infinite if unknown."""
+    """Memory of a GPU, or free memory of this machine (or this process's control group), in bytes; infinite if
+    unknown."""
     if gpu:
         asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         try:
@@ -68,24 +69,24 @@ def _text(path: str) -> str:
 
 
 def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
-    """Complain about models, gradients and moments that this machine cannot hold, however small a pass is."""
-    ranks: float = 1 if s.runtime.sharded else s.runtime.replicas  # whole ones, of this machine
-    ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # of one GPU
+    """Complain about models, gradients and moments that do not fit this machine, however small a pass is."""
+    ranks: float = 1 if s.runtime.sharded else s.runtime.replicas  # whole models on this machine
+    ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # on one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
     if held <= there:
         return []
     told = ", ".join(f"{part} {parts[part] * ranks / GIB:.1f}" for part in FIXED if part in parts)
     return [
         (
-            f"memory: models and what trains them take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are "
-            "left: take a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more "
+            f"memory: models, gradients and moments take {held / GIB:.1f} GiB ({told}), and {there / GIB:.1f} GiB are "
+            "left: use a smaller model, learn.precision=bfloat16, model.lora.rank, or runtime.strategy=fsdp over more "
             "devices"
         )
     ]
 
 
 def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
-    """Doubt passes that may not fit beside the models."""
+    """Report a doubt if full passes may not fit beside the models."""
     whole, there = sum(parts.values()), memory_there(gpu=on_gpu(s))
     if whole <= there or about_memory(parts, s):
         return []
@@ -99,7 +100,7 @@ def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
 
 
 def about_disk(needed: float, output: Path) -> list[str]:
-    """Complain about checkpoints that the disk of the run's folder has no room for."""
+    """Complain about checkpoints that do not fit on the disk of the run's folder."""
     there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if needed <= free:
@@ -113,7 +114,7 @@ def about_disk(needed: float, output: Path) -> list[str]:
 
 
 def about_devices(s: Settings) -> list[str]:
-    """Complain about devices and reservations that this machine cannot give."""
+    """Complain about devices and reservations that this machine does not have."""
     here, problems = gpus(), []
     if s.device.startswith("cuda") and s.runtime.address is None:
         number = s.device.partition(":")[2]
@@ -134,7 +135,7 @@ def about_devices(s: Settings) -> list[str]:
 
 
 def _rollouts(s: Settings) -> int:
-    """Number of rollout workers that take devices of their own at the start; 0 if the setting is wrong, which another
+    """Number of rollout workers that reserve their own devices at the start; 0 if the setting is wrong, which another
     check reports."""
     if not s.samples or s.rollout.share_devices or list(s.rollout.contradictions()):
         return 0
@@ -142,7 +143,7 @@ def _rollouts(s: Settings) -> int:
 
 
 def crowded(s: Settings) -> list[str]:
-    """Doubt more threads than cores, where this process computes."""
+    """Report a doubt if this process would compute with more threads than cores."""
     if s.runtime.kind != "local" or s.threads is None or s.threads <= cores():
         return []
     return [f"threads={s.threads}, and this process may use {cores()} cores: more threads than cores are slower"]

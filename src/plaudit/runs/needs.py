@@ -1,6 +1,6 @@
-"""What a run will take, computed from a model's configuration and the settings: memory by part, and disk.
+"""Estimate the memory and disk that a run needs, from a model's configuration and the settings.
 
-Leaves out time, and what is left of both (`outlook.py`).
+Left out: time, and what the machine has (`machine.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from plaudit.types import Role
 
 
 def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
-    """Bytes on a training rank's device, by part. A weight takes 2 bytes in bfloat16 and 4 in float32; a trained one 16
-    more in bfloat16 (float32 master, gradient and two moments) and 12 in float32. A pass keeps every layer's input if
-    activations are computed again, else some 20 rows of the hidden and 3 of the inner size a layer; a cached token
-    takes its keys and values. Judges count as models of the policy's size, the reference as one beside it."""
+    """Bytes on a training rank's device, by part.
+
+    - A weight takes 2 bytes in bfloat16 and 4 in float32. A trained weight takes 16 more in bfloat16 (float32 master,
+      gradient and two moments) and 12 more in float32.
+    - With activation checkpointing a pass keeps every layer's input, and the activations of one layer; without it,
+      those of all layers: per token some 20 times the hidden size and 3 times the inner size.
+    - A cached token takes its keys and values.
+    - Judges and the reference count as models of the policy's size.
+    """
     width, weights = _width(s), config.parameters
     losses = s.objective.losses()
     parts = {"trained": sum(_trained(config, s, s.adapters(Role(role))) for role in losses)}
@@ -34,7 +39,7 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
 
 
 def disk(config: DecoderConfig, s: Settings) -> float:
-    """Bytes of the checkpoints that a run keeps at once, the one that is being written among them."""
+    """Most bytes of a run's checkpoints at one time, with the one that is being written."""
     one = sum(_checkpoint(config, s, s.adapters(Role(role))) for role in s.objective.losses())
     return one * ((s.save.keep or 1) + 1 + (s.evaluate.best is not None))
 
@@ -56,6 +61,6 @@ def _trained(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
 
 
 def _checkpoint(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
-    """A role's model, and moments (and masters) of what is trained."""
+    """Bytes of a role's model, and of moments (and masters) of its trained weights."""
     trained = _adapters(config, lora) if lora.rank else config.parameters
     return _width(s) * config.parameters + (12 if _width(s) == 2 else 8) * trained

@@ -22,7 +22,7 @@ EVERY = 2.0
 
 
 class ShowPage:
-    """A hook that runs after the one that records metrics, whose file of `metrics` has the earlier figures."""
+    """A hook that updates the page. The file `metrics` has the figures of earlier steps."""
 
     def __init__(self, path: Path, crew: Crew, *, title: str, steps: int, metrics: Path):
         self.path, self.crew, self.title, self.steps = path, crew, title, steps
@@ -52,7 +52,7 @@ class ShowPage:
 
 @contextmanager
 def last_page(path: Path) -> Iterator[None]:
-    """Show the end of the run inside on its page, which would otherwise promise the rest of it."""
+    """If the block raises, show on the page that the run has ended."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Several stages by one recipe: each is a separate run that starts from the results of earlier stages.
+"""Run several stages from one recipe. Each stage is a separate run that starts from the results of earlier stages.
 
     shared + stages.sft    -> policy
            + stages.reward -> judge
@@ -49,7 +49,7 @@ class PipelineSettings:
     overwrite: bool = False
     """Replace finished stages."""
     only: list[str] = field(default_factory=list)
-    """Run only these stages, on the results of earlier runs of the others; empty runs all."""
+    """Run only these stages, with results of earlier runs of the other stages. Empty: run all."""
     shared: dict[str, Any] = field(default_factory=dict)
     """Settings of every stage that the stage itself does not set."""
     stages: dict[str, Any] = field(default_factory=dict)
@@ -133,20 +133,20 @@ def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None
 def _stages(
     settings: PipelineSettings, folder: Path, *, made: Any, wanted: Sequence[str] | None = None
 ) -> Iterator[tuple[str, Settings]]:
-    """The wanted stages' checked settings in turn."""
+    """Yield the checked settings of each wanted stage."""
     for name, recipe in recipes_of(settings, folder, made=made, wanted=wanted):
         yield name, _loaded(settings, folder, name, recipe)
 
 
 def to_come(run: Run, role: Role) -> str:
-    """Stands for the model of a stage that has not run."""
+    """Return a placeholder for the model of a stage that has not run."""
     return f"<the {role} of {run.folder.name}>"
 
 
 def recipes_of(
     settings: PipelineSettings, folder: Path, *, made: Callable[[Run, Role], str], wanted: Sequence[str] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The wanted stages' recipes in turn; `made(run, role)` is the folder of a finished stage's model."""
+    """Yield the recipe of each wanted stage; `made(run, role)` is the folder of a finished stage's model."""
     from plaudit.algorithms import ALGORITHMS
     from plaudit.runs.records import Run
     from plaudit.types import Role
@@ -177,13 +177,13 @@ def placed(settings: PipelineSettings, folder: Path, name: str, recipe: dict[str
     for key, value in where.items():
         if (own := recipe.get(key)) not in (None, default[key], value):
             raise SettingsError(
-                f"{key}={own} has no effect on one stage, it is {value}: give {key} of the whole pipeline"
+                f"{key}={own} cannot be set for one stage: set {key} of the whole pipeline, which is {value}"
             )
     return recipe | where
 
 
 def _wired(recipe: dict[str, Any], paths: Mapping[Any, str]) -> dict[str, Any]:
-    """The recipe with the models of earlier stages, if it names none."""
+    """Return the recipe with the models of earlier stages, unless it names its own."""
     from plaudit.types import Role
 
     recipe = merged({}, recipe)

@@ -1,4 +1,4 @@
-"""A run and its folder: the results of a finished or stopped run, for scripts and notebooks.
+"""A run's folder: open it, resume it, protect it from other processes, and read its results (`Run`).
 
 run folder: settings.yaml, data.json, log.txt, checkpoints/<role>/<name>/
 and {metrics, samples, samples.index, events, health, groups}.jsonl
@@ -48,31 +48,32 @@ OF_NO_CONSEQUENCE = (
     *(f"rollout.{name}" for name in _ROLLOUT),
 )
 OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.mesh", "runtime.strategy")
-"""Settings in which a replay may differ from the recorded run, and those among them in which it may not."""
+"""A replay may differ from the recorded run in settings of OF_NO_CONSEQUENCE, except those of OF_CONSEQUENCE."""
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")
-"""Further settings in which a run that is resumed without a name may differ."""
+"""Further settings that may differ when an unnamed run is resumed."""
 KEPT = {
-    "method": "the state of its checkpoints is its method's",
-    "seed": "a fresh model, the order of rows and those set aside for validation follow from it",
+    "method": "the state in its checkpoints belongs to its method",
+    "seed": "the fresh model, the order of rows and the rows set aside for validation depend on it",
     "model": "its model continues from its checkpoints, and this one would not be read",
     "critic.path": "its critic continues from its checkpoints, and this one would not be read",
     "critic.lora_rank": "its critic's adapters continue from its checkpoints",
-    "reference.path": "the KL of its steps is to one reference",
-    "data.chat_template": "its chats and its checkpoints' tokenizer have one template",
-    "learn.precision": "its moments and masters belong to one precision",
+    "reference.path": "the KL of all its steps must use the same reference",
+    "data.chat_template": "its chats and its checkpoints' tokenizer have the same template",
+    "learn.precision": "its moments and masters belong to this precision",
 }
-"""Settings, or sections, in which a resumed run may not differ, with reasons. All others may; a warning names those
-with consequences."""
+"""Settings, or sections, in which a resumed run may not differ, with reasons. All others may differ; a warning names
+those that have consequences."""
 LOCK = ".lock"
 MOVING, OVERWRITTEN, GONE = ".overwriting", ".overwritten", ".overwritten-gone"
-"""Folders within a run's, while a run takes its place: some of the older one's files, all of them, what is removed."""
+"""Folders within a run's folder while a new run overwrites an older one. They hold some of the older run's files, all
+of them, and the files that are being removed."""
 OF_A_START = (SETTINGS, DATA, LOG, LOCK)
-"""What a refused start leaves; it does not count as a run."""
+"""Files that a refused start leaves. A folder with only these does not count as a run."""
 
 
 @dataclass(frozen=True, init=False)
 class Run:
-    """The records of one run, by its folder: `Run("runs/ppo")`."""
+    """Access to the results of one run, by its folder: `Run("runs/ppo")`."""
 
     folder: Path
 
@@ -81,12 +82,12 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record a step, oldest first."""
+        """One record per step, oldest first."""
         return read_jsonl(self.folder / METRICS)
 
     @property
     def frame(self) -> Any:
-        """The metrics as a pandas DataFrame, a row for each step, with `step` as its index."""
+        """The metrics as a pandas DataFrame with one row per step and `step` as its index."""
         try:
             import pandas
         except ImportError as error:
@@ -126,8 +127,8 @@ class Run:
 
 
 def named(settings: Settings) -> Settings:
-    """Return the settings with a name. A run without one is named after its method and the time. Without a name,
-    `resume` means the newest of those that saved something with the same settings."""
+    """Return the settings with a name. An unnamed run is named after its method and the time. With `resume`, it gets
+    the name of the newest unnamed run that saved something with the same settings."""
     if settings.name is not None:
         return settings
     before = _before(settings) if settings.resume else None
@@ -135,8 +136,8 @@ def named(settings: Settings) -> Settings:
 
 
 def _before(settings: Settings) -> str | None:
-    """The newest unnamed run that saved something and had these settings. None if there is no unnamed run at all and
-    `resume` is not set."""
+    """Return the newest unnamed run that saved something and had these settings. None if there is no unnamed run at all
+    and `resume` is "latest"."""
     folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
     here, newest = told(settings), ""
     for folder in sorted(folders, reverse=True):
@@ -147,7 +148,7 @@ def _before(settings: Settings) -> str | None:
             newest = newest or f"{folder.name}; it differs in:\n" + "\n".join(f"  - {line}" for line in different)
     if newest:
         raise SettingsError(
-            f"resume={settings.resume}: no run without a name in {settings.output} had these settings. To continue "
+            f"resume={settings.resume}: no unnamed run in {settings.output} had these settings. To continue "
             f"the newest of {settings.method} anyway, set name={newest}"
         )
     if settings.resume != "latest":
@@ -158,8 +159,8 @@ def _before(settings: Settings) -> str | None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run's folder. The system releases it however this process ends. Raises
-    SettingsError if another process is using it."""
+    """Lock a run's folder against other processes. The system releases the lock, however this process ends. Raises
+    SettingsError if another process is using the folder."""
     try:  # filelock's lock would live on in forked children, and it empties the file, which names the process
         import fcntl
     except ImportError:  # not on Windows
@@ -175,7 +176,7 @@ def alone(folder: Path) -> Iterator[None]:
                 raise SettingsError(
                     f"the run in {folder} is still active ({who}): wait for its end, or set another name"
                 ) from None
-            # the storage has no locks, so other processes cannot be seen
+            # the storage has no locks, so other processes cannot be detected
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -184,8 +185,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_folder(settings: Settings) -> Iterator[Path]:
-    """Open the run's folder, new or (for a resume) existing, and keep other processes out. Refuses to mix two runs. An
-    overwritten run is put back at the end, unless `let_go` removed it. The run must have a name."""
+    """Open and lock the folder of a named run: a new one, or the existing one for a resume. Raises SettingsError rather
+    than mix two runs. At the end, an overwritten run is restored unless `let_go` removed it."""
     refuse(folder_taken(settings), plain=True)
     folder = Path(settings.output) / str(settings.name)
     refuse_another(settings, folder)
@@ -204,7 +205,7 @@ def open_folder(settings: Settings) -> Iterator[Path]:
 
 
 def folder_taken(settings: Settings) -> list[str]:
-    """Why the run of this name cannot have its folder."""
+    """Return the reasons why the run cannot use the folder of its name."""
     name, problems = str(settings.name), []
     if not name or Path(name).name != name or name.startswith("."):
         return [f"name={name!r} must be a plain folder name; its place is set by `output`"]
@@ -217,7 +218,7 @@ def folder_taken(settings: Settings) -> list[str]:
 
 
 def let_go(folder: Path) -> None:
-    """Remove the overwritten run: the new one has begun."""
+    """Remove the overwritten run, since the new run has finished its first step."""
     if (folder / OVERWRITTEN).exists():
         shutil.rmtree(folder / GONE, ignore_errors=True)
         (folder / OVERWRITTEN).rename(folder / GONE)  # half a removal is not put back
@@ -239,8 +240,8 @@ def _set_aside(folder: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Undo `_set_aside`, even if either was interrupted: a failed start leaves the run that it would have
-    overwritten."""
+    """Undo `_set_aside`, even if either was interrupted, so that a failed start does not destroy the run that it would
+    have overwritten."""
     if (folder / OVERWRITTEN).exists():
         for path in _entries(folder):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -258,26 +259,27 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None:
-    """Write the settings and the data report of a run. Settings that are run again should not remove what they made."""
+    """Write the settings and the data report of a run. `overwrite` is saved as false, so that the same settings do not
+    overwrite this run later."""
     replace_file(folder / SETTINGS, resolved(replace(settings, overwrite=False)).encode())
     replace_file(folder / DATA, json.dumps(report, indent=1).encode())
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
-    """The checkpoint to resume from, if any, and the faults of newer ones."""
+    """Return the checkpoint to resume from, if any, and what is wrong with newer ones."""
     if settings.resume is None or (settings.resume == "latest" and not store.names()):
         return None, []
     refuse_another(settings, store.folder.parent)  # again: a run that was set aside is back in its place
     if settings.resume == "latest":
         return store.latest()
     if settings.resume not in store.names():
-        raise SettingsError(f"resume={settings.resume}: there is latest, or one of {store.names()}")
+        raise SettingsError(f"resume={settings.resume} must be latest or one of {store.names()}")
     store.verify(settings.resume)
     return settings.resume, []
 
 
 def refuse_another(settings: Settings, folder: Path) -> None:
-    """Raise SettingsError if `resume` would continue a run that differs in anything in KEPT. Only reads."""
+    """Raise SettingsError if `resume` would continue a run that differs in a setting of KEPT. Writes nothing."""
     path = folder / SETTINGS
     if settings.resume is None or not path.exists() or not Store(folder / CHECKPOINTS).names():
         return
@@ -290,14 +292,14 @@ def refuse_another(settings: Settings, folder: Path) -> None:
     ]
     if lines:
         raise SettingsError(
-            f"resume={settings.resume} cannot continue {folder}, which is another run than these settings ask for:"
-            f"{''.join(lines)}\nGive these as the run has them; or give the new run a name of its own, and "
-            f"model.path={folder} to start from this one's model"
+            f"resume={settings.resume} cannot continue {folder}, whose settings differ:{''.join(lines)}\n"
+            f"Set these to the run's values. For a new run, set another name, and model.path={folder} to start from "
+            "its model"
         )
 
 
 def _before_in(folder: Path, key: str) -> str | None:
-    """A top-level setting in a run's file, which may be truncated."""
+    """Return a top-level setting of a run's file, which may be incomplete."""
     path = folder / SETTINGS
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     found = re.search(rf"^{key}: (.+)\n", text, re.MULTILINE)
@@ -305,7 +307,7 @@ def _before_in(folder: Path, key: str) -> str | None:
 
 
 def other_rows(folder: Path, report: dict[str, Any]) -> bool:
-    """True if a data report has other rows than the run's report, if that is whole."""
+    """True if a data report has other rows than the run's saved report, provided that this can be read."""
     try:
         before = json.loads((folder / DATA).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -314,7 +316,7 @@ def other_rows(folder: Path, report: dict[str, Any]) -> bool:
 
 
 def _of_rows(report: Any) -> Any:
-    """The report's rows only, without their places."""
+    """Return a report without its sources' paths and similar details, so that only the rows are compared."""
     if isinstance(report, dict):
         return {
             name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples", "unread")
@@ -323,8 +325,8 @@ def _of_rows(report: Any) -> Any:
 
 
 def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Settings:
-    """Return the settings with the run's earlier threads, on which the last bits of sums depend. Warn about other
-    differences."""
+    """Return the settings with the run's earlier number of threads, on which the last bits of sums depend. Warn about
+    other differences."""
     threads = _before_in(folder, "threads")
     if settings.threads is None and threads is not None and threads.isdecimal():
         settings = replace(settings, threads=int(threads))
@@ -332,19 +334,19 @@ def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Set
     different = differences(path, told(settings), free) if path.exists() else []
     if different:
         listed = "\n".join(f"  - {line}" for line in different)
-        say(f"warning: the run continues from its checkpoint with other settings than it had:\n{listed}")
+        say(f"warning: the run continues from its checkpoint with changed settings:\n{listed}")
     return settings
 
 
 def open_record(settings: Settings) -> RecordedRun | None:
-    """The record that the run replays, if any. Raises SettingsError with everything that prevents it."""
+    """Open the recorded run that this run replays, if any. Raises SettingsError with everything that prevents it."""
     if settings.rollout.replay is None:
         return None
     folder = at_home(settings.rollout.replay)
     if not (folder / GROUPS).is_file():
         raise SettingsError(f"rollout.replay={folder}: there is no {GROUPS}, which rollout.record=true writes")
     if settings.name is not None and (Path(settings.output) / settings.name).resolve() == folder.resolve():
-        raise SettingsError(f"rollout.replay={folder} is this run's own folder: give the replay another name")
+        raise SettingsError(f"rollout.replay={folder} is this run's own folder: set another name for the replay")
     record = RecordedRun(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")

@@ -1,6 +1,6 @@
-"""A run from its settings to its records: what is checked first, its folder, its processes, its last words.
+"""Start a run: check its settings, open its folder, train, and print its last lines.
 
-settings, objects of Python -> checks -> folder -> `Job` on a crew -> `Run`
+settings, Python objects -> checks -> folder -> `Job` on a crew -> `Run`
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ def run(
     reporter: Reporter | None = None,
     hooks: Iterable[Hook] = (),
 ) -> Run:
-    """Do a run and return its records. Raises SettingsError before anything starts, and Stopped after SIGTERM or
-    Ctrl-C. The process keeps torch's number of threads, its seed, and its handling of memory (`runtime/memory.py`).
+    """Train a run and return access to its results. Raises SettingsError before anything starts, and Stopped after
+    SIGTERM or Ctrl-C. Afterwards the process keeps the run's number of torch threads, its seed, and its handling of
+    memory (`runtime/memory.py`).
 
     - `settings`: those of `load_settings`, or a recipe as a mapping or file.
     - `model`, `tokenizer`: objects of transformers, or names as in `model.path`. The object itself is not trained: the
       run's checkpoint is the trained model.
     - `data`, `validation`: lists of dicts, a `datasets.Dataset`, or a source's name.
-    - `rewards`: functions of a completion (docs/rewards.md), each alone or with its weight, beside those of the
-      settings. They run in this process.
-    - `hooks` see every step; figures that they return are recorded with it.
+    - `rewards`: functions of a completion (docs/rewards.md), or pairs (function, weight), in addition to the rewards of
+      the settings. They run in this process.
+    - `hooks` are called after every step; the figures that they return are recorded with it.
 
-    Objects are stored in OUTPUT/.given. `resume` continues with the same ones and refuses others.
+    Objects are stored in OUTPUT/.given. `resume` continues with the same objects and refuses others.
     """
     with Given(model, tokenizer, data, validation, rewards).placed(settings) as placed:
         return _begun(placed, reporter, checked(hooks))
@@ -111,7 +112,7 @@ def _run(
 
 
 def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> list[str]:
-    """Return the last lines of a run: where its model, page and samples are, and what may come next."""
+    """Return the last lines of a run: where its model, page and samples are, and a next command."""
     what = "best checkpoint, by " + settings.evaluate.best if settings.evaluate.best else "newest checkpoint"
     shown = {"page": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
     lines = [f"done: {role} in {model} ({what})"]
