@@ -173,7 +173,7 @@ def test_health_says_once_what_to_set() -> None:
     health = Health()
     figures = {"step": 3.0, "micro_tokens/min": 2048.0}
     (alarm,) = health.alarms(figures)
-    assert alarm.saw.startswith("memory did not hold") and alarm.saw.endswith("(micro_tokens=2048).")
+    assert alarm.sign == "memory" and alarm.saw.endswith("(micro_tokens=2048).")
     assert alarm.advice.startswith("Lower learn.micro_tokens")
     assert [health.alarms(figures) for _ in range(100)] == [[]] * 100
 

@@ -54,7 +54,7 @@ def test_a_run_says_and_remembers_it_and_a_resumed_one_ends_alike(
     assert said[0] is None
     assert said[1] == said[2] == said[3] is not None
     log = (full.folder / "log.txt").read_text()
-    assert "health: Step 2: memory did not hold a pass" in log
+    assert "health: Step 2: a pass of the size in the settings did not fit in memory" in log
     assert f"(micro_tokens={said[1]:.0f}). The step was repeated" in log
     for step in (1, 2, 3):
         folder = tmp_path / f"after{step}"

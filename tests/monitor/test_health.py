@@ -46,9 +46,9 @@ def test_a_run_that_learns_gets_no_warning(seed):
 SICK = {
     "entropy": (
         {"entropy": lambda s: max(0.3, 2.0 * math.exp(-s / 20))},
-        r"entropy has fallen to 0\.\d+ nats a token, from 1\.7",
+        r"entropy has fallen to 0\.\d+ nats per token, from 1\.7",
     ),
-    "kl": ({"kl/reference": lambda s: 0.8 * s}, r"KL to the reference is [67]\d(\.\d)? nats an answer, 2 a token"),
+    "kl": ({"kl/reference": lambda s: 0.8 * s}, r"KL to the reference is [67]\d(\.\d)? nats per answer, 2 per token"),
     "judge idle": (
         {"reward/mean": lambda s: 0.1 * math.sin(s), "kl/reference": lambda s: min(20.0, 0.5 * s)},
         r"KL to the reference rises \(1\.5 to 1\d.* while the reward does not",
@@ -80,11 +80,11 @@ SICK = {
     ),
     "sampler, at once": (
         {"kl/sampler": lambda s: 0.0015},
-        r"differ by 0\.0015 nats a token \(at most 0\.001 is usual, 0\.0015 in the first step\)",
+        r"differ by 0\.0015 nats per token \(at most 0\.001 is usual; 0\.0015 in the first step\)",
     ),
     "sampler, later": (
         {"kl/sampler": lambda s: min(0.03, 0.001 * (s - 1))},
-        r"differ by 0\.02\d* nats a token \(at most 0\.02 is usual, 0 in the first",
+        r"differ by 0\.02\d* nats per token \(at most 0\.02 is usual; 0 in the first",
     ),
     "sampler, old": (
         {"kl/sampler": lambda s: min(0.15, 0.02 * (s - 1)), "lag/mean": lambda s: float(s > 1)},
@@ -287,7 +287,7 @@ def test_old_samples_may_differ_by_what_was_learned_since(gaps, ages, step):
 def test_fresh_samples_may_not_differ_before_the_first_update_in_a_run_with_lag_either():
     ((step, text),) = warnings({"kl/sampler": lambda s: 0.002, "lag/mean": lambda s: float(s > 1)}, steps=20)
     assert step == 1
-    assert "0.002 nats a token (at most 0.001" in text
+    assert "0.002 nats per token (at most 0.001" in text
 
 
 def test_a_learner_that_waits_without_lag_does_not_starve():

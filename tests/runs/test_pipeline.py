@@ -124,7 +124,7 @@ def test_a_section_of_a_run_goes_over_that_of_every_stage() -> None:
 def test_what_a_stage_cannot_say_is_refused(recipe: dict[str, Any], override: str) -> None:
     """It had no effect, and a run that was in the way stayed there."""
     key = override.partition(".")[2].partition("=")[0]
-    with pytest.raises(SettingsError, match=f"stage sft: {key}=.* has no effect .*: give {key} of the whole pipeline"):
+    with pytest.raises(SettingsError, match=f"stage sft: {key}=.* set {key} of the whole pipeline"):
         run_pipeline(load_pipeline(recipe, [override]))
     run_pipeline(load_pipeline(recipe, ["sft.name=sft", "sft.train.steps=1", "only=[sft]"]))
 

@@ -25,8 +25,7 @@ from plaudit.rollout.rollouter import Groups
 from plaudit.types import Group, Prompt
 
 MAX_REDRAW = 3.0
-"""Most prompts drawn for a step, as a multiple of prompts_per_step. Beyond it, the step learns from the groups that it
-has, even if few of them have a signal."""
+"""Most prompts drawn for a step, in prompts_per_step. Beyond it, groups without a signal are no longer replaced."""
 
 
 class OnlineSource:

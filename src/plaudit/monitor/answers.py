@@ -1,9 +1,9 @@
-"""Find answers of a run: by step, reward, part, length, version and words, also among a million.
+"""Find answers of a run by step, reward, part, length, version and words, even among a million.
 
     samples.jsonl -> a thread -> SQLite (numbers, and words in its full-text index) -> offsets -> the lines themselves
 
-The database is a cache outside the run's folder and can be deleted at any time. Answers of one step come straight from
-their bytes and wait for no index; a search says how far the index has read.
+The database is a cache outside the run's folder and can be deleted at any time. The answers of one step are read
+directly from the file, without the index. A search says what share of the file is indexed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from plaudit.monitor.samples import Stretch, lines_between, stretches
 from plaudit.support.paths import cache_folder
 
 FORMAT = 1
-"""Grows when the tables change: caches of another format are made again."""
+"""Raise it when the tables change: caches of another format are built again."""
 AT_ONCE = 2_000
-"""Answers that are indexed in one transaction. Between two, questions are answered."""
+"""Answers that are indexed in one transaction. Between two transactions, queries are answered."""
 PATIENCE = 0.2
-"""Seconds that a question waits for the index."""
+"""Most seconds that a query waits for the index."""
 PAGE = 50
 BY_TOKEN = ("ids", "pieces", "logprobs", "learner", "entropies", "advantages", "drawn")
-"""What an answer in a list leaves out."""
+"""Fields by token, which are left out of answers in a list."""
 FIELDS = {"step": "step", "reward": "reward", "advantage": "advantage", "length": "tokens", "version": "oldest"}
 TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value);
@@ -44,7 +44,7 @@ CREATE VIRTUAL TABLE texts USING fts5(prompt, completion, content='');
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is looked for. `limits`: (field, least, most), where a field is one of FIELDS or `part:NAME`."""
+    """A search. `limits`: (field, least, most), where a field is one of FIELDS or `part:NAME`."""
 
     step: int | None = None
     kind: str = ""
@@ -59,7 +59,7 @@ class Query:
 
     @property
     def of_a_step(self) -> bool:
-        """True if a step's own lines answer it."""
+        """True if the lines of one step suffice, without the index."""
         return self.step is not None and not (self.finish or self.prompt_id or self.words or self.limits or self.sort)
 
 
@@ -68,7 +68,7 @@ class Found:
     total: int
     records: list[dict[str, Any]]
     indexed: float = 1.0
-    """Share of the file that was looked through."""
+    """Share of the file that was searched."""
     parts: list[str] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Answers:
         return self._steps[1]
 
     def find(self, question: Query) -> Found:
-        """Return a page of answers, and how many there are. Raises ValueError for a field that there is not."""
+        """Return a page of answers and their total number. Raises ValueError for an unknown field."""
         if not self.path.exists():
             return Found(0, [])
         if question.of_a_step:
@@ -109,7 +109,7 @@ class Answers:
         with closing(self._open()) as database:
             parts = dict(database.execute("SELECT name, number FROM parts"))
             asked = {question.sort, *(limit[0] for limit in question.limits)} - {"", *FIELDS}
-            if share < 1.0 and asked - {f"part:{name}" for name in parts}:  # the index has not met it yet
+            if share < 1.0 and asked - {f"part:{name}" for name in parts}:  # the part may be in lines not indexed yet
                 return Found(0, [], share, sorted(parts))
             where, values = _where(question, parts)
             (total,) = database.execute(f"SELECT count(*) FROM answers{where}", values).fetchone()
@@ -121,7 +121,7 @@ class Answers:
         return Found(total, [_listed(record, at) for at, record in self._read(places)], share, sorted(parts))
 
     def one(self, at: int) -> dict[str, Any]:
-        """The whole record at an offset. Raises ValueError if no line begins there."""
+        """Return the whole record at an offset. Raises ValueError if no line begins there."""
         if at < 0 or at >= self.path.stat().st_size:
             raise ValueError(f"no answer begins at {at}")
         if at:
@@ -153,18 +153,18 @@ class Answers:
     # --- the index
 
     def _indexed(self) -> float:
-        """Bring the index up to date, for at most PATIENCE seconds, and return the share of the file that it has."""
+        """Update the index for at most PATIENCE seconds; return the share of the file that is indexed."""
         thread = self._follow_on()
         thread.join(PATIENCE)
         if self.failed is not None:
             raise ValueError(f"the index of {self.path} cannot be made: {self.failed}")
         if not thread.is_alive():
-            return 1.0  # what may follow is torn, or was written since
+            return 1.0  # a remainder is an incomplete line, or was written since
         with closing(self._open()) as database:
             return min(0.999, int(_value(database, "read")) / max(1, self.path.stat().st_size))
 
     def _follow_on(self) -> threading.Thread:
-        """Go on with the index in the background."""
+        """Continue the index in the background."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._follow, name="answers", daemon=True)
@@ -264,8 +264,8 @@ def _where(question: Query, parts: dict[str, int]) -> tuple[str, list[Any]]:
 
 
 def _match(words: str) -> str:
-    """All words, the last of which may be a beginning; words in quotes stand side by side. SQLite's own signs have no
-    meaning here."""
+    """Return a full-text query for all words. The last word also matches as a prefix; words in quotes must be adjacent.
+    SQLite's own operators are quoted."""
     found = []
     for number, part in enumerate(words.replace("\0", " ").split('"')):
         found += [part] if number % 2 and part.strip() else part.split()

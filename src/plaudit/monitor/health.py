@@ -1,9 +1,9 @@
-"""Warns when a run's figures look wrong: what is seen, what it usually means, what to try.
+"""Warn when a run's figures look wrong: what was seen, what it usually means, and what to try.
 
     metrics of a step -> history (the first and the latest figures) -> every rule -> alarms
 
-A rule has a severity. At 1 it warns, once; again only at twice the severity, or after it went away. Left out: stopping
-or changing a run, which is the user's decision.
+A rule warns once when its severity reaches 1. It warns again only at twice that severity, or after the sign went away.
+Left out: stopping or changing a run, which is the user's decision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plaudit.monitor.rules import BEGIN, MEMORY, RULES, History, Series
 CALM, AWAY = 0.8, 20
 """A sign has gone away after AWAY checks in a row with severities below CALM."""
 WORSE = 2.0
-"""Factor of the severity it warned with from which a sign warns again."""
+"""A sign warns again when its severity is this many times that of its last warning."""
 LOWERED = ("micro_tokens/min", "score_tokens/min")
 """Figures that exist only if memory ran out."""
 
@@ -36,28 +36,28 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """The same in a line for a terminal."""
+        """The alarm as one line for a terminal."""
         return f"{self.saw} {self.why} {self.advice}"
 
     @property
     def record(self) -> dict[str, Any]:
-        """A line of health.jsonl without its step."""
+        """The alarm as a line of health.jsonl, without the step."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Shown:
-    """A sign that has warned: with what severity, and for how many checks it has been calm since."""
+    """A sign that has warned: the severity of its last warning, and the number of calm checks in a row since."""
 
     severity: float
     calm: int = 0
 
 
 class Health:
-    """Watch the figures of one run. `alarms` takes a step's metrics and returns what is newly wrong, if anything."""
+    """Watch the figures of one run. `alarms` takes the metrics of a step and returns new alarms."""
 
     def __init__(self, left_out: Collection[str] = (), *, truths: Sequence[str] = ("reward/gold",)):
-        """`left_out` names rules that do not apply to this run; `truths` the figures of rewards that nothing is trained
+        """`left_out`: names of rules that do not apply to this run. `truths`: figures of rewards that are not trained
         on."""
         self._rules = [rule for rule in RULES if rule.name not in left_out]
         self._history = History()
@@ -72,7 +72,7 @@ class Health:
         return [alarm for alarm in self._signs(figures) if self._newly(alarm.sign, alarm.severity)]
 
     def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Continue after the records of earlier steps: their alarms were given."""
+        """Read the records of earlier steps, whose alarms were already shown."""
         for record in [*records[:BEGIN], *records[BEGIN:][-2 * MEMORY :]]:
             self.alarms(record)
 
@@ -114,7 +114,7 @@ def _memory(figures: Mapping[str, Any]) -> Alarm:
     return Alarm(
         "memory",
         float(bool(lowered)),
-        f"memory did not hold a pass of the size in the settings; the run keeps a smaller one ({asked}).",
+        f"a pass of the size in the settings did not fit in memory; the run continues with smaller passes ({asked}).",
         "The step was repeated in smaller passes with the same gradient.",
         "Lower learn.micro_tokens to start with it.",
         lowered,

@@ -1,9 +1,9 @@
-"""A run's page: a file for a browser, which refreshes it: progress, curves, and the processes of the run.
+"""A run's page: a file that a browser reloads, with progress, curves, and the processes of the run.
 
     records of the steps -> Curves
     Curves, stations (processes and their states) -> page -> page.html
 
-It needs no server and so opens no port. Left out: samples, and every other way to look into one step.
+It needs no server and so opens no port. Left out: samples and other details of a step (`plaudit monitor --serve`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHOWN = (
 )
 """Metrics with a curve, if a run has them, and their titles."""
 POINTS = 160
-"""Approximate most points of a curve; a longer one keeps the least and the largest of every few steps."""
+"""Approximate limit of points per curve. A longer curve keeps the smallest and the largest value of every few steps."""
 RECENT = 20
 """Number of latest steps for estimating the pace."""
 WIDTH, HEIGHT = 320, 60
@@ -71,7 +71,7 @@ class Station:
 
 
 class Curves:
-    """The curves of all steps so far. Its size grows with the number of metrics, not of steps."""
+    """The curves of all steps so far. Their size depends on the number of metrics, not of steps."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()):
         self.step = 0
@@ -82,7 +82,7 @@ class Curves:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """The figures of the next step."""
+        """Add the figures of the next step."""
         self.step = int(record["step"])
         for metric, _ in SHOWN:
             if metric in record:
@@ -96,8 +96,8 @@ class Curves:
         return "".join(_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves)
 
     def remaining(self, steps: int) -> str:
-        """Estimate the remaining seconds from the latest steps, which may differ from the first, and from the time
-        between steps so far: evaluations and checkpoints."""
+        """Estimate the remaining time from the latest steps, and from the mean time between steps (evaluations and
+        checkpoints)."""
         if not self._recent:
             return ""
         between = max(0.0, self._seconds - self._in_steps) / self._timed
@@ -106,7 +106,8 @@ class Curves:
 
 
 class Curve:
-    """One metric over steps: the least and the largest value of each of a few stretches, which grow longer."""
+    """One metric over steps. It keeps the smallest and the largest value of each stretch of steps; stretches become
+    longer as the curve grows."""
 
     def __init__(self) -> None:
         self.latest = math.nan
@@ -114,7 +115,7 @@ class Curve:
         self.last: Point | None = None
         self._stretches: list[tuple[Point, Point]] = []
         self._size, self._held = 1, 0
-        """Values of a full stretch, and of the last one."""
+        """Number of values in a full stretch, and in the last one."""
 
     def add(self, step: int, value: Any) -> None:
         self.latest = float(value) if isinstance(value, int | float) else math.nan
@@ -133,7 +134,7 @@ class Curve:
         self._held = 1
 
     def points(self) -> list[Point]:
-        """As (value, step), in the order of steps; the first and the last value are among them."""
+        """Points (value, step) in the order of steps, with the first and the last one."""
         kept = {point for stretch in self._stretches for point in stretch} | {self.first, self.last}
         return sorted((point for point in kept if point is not None), key=lambda point: point[1])
 
@@ -148,7 +149,7 @@ def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point
 def page(
     title: str, *, curves: Curves, steps: int, stations: Sequence[Station], ended: str = "", paused: str = ""
 ) -> str:
-    """The whole page. Without `ended` it asks the browser to reload it every few seconds. `paused`: what the run waits
+    """Return the whole page. Without `ended` the browser reloads it every few seconds. `paused`: what the run waits
     for."""
     state = (ended and f", {ended}") or (paused and f", paused: {paused}") or curves.remaining(steps)
     rows = "".join(_row(station) for station in stations)
@@ -176,7 +177,7 @@ def closed(text: str, why: str) -> str:
 
 
 def _as_of() -> str:
-    """The time of writing: for a killed run, the page has no other sign of its end."""
+    """The time of writing. After a killed run, it is the only sign on the page that the run has ended."""
     return f" <small>as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}</small>"
 
 

@@ -1,10 +1,10 @@
-"""The rules of health: what a run's figures look like when something is wrong.
+"""The rules of health: how figures show that something is wrong with a run.
 
     History -> a rule's arithmetic (here), its words (rules.yaml) -> severity and numbers
 
-Limits are relative: to the start of the same run, to a token, to the spread of a figure, or shares. A judge's scale,
-the length of answers and the size of a model do not move them. `docs/health.md` lists the rules with the runs that each
-one catches; `scripts/health_runs.py` makes those.
+Limits are shares, or relative to the start of the same run, per token, or relative to the spread of a figure. They do
+not depend on a judge's scale, the length of answers or the size of a model. `docs/health.md` lists the rules with the
+runs that each one catches; `scripts/health_runs.py` makes these runs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from statistics import fmean, variance
 import yaml
 
 BEGIN = 5
-"""How many figures make up "at the start"."""
+"""Number of first values whose mean is "at the start"."""
 RECENT = 5
-"""How many figures make up "now"."""
+"""Number of latest values whose mean is "now"."""
 SETTLED = BEGIN + RECENT
-"""Number of figures from which "now" and "at the start" share none."""
+"""Number of values from which "now" and "at the start" do not overlap."""
 MEMORY = 160
-"""Number of latest figures that are kept."""
+"""Number of latest values that are kept."""
 SURE = 3.5
-"""Standard errors from which a trend counts, since neighbouring steps resemble each other."""
+"""Standard errors from which a trend counts. It is high because neighbouring steps are correlated."""
 CERTAIN = 1.9
-"""Highest severity of a trend: more steps make it surer, not worse."""
+"""Highest severity of a trend: further steps make it more certain, not worse."""
 
 FIRST_GAP = 1e-3
-"""Largest normal gap between sampler and learner before the first update, in nats a token."""
+"""Largest normal gap between sampler and learner before the first update, in nats per token."""
 FRESH_GAP = 0.02
 """The same for later steps, on samples of the newest weights."""
 OLD_GAP = 0.1
@@ -66,7 +66,7 @@ class History(dict[str, Series]):
     """The series of every metric seen so far; empty for a missing metric."""
 
     truths: tuple[str, ...] = ("reward/gold",)
-    """Rewards that nothing is trained on, the best one first."""
+    """Figures of rewards that are not trained on, the best one first."""
 
     def __missing__(self, name: str) -> Series:
         return Series()
@@ -77,7 +77,7 @@ class History(dict[str, Series]):
 
 
 Seen = tuple[float, Mapping[str, float | str]]
-"""The severity of what a rule saw (1: warn), and the numbers that its sentence names."""
+"""A rule's severity (from 1 on it warns), and the numbers in its sentence."""
 FINE: Seen = (0.0, {})
 
 
@@ -87,7 +87,7 @@ class HealthRule:
 
     name: str
     reads: tuple[str, ...]
-    """Figures that it needs; without the first one it is silent."""
+    """Figures that it reads. Without the first one it is silent."""
     look: Callable[[History], Seen]
     when: str
     """The limit, for a table."""
@@ -96,26 +96,25 @@ class HealthRule:
     why: str
     advice: str
     least: int = RECENT
-    """Number of the first figure's values from which it is judged."""
+    """Fewest values of the first figure; with fewer, the rule is silent."""
 
     def __call__(self, history: History) -> Seen:
         return self.look(history) if history[self.reads[0]].count >= self.least else FINE
 
 
 def _share(name: str, limit: float) -> Callable[[History], Seen]:
-    """A share whose recent mean should stay below a limit."""
+    """Look at a share whose recent mean should stay below a limit."""
     return lambda history: (history[name].now / limit, {"now": history[name].now, "start": history[name].start})
 
 
 def _trend(early: Sequence[float], late: Sequence[float]) -> float:
-    """How many standard errors the later figures lie above the earlier ones (Welch's t). At least two of each."""
+    """Return by how many standard errors the later values exceed the earlier ones (Welch's t). Needs two of each."""
     error = math.sqrt(variance(early) / len(early) + variance(late) / len(late))
     return (fmean(late) - fmean(early)) / max(error, 1e-9)
 
 
 def _per_token(history: History, kl: float, length: float) -> float:
-    """A KL of whole answers, by token, in units of the policy's entropy at the start. At 1 a token costs
-    the reference as many nats more as one of its own cost in all."""
+    """Convert a KL of whole answers to a KL per token, in units of the policy's entropy per token at the start."""
     return kl / max(length, 1.0) / max(history["entropy"].start, 1e-2)
 
 
@@ -150,7 +149,7 @@ def _hacking(history: History) -> Seen:
 
 
 def _idle_judge(history: History) -> Seen:
-    """Compares the latest figures with the oldest that are kept."""
+    """Compare the latest values with the oldest that are kept."""
     kl, reward, length = history["kl/reference"], history["reward/mean"], history["length/mean"]
     early, late = reward.latest[:SETTLED], reward.latest[-SETTLED:]
     if reward.count < 2 * SETTLED:
@@ -179,14 +178,15 @@ def _unfinished(history: History) -> Seen:
 
 
 def _clipping(history: History) -> Seen:
-    """A narrow clip, as GSPO's, clips much of a policy that hardly moves."""
+    """Require that the policy moves, too: a narrow clip, such as GSPO's, clips many tokens of a policy that hardly
+    moves."""
     clipped, moved = history["clip_fraction"], history["kl/old"]
     far = moved.now / FRESH_GAP if moved.count else math.inf
     return min(clipped.now / 0.3, far), {"now": clipped.now, "start": clipped.start}
 
 
 def _sampler(history: History) -> Seen:
-    """Fresh samples differ only by arithmetic, older ones also by what the policy has learned since."""
+    """Allow a larger gap on old samples: fresh samples differ only by arithmetic, old ones also by learning since."""
     gap, age = history["kl/sampler"], history["lag/mean"].now
     allowed = FIRST_GAP if gap.count == 1 and age == 0 else FRESH_GAP + (OLD_GAP - FRESH_GAP) * min(age, 1.0)
     return gap.now / allowed, {"now": gap.now, "first": gap.begin[0], "age": age, "allowed": allowed}
@@ -220,7 +220,8 @@ def _outage(history: History) -> Seen:
 
 
 def _waits(name: str, limit: float) -> Callable[[History], Seen]:
-    """The share of a step's time in which a side waits for the other. Without lag they take turns, so it is no sign."""
+    """Look at the share of a step's time in which one side waits for the other. Without lag both take turns, so waiting
+    is normal."""
 
     def look(history: History) -> Seen:
         waited, step, lag = history[name], history["time/step"], history["lag/mean"]

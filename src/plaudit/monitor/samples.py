@@ -1,4 +1,4 @@
-"""A run's answers: `samples.jsonl`, one line an answer, and beside it an index of where each step's lines are.
+"""A run's answers: `samples.jsonl` with one line per answer, and an index of where each step's lines are.
 
     groups of a step -> Samples.write -> samples.jsonl, samples.index.jsonl -> stretches -> a reader that seeks
 
@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 from plaudit.monitor.sinks import as_line, read_jsonl, replace_file
 
 FIRST = 0.05
-"""Share of the budget that the first step may take, so that a long run has its first answers whole."""
+"""Share of the budget that the first step may take, so that a long run records its first answers completely."""
 
 Groups = Iterable[Iterable[Mapping[str, Any]]]
-"""Groups of answers, made only when they are asked for."""
+"""Groups of answers, as lazy iterables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Stretch:
     answers: int
     groups: int
     of: int
-    """Groups that the step had; fewer are recorded where the budget holds no more."""
+    """Groups that the step had. Fewer are recorded if the budget is used up."""
 
 
 class Samples:
-    """Append the answers of a run that is to have `steps` steps, at most `budget` bytes. Lines of steps after
-    `after`, from which the run continues, are removed.
+    """Append the answers of a run of `steps` steps, at most `budget` bytes. Lines of steps after `after`, where the run
+    continues, are removed.
 
-    The budget is spread evenly over the steps; what a step leaves belongs to the later ones. The first step may take
-    FIRST of it, and a validation always has one group.
+    The budget is spread evenly over the steps; later steps may use what earlier ones left. The first step may take
+    FIRST of it. Of a validation, at least one group is recorded.
     """
 
     def __init__(self, path: Path, *, budget: int, steps: int, after: int):
@@ -78,7 +78,7 @@ class Samples:
             self._begun = self._size
 
     def _room(self, step: int) -> int:
-        """Size that the file may have after a step."""
+        """Largest size of the file after a step."""
         if step >= self.steps:
             return self.budget
         if step <= 1:
@@ -101,12 +101,12 @@ class Samples:
 
 
 def index_of(path: Path) -> Path:
-    """The index beside a file of answers."""
+    """Path of the index of a file of answers."""
     return path.with_suffix(".index.jsonl")
 
 
 def stretches(path: Path) -> list[Stretch]:
-    """Return where each step's answers are, also in a file that is being written, or was left by a crash."""
+    """Return where each step's answers are, also in a file that is being written or that a crash left incomplete."""
     size, index = path.stat().st_size if path.exists() else 0, index_of(path)
     found: list[Stretch] = []
     for record in read_jsonl(index) if index.exists() else ():
@@ -130,7 +130,7 @@ def lines_between(path: Path, begin: int, end: int | None = None) -> Iterator[tu
 
 
 def _scanned(path: Path, begin: int) -> Iterator[Stretch]:
-    """The steps of the lines that the index does not have."""
+    """Yield the steps of the lines that the index lacks."""
     step, start, answers, groups = -1, begin, 0, set[Any]()
     for place, line in lines_between(path, begin):
         record = json.loads(line)

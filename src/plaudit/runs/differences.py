@@ -17,7 +17,7 @@ from plaudit.support.fields import flat
 from plaudit.support.paths import at_home
 
 
-def told(settings: Settings) -> tuple[dict[str, Any], ...]:
+def three_views(settings: Settings) -> tuple[dict[str, Any], ...]:
     """Return three mappings from key to value: as given, with the method's choices filled in, and the defaults."""
     method: Any = settings.algorithm
     plain = {one.name: one.default for one in fields(method) if one.default is not MISSING}
@@ -28,22 +28,22 @@ def told(settings: Settings) -> tuple[dict[str, Any], ...]:
 
 
 def differences(
-    theirs: Path, told: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
+    theirs: Path, values: tuple[dict[str, Any], ...], free: tuple[str, ...], *, never: tuple[str, ...] = ()
 ) -> list[str]:
     """List the differences from a run's file. Settings in `free` may differ, except those in `never`."""
-    found = compared(theirs, told)
+    found = compared(theirs, values)
     if found is None:
         return ["its settings cannot be read"]
     kept = {key: values for key, values in found.items() if key in never or not within(key, free)}
     return [f"{key}: {there} there, {here} here" for key, (there, here) in kept.items()]
 
 
-def compared(theirs: Path, told: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
+def compared(theirs: Path, values: tuple[dict[str, Any], ...]) -> dict[str, tuple[Any, Any]] | None:
     """Return the keys that differ, each with the file's value and ours; None if the file is incomplete.
 
     A setting that an older file lacks counts as its default. For a setting that is left to the method, the file may
     have the method's choice."""
-    here, adapted, default = told
+    here, adapted, default = values
     try:
         there = read_flat(theirs.read_text(encoding="utf-8", errors="replace"))
     except (yaml.YAMLError, OmegaConfBaseException):

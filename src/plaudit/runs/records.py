@@ -23,7 +23,7 @@ from typing import Any
 from plaudit.loop.checkpoint import Store, make_folder
 from plaudit.loop.recorded import RecordedRun
 from plaudit.monitor.sinks import read_jsonl, replace_file
-from plaudit.runs.differences import compared, differences, told, within
+from plaudit.runs.differences import compared, differences, three_views, within
 from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.fields import refuse
 from plaudit.support.paths import PARTIAL, at_home
@@ -139,7 +139,7 @@ def _before(settings: Settings) -> str | None:
     """Return the newest unnamed run that saved something and had these settings. None if there is no unnamed run at all
     and `resume` is "latest"."""
     folders = Path(settings.output).glob(f"{settings.method}-{'[0-9]' * 8}-{'[0-9]' * 6}")
-    here, newest = told(settings), ""
+    here, newest = three_views(settings), ""
     for folder in sorted(folders, reverse=True):
         if (folder / SETTINGS).exists() and Store(folder / CHECKPOINTS).names():
             different = differences(folder / SETTINGS, here, (*OF_NO_CONSEQUENCE, *LENGTHS), never=("rollout.replay",))
@@ -283,7 +283,7 @@ def refuse_another(settings: Settings, folder: Path) -> None:
     path = folder / SETTINGS
     if settings.resume is None or not path.exists() or not Store(folder / CHECKPOINTS).names():
         return
-    different = compared(path, told(settings)) or {}  # a truncated file has no information
+    different = compared(path, three_views(settings)) or {}  # a truncated file has no information
     lines = [
         f"\n  - {key}: {there} there, {here} here ({why})"
         for section, why in KEPT.items()
@@ -331,7 +331,7 @@ def resumed(settings: Settings, folder: Path, say: Callable[[str], None]) -> Set
     if settings.threads is None and threads is not None and threads.isdecimal():
         settings = replace(settings, threads=int(threads))
     path, free = folder / SETTINGS, (*OF_NO_CONSEQUENCE, *LENGTHS)
-    different = differences(path, told(settings), free) if path.exists() else []
+    different = differences(path, three_views(settings), free) if path.exists() else []
     if different:
         listed = "\n".join(f"  - {line}" for line in different)
         say(f"warning: the run continues from its checkpoint with changed settings:\n{listed}")
@@ -350,7 +350,7 @@ def open_record(settings: Settings) -> RecordedRun | None:
     record = RecordedRun(folder / GROUPS)
     if not record.steps:
         raise SettingsError(f"rollout.replay={folder}: no step was recorded")
-    different = differences(folder / SETTINGS, told(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
+    different = differences(folder / SETTINGS, three_views(settings), OF_NO_CONSEQUENCE, never=OF_CONSEQUENCE)
     if settings.threads not in (None, record.threads):
         different.append(f"threads: {record.threads} there, {settings.threads} here")
     if different:
