@@ -25,7 +25,7 @@ def check(method: str | None, words: Sequence[str], *, as_json: bool, began: flo
     seconds = time.time() - began
     problems = sum(finding.problem for one in found for finding in one.findings)
     if as_json:
-        print(json.dumps({"ok": not problems, "seconds": round(seconds, 2), "runs": [as_json(one) for one in found]}))
+        print(json.dumps({"ok": not problems, "seconds": round(seconds, 2), "runs": [plain(one) for one in found]}))
         return problems
     reporter = Reporter()
     for one in found:
@@ -36,7 +36,7 @@ def check(method: str | None, words: Sequence[str], *, as_json: bool, began: flo
     return problems
 
 
-def as_json(one: Outlook) -> dict[str, Any]:
+def plain(one: Outlook) -> dict[str, Any]:
     """An outlook as plain values."""
     return {
         "stage": one.stage,
