@@ -328,13 +328,8 @@ def test_quick_starts_of_the_switching_page_run(
 ) -> None:
     """As they stand but for the hub's models and data and the run's length."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    Path("my_theirs.py").write_text(
-        "def format_reward(prompts, completions, **kwargs): return [float(len(one)) for one in completions]\n"
-        "def compute_score(*args): ...\n"
-    )
     (text,) = [text for language, text in BLOCK.findall(DOCS["switching.md"]) if language == "python"]
-    Path("ours.py").write_text(text.replace("from theirs", "from my_theirs"))
+    Path("ours.py").write_text(text)  # tests/theirs.py is what it imports
     hub = ("model.path=", "data.train=")
     overrides = [word for word in quick_starts()[method] if not word.startswith(hub)]
     assert len(overrides) == len(quick_starts()[method]) - 2
@@ -345,23 +340,14 @@ def test_quick_starts_of_the_switching_page_run(
         assert {sample["reward"] for sample in done.samples} == {float(len(one["completion"])) for one in done.samples}
 
 
-def test_rewards_of_the_switching_page_call_those_of_other_systems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "theirs.py").write_text(
-        "def format_reward(completions, answer, level, **kwargs):\n"
-        "    return [level * float(a in c) for c, a, level in zip(completions, answer, level, strict=True)]\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return {'score': float(solution_str.endswith(ground_truth)), 'pred': solution_str}\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_rewards_of_the_switching_page_call_those_of_other_systems(tmp_path: Path) -> None:
     (text,) = [text for language, text in BLOCK.findall(DOCS["switching.md"]) if language == "python"]
     (tmp_path / "ours.py").write_text(text)
     ours = runpy.run_path(str(tmp_path / "ours.py"))
     extra = {"level": 2, "data_source": "gsm8k", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 0}}
     prompt = Prompt(id="f:1", text="2 + 2 =", tokens=(1,), answer="4", extra=extra)
     completion = Completion(tokens=(1,), logprobs=(0.0,), versions=(0,), text=" 4", finish=Finish.EOS)
-    for name, expected in (("of_trl", 2.0), ("of_verl", 1.0)):
+    for name, expected in (("of_trl", 4.0), ("of_verl", 1.0)):
         (score,) = asyncio.run(FunctionReward(ours[name]).score(prompt, [completion]))
         assert score.value == expected, score.reason
 

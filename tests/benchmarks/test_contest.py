@@ -10,8 +10,7 @@ from contest import Contender, Result, contest
 
 GATE = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPT = """
-import sys, time
-sys.path.insert(0, {gate!r})
+import time
 from gate import Gate
 gate = Gate(steps=2, repeats=2)
 print("noise on stdout, which is stderr by now")
@@ -27,8 +26,9 @@ gate.finish(figures={{"loss": 1.5}}, versions={{}})
 
 
 def entry(folder: Path, name: str, act: str = "pass"):  # type: ignore[no-untyped-def]
-    script = SCRIPT.format(gate=str(GATE), diary=str(folder / "diary"), name=name, act=act)
-    return partial(Contender, [sys.executable, "-c", script], environment={}, log=folder / f"{name}.log", deadline=30.0)
+    command = [sys.executable, "-c", SCRIPT.format(diary=str(folder / "diary"), name=name, act=act)]
+    environment = {"PYTHONPATH": str(GATE)}
+    return partial(Contender, command, environment=environment, log=folder / f"{name}.log", deadline=30.0)
 
 
 def run(*entries):  # type: ignore[no-untyped-def]

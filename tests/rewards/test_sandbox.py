@@ -349,11 +349,10 @@ def test_a_run_learns_from_it(make_recipe: Recipe, tmp_path: Path) -> None:
     assert [row["reward/code"] for row in done.metrics] == [0.0]
 
 
-def test_a_machine_that_cannot_lock_it_in_starts_no_run(make_recipe: Recipe, tmp_path: Path) -> None:
+def test_a_machine_that_cannot_lock_it_in_starts_no_run(environment: dict[str, str]) -> None:
     """Forbid more user namespaces to this process's children."""
-    code = f"""
-import ctypes, sys
-sys.path[:0] = {sys.path!r}
+    code = """
+import ctypes
 from plaudit.rewards import sandbox
 from plaudit.rewards.sandbox import check_sandbox
 import asyncio
@@ -365,7 +364,8 @@ try:
 except sandbox.SandboxError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert "(unshare: " in done.stdout, done.stderr
     assert "user namespaces" in done.stdout
 
