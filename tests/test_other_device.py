@@ -158,7 +158,7 @@ def test_a_mix_is_refused() -> None:
     """As on a GPU: by everything but copies, numbers without dimensions, and indices."""
     with elsewhere():
         there, here = torch.ones(3, device="meta"), torch.ones(3)
-        with pytest.raises(AssertionError, match=r"aten\.add\.Tensor got tensors of two devices"):
+        with pytest.raises(AssertionError, match=r"aten\.add\.Tensor .*two devices"):
             there + here
         assert (there + torch.tensor(2.0)).tolist() == [3.0] * 3
         assert there[torch.tensor([0, 2])].tolist() == [1.0] * 2

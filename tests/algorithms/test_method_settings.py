@@ -158,7 +158,7 @@ def test_a_method_whose_fields_would_not_count_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
     assert Bare().samples == 1
-    with pytest.raises(ValueError, match=r"Bare .*samples.*@dataclass\(frozen=True\)"):
+    with pytest.raises(ValueError, match=r"Bare .*samples.*frozen=True"):
         register_algorithm("bare", Bare)
     assert register_algorithm("bare", dataclass(frozen=True)(Bare))().samples == 8  # type: ignore[attr-defined]
 

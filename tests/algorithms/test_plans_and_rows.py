@@ -163,7 +163,7 @@ def test_where_the_named_part_does_not_apply_the_whole_reward_must_differ(make_g
 def test_a_part_that_its_reward_does_not_have_is_named(make_group: Callable[..., Group]) -> None:
     dapo = GRPO(dynamic_sampling=True, dynamic_sampling_part="mine/acuracy")
     group = with_parts(make_group([1.0, 0.0], index=3), *({"mine": x, "mine/accuracy": x} for x in (1.0, 0.0)))
-    with pytest.raises(ValueError, match=r"dynamic_sampling_part=mine/acuracy .*p3.* mine, mine/accuracy"):
+    with pytest.raises(ValueError, match=r"mine/acuracy .*p3.* mine/accuracy"):
         dapo.rows(group)
 
 

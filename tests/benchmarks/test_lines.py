@@ -26,7 +26,7 @@ def test_names_of_lines() -> None:
     assert chosen(["sft"]) == ["sft"], "a line's own name names nothing else"
     assert chosen(["ppo"]) == ["ppo-1", "ppo-4"]
     assert chosen(["start", "grpo"]) == ["grpo", *ASIDE], "in the order of the table"
-    with pytest.raises(ValueError, match="no line 'ghost': give some of sft, "):
+    with pytest.raises(ValueError, match=r"'ghost'.* sft, "):
         chosen(["sft", "ghost"])
 
 

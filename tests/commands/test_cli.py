@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from told import says
 
 from plaudit import run
 from plaudit.commands.cli import METHODS, main, plain_errors
@@ -85,24 +86,24 @@ def test_a_misspelt_command_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["sft", "absent.yaml"], "there is no recipe absent.yaml"),
-        (["sft", "train.stepps=3"], "no setting train.stepps; did you mean steps?"),
+        (["sft", "absent.yaml"], "no recipe absent.yaml"),
+        (["sft", "train.stepps=3"], "train.stepps .. mean steps"),
         (["pipeline", "absent.yaml"], "does not exist"),
-        (["evaluate", "modle=x"], "no setting modle; did you mean model?"),
-        (["settings", "pp0"], "there is no method 'pp0'; did you mean ppo?"),
+        (["evaluate", "modle=x"], "modle .. mean model"),
+        (["settings", "pp0"], "'pp0' .. mean ppo"),
         (["settings", "rank", "--plugin", "absent.py"], "there is no file"),
         (["generate", "absent/model/folder"], "no prompts"),
         (["generate", "./absent", "--prompt", "x"], "no folder ./absent"),
-        (["evaluate", "model=x", "prompts=x.jsonl", "device=tpu"], "device=tpu must be one of"),
-        (["serve-reward", "./absent", "--port", "65536"], "65536 is not in the range"),
-        (["serve-reward", "./absent", "--threads", "-1"], "-1 is not in the range"),
-        (["serve-reward", "./absent", "--port", "0", "--device", "tpu"], "device=tpu is not one of"),
+        (["evaluate", "model=x", "prompts=x.jsonl", "device=tpu"], "device=tpu"),
+        (["serve-reward", "./absent", "--port", "65536"], "65536 .. range"),
+        (["serve-reward", "./absent", "--threads", "-1"], "-1 .. range"),
+        (["serve-reward", "./absent", "--port", "0", "--device", "tpu"], "device=tpu"),
     ],
 )
 def test_what_a_person_can_mend_is_one_line_and_status_2(words: list[str], told: str) -> None:
     done = plaudit(*words)
     assert done.exit_code == 2
-    assert told in done.output
+    assert says(done.output, told)
     assert "Traceback" not in done.output
 
 

@@ -100,17 +100,17 @@ def test_turns_after_the_last_answer_stay_in_a_chat_and_are_counted_where_they_c
         (
             {"prompt": "q"},
             "prompt/chosen/rejected",
-            r"a\.jsonl:1: the columns prompt are not a known dialect of preferences",
+            r"a\.jsonl:1: .* prompt .*preferences",
         ),
-        ({"prompt": "q"}, "prompt/completion", "not a known dialect of demonstrations"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "chosen/rejected", "a transcript needs a chat, or a prompt"),
+        ({"prompt": "q"}, "prompt/completion", "dialect of demonstrations"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b"}, "chosen/rejected", "transcript needs"),
         (
             {"prompt": "\n\nAssistant:", "chosen": " a\n\nAssistant: b", "rejected": " a\n\nAssistant: c"},
             "chosen/rejected",
-            "read back, it would differ",
+            "read back",
         ),
         ({"prompt": "q", "completion": "a"}, "text", "no place for a prompt"),
-        ({"prompt": "q"}, "prompts", "cannot be written as 'prompts'. Known: prompt/completion"),
+        ({"prompt": "q"}, "prompts", r"'prompts'\. .* prompt/completion"),
     ],
 )
 def test_impossible_conversions_are_refused_and_write_nothing(write, tmp_path, row, to, message):
@@ -139,9 +139,9 @@ def test_bad_rows_are_skipped_under_a_budget(write, tmp_path):
 def test_neither_the_source_nor_other_files_are_overwritten(write, tmp_path):
     source = write("a.jsonl", [{"prompt": "q"}])
     other = write("b.jsonl", [{"prompt": "r"}])
-    with pytest.raises(DataError, match="it is the source"):
+    with pytest.raises(DataError, match="the source"):
         convert(source, source, to="prompt", overwrite=True)
-    with pytest.raises(DataError, match="it is the source"):
+    with pytest.raises(DataError, match="the source"):
         convert(str(tmp_path), tmp_path / "c.jsonl", to="prompt")
     with pytest.raises(DataError, match="exists already"):
         convert(source, other, to="prompt")

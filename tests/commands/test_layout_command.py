@@ -89,9 +89,9 @@ def test_the_fullest_rank_of_a_pipeline_has_the_head() -> None:
 
 def test_a_mesh_is_read() -> None:
     assert read_mesh("data=8 tensor=2") == read_mesh("tensor=2,data=8") == Mesh(data=8, tensor=2)
-    with pytest.raises(MeshError, match=r"no axis 'tensr'; did you mean tensor\?"):
+    with pytest.raises(MeshError, match=r"'tensr'.* tensor"):
         read_mesh("tensr=2")
-    with pytest.raises(MeshError, match="data=x: give the axis a whole number"):
+    with pytest.raises(MeshError, match="data=x"):
         read_mesh("data=x")
 
 

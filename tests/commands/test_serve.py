@@ -501,8 +501,7 @@ def test_a_run_ends_by_itself_where_the_server_stays_away(
     recipe |= {"rewards": rewards(server, retries=1)}
     with pytest.raises(
         RewardFailureError,
-        match=r"100% of the rewards.*judge: http://127.0.0.1.*attempts?\).*, for 2 s \(rollout\.reward_patience\)\. "
-        r"The newest whole checkpoint is epoch\depochstep\dglobalstep2: resume=latest continues from there",
+        match=r"100% .*127\.0\.0\.1.* 2 s .*reward_patience.*epoch\depochstep\dglobalstep2.*resume=latest",
     ):
         run(load_settings(recipe), hooks=[end])
     assert ended == [-signal.SIGTERM]

@@ -89,14 +89,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no window": (lambda: attended(states(5, 2, 2, 4), [5], window=0), "window >= 1 must hold"),
     "one of another kind": (
         lambda: attended([x.bfloat16() if i else x for i, x in enumerate(states(5, 2, 2, 4))], [5]),
-        "must be of one kind",
+        "one kind",
     ),
     "a position beyond the cache": (
         lambda: written([0], [LONG]),
-        f"positions are {LONG} to {LONG}; .* less than",
+        f"positions are {LONG} to {LONG};",
     ),
-    "a position before it": (lambda: written([0, 1], [3, -1]), "positions are -1 to 3; they must be at least 0"),
-    "a slot beyond the cache": (lambda: written([2], [0]), "slots are 2 to 2; they must be at least 0 and less than 2"),
+    "a position before it": (lambda: written([0, 1], [3, -1]), "positions are -1 to 3;"),
+    "a slot beyond the cache": (lambda: written([2], [0]), r"slots are 2 to 2; .* 2$"),
     "fewer slots than positions": (lambda: written([1], [0, 1]), r"positions has shape \(2,\)"),
     "a new token beyond the cache": (lambda: decoded(LONG), f"positions are 0 to {LONG}"),
     "new tokens of other heads": (lambda: decoded(0, kv_heads=2), "it must be"),
@@ -104,11 +104,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a step of another model": (lambda: stepped(0, num_hidden_layers=2), r"tables has shape \(1, 2\)"),
     "halves of an odd width": (
         lambda: swiglu(torch.zeros(2, 7)),
-        r"x has shape \(2, 7\); it must be \(rows, 2\*width\)",
+        r"x has shape \(2, 7\); .*\(rows, 2\*width\)",
     ),
     "a cosine for too few": (
         lambda: rotate(torch.zeros(3, 2, 8), torch.zeros(2, 1, 4), torch.zeros(3, 1, 4)),
-        r"cos has shape \(2, 1, 4\); it must be",
+        r"cos has shape \(2, 1, 4\)",
     ),
     "a weight of another width": (lambda: rms_norm(torch.zeros(2, 7), torch.zeros(8), 1e-5), "weight has shape"),
 }
@@ -124,10 +124,10 @@ def test_a_wrong_call_is_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ([torch.zeros(4), None, None], "y is None; it must be a tensor"),
+        ([torch.zeros(4), None, None], "y is None"),
         ([torch.zeros(4), torch.zeros(4, dtype=torch.float64), None], "y is a Tensor of torch.float64"),
-        ([torch.zeros(4), torch.zeros(4, device="meta"), None], "on another device; it must be a plain CPU tensor"),
-        ([torch.zeros(4), torch.zeros(8)[::2], None], "it must be contiguous"),
+        ([torch.zeros(4), torch.zeros(4, device="meta"), None], "plain CPU tensor"),
+        ([torch.zeros(4), torch.zeros(8)[::2], None], "contiguous"),
         ([torch.zeros(4), torch.zeros(5), None], r"y has shape \(5,\)"),
     ],
 )

@@ -110,5 +110,5 @@ def test_sequences_that_share_tokens_attend_as_if_they_did_not() -> None:
 
 @pytest.mark.parametrize("lengths", [[], [3, 0]])
 def test_empty_sequences_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="one token"):
         Packed(lengths)

@@ -173,7 +173,7 @@ def test_thoughts_stand_where_the_template_puts_them(byte_level):
         )
         assert trained(row, byte_level) == said + shape.end
     for name, why in (
-        ("chatml", "does not show the answer's 'Hm.'"),
+        ("chatml", "answer's 'Hm.'"),
         ("thinking switched off, which answers lack", "has no place for them"),
         ("command r7b, a closed thought and a response", "has no place for them"),
     ):

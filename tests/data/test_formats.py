@@ -171,12 +171,12 @@ def test_calls_and_tools_are_read_for_the_template_from_json_too():
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "function_call, which is not read"),
-        ({"messages": [USER, {**ASSISTANT, "tool_calls": [{"arguments": "x"}]}]}, "tool_calls must be a list of"),
-        ({"messages": [USER, {**ASSISTANT, "weight": 0.5}]}, "weight is the number 0.5; it must be 0, 1"),
-        ({"messages": [USER, {**ASSISTANT, "train": "no"}]}, "train is the text 'no'; it must be 0, 1"),
-        ({"messages": [USER, ASSISTANT], "tools": "a hammer"}, "'tools' is the text 'a hammer'"),
-        ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, "'chat_template_kwargs' is a list of 1"),
+        ({"messages": [USER, {**ASSISTANT, "function_call": {"name": "f"}}]}, "function_call"),
+        ({"messages": [USER, {**ASSISTANT, "tool_calls": [{"arguments": "x"}]}]}, "tool_calls must be"),
+        ({"messages": [USER, {**ASSISTANT, "weight": 0.5}]}, r"weight .* 0.5; .* 0, 1"),
+        ({"messages": [USER, {**ASSISTANT, "train": "no"}]}, r"train .*'no'; .* 0, 1"),
+        ({"messages": [USER, ASSISTANT], "tools": "a hammer"}, r"'tools' .*'a hammer'"),
+        ({"messages": [USER, ASSISTANT], "chat_template_kwargs": [1]}, r"'chat_template_kwargs' .* 1"),
         ({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"tools": [1]}}, "an object without"),
     ],
 )
@@ -336,10 +336,10 @@ def test_transcripts_that_part_before_the_last_answer_are_refused():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"chosen": "Sure.", "rejected": "Sorry."}, "share no beginning of whole words"),
+        ({"chosen": "Sure.", "rejected": "Sorry."}, "no beginning"),
         ({"chosen": "so it is", "rejected": "so it is"}, None),
-        ({"chosen": "so", "rejected": "so so"}, "share no beginning of whole words"),
-        ({"input": "q", "chosen": "I am", "rejected": "I can"}, "are read without 'input', which may be their prompt"),
+        ({"chosen": "so", "rejected": "so so"}, "no beginning"),
+        ({"input": "q", "chosen": "I am", "rejected": "I can"}, "without 'input'"),
     ],
 )
 def test_a_common_beginning_that_is_no_prompt(row, message):
@@ -358,7 +358,7 @@ def test_a_tie_of_two_outputs_is_refused():
 
 @pytest.mark.parametrize("weight", [0.5, "0", [], -1])
 def test_a_weight_between_is_refused(weight):
-    with pytest.raises(DataError, match=r"f:1: messages\[1\]\.weight is .* 0, 1, false or true"):
+    with pytest.raises(DataError, match=r"f:1: messages\[1\]\.weight .* 0, 1,"):
         demonstration({"messages": [USER, {**ASSISTANT, "weight": weight}]}, where="f:1")
 
 
@@ -480,7 +480,7 @@ def test_columns_rename_and_unknown_ones_are_refused():
             {"prompt": "q", "pos_answers": ["a", "b"], "neg_answers": ["c", "d"], "margin": [1]},
             "'margin' has 1 .* 2 pairs",
         ),
-        (demonstration, {"messages": [USER, {**ASSISTANT, "content": " "}]}, "the last assistant turn is empty"),
+        (demonstration, {"messages": [USER, {**ASSISTANT, "content": " "}]}, "turn is empty"),
         (demonstration, {"messages": [{**USER, "content": None}]}, "content' is null"),
         (preference, {"prompt": "q", "chosen": "a", "rejected": "b", "margin": float("nan")}, "finite number"),
         (question, {"prompt": None}, r"the columns \(none\)"),
@@ -496,7 +496,7 @@ def test_errors_say_where_and_what(read, row, message):
 
 
 def test_a_dialect_by_name_says_which_column_is_missing():
-    with pytest.raises(DataError, match=r"'completion' .* prompt \(null: completion\)"):
+    with pytest.raises(DataError, match=r"\(null: completion\)"):
         demonstration({"prompt": "q", "completion": None}, where="f:1", dialect="prompt/completion")
     with pytest.raises(DataError, match="mean prompt/completion"):
         demonstration({}, where="f:1", dialect="prompt/completions")

@@ -229,7 +229,7 @@ def test_limits_and_mixtures(write, tokenizer):
 
 def test_a_source_that_would_never_be_drawn_from_is_refused(write, tokenizer):
     mixture = replace(SHORT, train={write("a.jsonl", rows_of(9)): 1000, write("b.jsonl", rows_of(9)): 1})
-    with pytest.raises(DataError, match=r"b\.jsonl: the shares \[1000, 1\] .*18 rows"):
+    with pytest.raises(DataError, match=r"b\.jsonl: .*\[1000, 1\] .*18"):
         load_demonstrations(mixture, tokenizer, 0)
 
 
@@ -273,9 +273,9 @@ def test_sources_of_several_kinds_share_renamed_columns(write, tokenizer):
 
 def test_nothing_left_says_why(write, tokenizer):
     source = write("a.jsonl", [{"prompt": "123456", "completion": "1"}])
-    with pytest.raises(DataError, match=r"1 dropped \(prompt too long\)"):
+    with pytest.raises(DataError, match=r"1 dropped \(prompt"):
         load_demonstrations(replace(SHORT, train=source, overlong="drop"), tokenizer, 0)
-    with pytest.raises(DataError, match="2 set aside for validation"):
+    with pytest.raises(DataError, match="2 set aside"):
         load_demonstrations(replace(SHORT, train=write("b.jsonl", rows_of(2)), validation="90%"), tokenizer, 0)
 
 
@@ -285,15 +285,15 @@ def test_nothing_left_says_why(write, tokenizer):
         ({"train": []}, "data.train is empty"),
         ({"train": ["a", "a"]}, "names 'a' twice"),
         ({"validation": {"a": 1}}, "data source"),
-        ({"validation": "100%"}, "validation=100% leaves nothing to train on"),
-        ({"train": {"a": 0.0}}, "train={'a': 0.0} must be a mapping from sources to numbers above 0"),
-        ({"train": {"a": "1"}}, "train={'a': '1'} must be"),
+        ({"validation": "100%"}, "validation=100%"),
+        ({"train": {"a": 0.0}}, "train={'a': 0.0} must"),
+        ({"train": {"a": "1"}}, "train={'a': '1'} must"),
         ({"overlong": "cut"}, "overlong=cut must be one of"),
         ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be"),
         ({"max_prompt_tokens": 8}, "max_prompt_tokens=8"),
         ({"prompt_template": "Q:"}, r"no \{prompt\}"),
-        ({"dialect": "prompt/complete"}, "did you mean prompt/completion"),
-        ({"columns": {"promp": "x"}}, "did you mean prompt"),
+        ({"dialect": "prompt/complete"}, "mean prompt/completion"),
+        ({"columns": {"promp": "x"}}, "mean prompt"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_read(tokenizer, change, message):
@@ -360,5 +360,5 @@ def test_names_that_are_files_are_those_that_are_read(ending):
 
 
 def test_a_source_that_is_null_is_called_so():
-    with pytest.raises(ValueError, match="data source is null"):
+    with pytest.raises(ValueError, match="is null"):
         sources([None])

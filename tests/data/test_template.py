@@ -62,9 +62,9 @@ def test_the_date_is_fixed(tokenizer):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"enable_thinkin": False}, "is not read by the chat template"),
+        ({"enable_thinkin": False}, "is not read"),
         ({"messages": []}, "cannot be set"),
-        ({"strftime_now": "today"}, "must be the date that the template prints, as 2026-07-31"),
+        ({"strftime_now": "today"}, r"must be .*2026-07-31"),
     ],
 )
 def test_what_a_template_does_not_read_is_refused(arguments, said):

@@ -132,10 +132,10 @@ def test_a_run_trains_on_what_gold_has_labelled(method: str, task: Task, make_re
     [
         ({"gold": None}, "name one measure"),
         ({"judge": "x"}, "name one measure"),
-        ({"answers": "x.jsonl"}, "name the one that is to be read"),
-        ({"out": "x.parquet"}, "must be a file that ends in .jsonl"),
-        ({"preferences": "absent.jsonl"}, "there is no absent.jsonl"),
-        ({"preferences": None, "answers": "HERE", "ties": "keep"}, "answers have no order to keep"),
+        ({"answers": "x.jsonl"}, "preferences and answers"),
+        ({"out": "x.parquet"}, r"out=x\.parquet .*jsonl"),
+        ({"preferences": "absent.jsonl"}, "no absent.jsonl"),
+        ({"preferences": None, "answers": "HERE", "ties": "keep"}, "ties=keep"),
     ],
 )
 def test_contradictions_are_named(changes: dict[str, Any], told: str, tmp_path: Path, write: Write) -> None:
@@ -153,9 +153,9 @@ def test_nothing_is_written_over_and_rules_of_tokens_are_refused(tmp_path: Path,
     from plaudit.rewards.settings import RewardSettings
 
     rule = RewardSettings(kind="length", options={"target": 3})
-    with pytest.raises(ValueError, match="reads an answer's tokens"):
+    with pytest.raises(ValueError, match="answer's tokens"):
         relabel(settings(tmp_path, preferences=source, rewards=[rule]))
-    with pytest.raises(ValueError, match="no pair is left of 1 rows: 1 ties, 0 without a score"):
+    with pytest.raises(ValueError, match=r" 1 rows: 1 ties, 0 "):
         relabel(settings(tmp_path, preferences=source, gold=f"{write('rule.py', LENGTH)}:longer"))
 
 

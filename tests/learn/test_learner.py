@@ -200,7 +200,7 @@ def test_another_models_state_is_refused(make_learner: Make, batch: Batch, tmp_p
         other.restore(tmp_path / "state.safetensors", values)
     config = ours.model.hf_config() | {"vocab_size": 49}
     smaller = make_learner(model=fresh_model(config))
-    with pytest.raises(ValueError, match=r"embedding\.weight has shape \(50, .*, the model's parameter \(49, "):
+    with pytest.raises(ValueError, match=r"embedding\.weight .*\(50, .*\(49, "):
         smaller.restore(tmp_path / "state.safetensors", values)
 
 

@@ -144,7 +144,7 @@ def test_a_judge_and_a_reference_keep_to_what_fits(make_learner: Make, batch: Ba
     assert scorer.room.tokens <= 32
     monkeypatch.undo()
     narrow(monkeypatch, model, 1)
-    with pytest.raises(UnitTooLong, match="no setting makes a pass without gradients smaller"):
+    with pytest.raises(UnitTooLong, match="without gradients"):
         scorer.outputs(batch)
 
 

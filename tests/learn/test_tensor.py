@@ -149,11 +149,11 @@ def test_they_go_on_bit_for_bit_on_the_same_mesh(case: str, how: str, done: Path
 
 
 def test_key_value_heads_are_not_cut_in_two() -> None:
-    with pytest.raises(MeshError, match=r"tensor=4 does not divide 2 key-value heads.* Take data=2 tensor=2\."):
+    with pytest.raises(MeshError, match=r"tensor=4 .* 2 key-value .*data=2 tensor=2\."):
         fresh_model(LLAMA, axis=Axis(0, 4))
 
 
 def test_models_that_run_through_transformers_are_not_cut() -> None:
     neox = {"model_type": "gpt_neox", "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
-    with pytest.raises(MeshError, match=r"tensor=2 cuts the families that the native decoder .*runtime\.strategy=fsdp"):
+    with pytest.raises(MeshError, match=r"tensor=2 .*runtime\.strategy=fsdp"):
         fresh_model(neox, vocab_size=10, axis=Axis(0, 2))

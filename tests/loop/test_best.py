@@ -85,9 +85,7 @@ def test_it_goes_on_from_its_state_unless_that_is_of_another_figure() -> None:
 
 
 def test_a_figure_that_evaluations_do_not_have_is_named_with_those_that_they_have() -> None:
-    with pytest.raises(
-        ValueError, match=r"evaluate\.best=los: an evaluation has no such figure; it has accuracy, loss"
-    ):
+    with pytest.raises(ValueError, match=r"evaluate\.best=los: .* accuracy, loss"):
         after(Best("los", None), [1.0])
 
 
@@ -105,7 +103,7 @@ def test_a_first_evaluation_whose_answers_are_all_masked_counts_for_nothing() ->
     best = Best("reward/mean", 2)
     stats = {"validation/reward/failed": 0.0, "validation/reward/judge": 0.3, "validation/unfinished": 1.0}
     assert asyncio.run(best(moment(1, stats))) == {}
-    with pytest.raises(ValueError, match="has no such figure"):
+    with pytest.raises(ValueError, match="reward/good"):
         asyncio.run(Best("reward/good", 2)(moment(1, stats | {"validation/reward/mean": 0.3})))
 
 

@@ -193,7 +193,7 @@ def test_skipped_steps_end_the_run_saved_where_it_may_not_go_back(
 ) -> None:
     skipping(monkeypatch, {2, 3, 4})
     more = {"save": {"every": 2, "keep": 1}, "learn": {"rollback_rate": None}, "train": {"steps": 8}}
-    with pytest.raises(NonFiniteError, match=r"3 steps in a row \(up to step 5\).* no checkpoint of a step before 2"):
+    with pytest.raises(NonFiniteError, match=r"3 steps .*step 5\).* before 2"):
         run(load_settings(recipe_of(make_recipe, "sft", tmp_path, **more)))
     assert names(tmp_path / "run") == [2, 4, 5]
     assert [m["skipped"] for m in Run(tmp_path / "run").metrics] == [0, 0, 1, 1, 1]
@@ -206,7 +206,7 @@ def test_weights_that_were_not_finite_to_begin_with_are_refused(make_recipe: Any
     tensors[min(tensors)].view(-1)[0] = math.inf
     save_file(tensors, start / "model.safetensors", metadata={"format": "pt"})
     recipe = recipe_of(make_recipe, "sft", tmp_path / "next") | {"model": {"path": str(start)}}
-    with pytest.raises(ValueError, match="weights that are not finite"):
+    with pytest.raises(ValueError, match="not finite"):
         run(load_settings(recipe))
 
 

@@ -93,8 +93,7 @@ def test_it_ends_when_patience_is_over_and_not_before(patience: float) -> None:
     case = Case(lambda now, score: AWAY, patience=patience)
     with pytest.raises(
         RewardFailureError,
-        match=rf"^100% of the rewards .* 10% are allowed \(rollout\.max_failed\)\. Reasons: .*ConnectError.*, "
-        rf"for {patience:g} s \(rollout\.reward_patience\)\.$",
+        match=rf"^100% .* 10% .*rollout\.max_failed.*ConnectError.* {patience:g} s \(rollout\.reward_patience\)\.$",
     ):
         asyncio.run(case.outage.mended([group(0, AWAY, AWAY)]))
     assert case.now - 1000.0 == patience
@@ -103,7 +102,7 @@ def test_it_ends_when_patience_is_over_and_not_before(patience: float) -> None:
 
 def test_a_mistake_in_a_function_is_not_waited_for() -> None:
     case = Case(lambda now, score: score)
-    with pytest.raises(RewardFailureError, match=r"^100% .* Reasons: \['rule: TypeError: one'\]\.$"):
+    with pytest.raises(RewardFailureError, match=r"^100% .* \['rule: TypeError: one'\]\.$"):
         asyncio.run(case.outage.mended([group(0, WRONG, WRONG)]))
     assert case.slept == [1, 2]
 

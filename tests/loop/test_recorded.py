@@ -61,16 +61,16 @@ def test_a_record_holds_what_steps_drew_and_goes_on_behind_any_of_them(tmp_path:
         assert (record.threads, record.steps) == (3, 2)
         for index in (1, 3, 0, 2):
             assert await record.rollout(index, PROMPT) == group(index)
-        with pytest.raises(RecordError, match="ends before prompt 4"):
+        with pytest.raises(RecordError, match="prompt 4"):
             await record.rollout(4, PROMPT)
         other = Prompt(id="file:9", text="", tokens=(5, 7))
-        with pytest.raises(RecordError, match=r"prompt 0 of the run is .file:9. here, and .file:3. in .*groups"):
+        with pytest.raises(RecordError, match=r"prompt 0 .*file:9.*file:3.*groups"):
             await record.rollout(0, other)
         await RecordGroups(JsonLines(path), after=1, threads=3)(moment(2, groups=(group(9),)))
         assert await RecordedRun(path).rollout(9, PROMPT) == group(9)
         with pytest.raises(RecordError, match="set threads=3"):
             RecordGroups(JsonLines(path), after=2, threads=1)
-        with pytest.raises(RecordError, match=r"continues after step 5, but .* has the first 2 steps"):
+        with pytest.raises(RecordError, match=r"step 5, .* 2 steps"):
             RecordGroups(JsonLines(path), after=5, threads=3)
 
     asyncio.run(steps())

@@ -230,7 +230,7 @@ def test_three_such_steps_in_a_row_end_the_run(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, "policy", {0, 2, 3, 4})
-    with pytest.raises(NonFiniteError, match=r"in 3 steps in a row \(up to step 5\)"):
+    with pytest.raises(NonFiniteError, match=r"3 steps .*step 5\)"):
         run(settings_of(make_recipe, "sft", tmp_path, train={"steps": 8}, learn={"rollback_rate": None}))
     assert [m["skipped"] for m in Run(tmp_path / "run").metrics] == [1, 0, 1, 1, 1]
 
@@ -257,9 +257,7 @@ def test_a_policy_that_has_diverged_ends_the_run_with_what_to_do(
 ) -> None:
     made: dict[str, Any] = {"optimizer": {"learning_rate": 1e20}, "train": {"steps": 6}, "evaluate": {"every": 1}}
     settings = settings_of(make_recipe, "grpo", tmp_path, **made, **more)
-    with pytest.raises(
-        NonFiniteError, match=r"after step \d the policy's logits are not finite.* Lower the learning rate"
-    ):
+    with pytest.raises(NonFiniteError, match=r"step \d .*policy's logits.*learning rate"):
         run(settings)
 
 
@@ -280,7 +278,7 @@ def test_the_other_minibatches_of_the_step_are_made_in_both(
 ) -> None:
     poisoned(monkeypatch, role, {1, 2, 3}, update=1)
     recipe = {"algorithm": {"minibatches": 3}, "save": {"every": 1, "keep": 0}, "learn": {"rollback_rate": None}}
-    with pytest.raises(NonFiniteError, match=r"No such update was made on any model"):
+    with pytest.raises(NonFiniteError, match="any model"):
         run(settings_of(make_recipe, "ppo", tmp_path, **recipe))
     done = Run(tmp_path / "run")
     assert [(m["skipped"], m["updates"]) for m in done.metrics] == [(0, 3), (1, 2), (1, 2), (1, 2)]

@@ -107,9 +107,7 @@ def test_a_model_without_a_scalar_head_of_its_own_gives_no_scores(tiny: Tiny, tm
         save_model(fresh_model(tiny(model_type)), policy)
         save_model(fresh_model(tiny(model_type), head="scalar"), judge, max_shard_bytes=2e4)
         check_scores(str(judge))
-        with pytest.raises(
-            ValueError, match=r"policy is not a judge: .* no scalar head .* checkpoint of `plaudit reward`"
-        ):
+        with pytest.raises(ValueError, match=r"policy .*scalar head.*plaudit reward"):
             check_scores(str(policy))
 
 
@@ -117,7 +115,7 @@ def test_a_model_without_a_scalar_head_of_its_own_gives_no_scores(tiny: Tiny, tm
 def test_a_judge_is_no_policy(model_type: str, tiny: Tiny, tmp_path: Path) -> None:
     """Not even where its head would be the token embedding: whoever gives it means another folder."""
     save_model(fresh_model(tiny(model_type), head="scalar"), tmp_path)
-    with pytest.raises(ValueError, match=r'reward or value model .*head="scalar"'):
+    with pytest.raises(ValueError, match=r'head="scalar"'):
         load_model(str(tmp_path))
 
 
@@ -139,30 +137,30 @@ def test_what_does_not_fit_is_named(tiny: Tiny, tmp_path: Path) -> None:
     model = fresh_model(tiny("llama"))
     save_model(model, tmp_path)
     _rewrite(tmp_path, lambda tensors: tensors.update({name: torch.zeros(5, 32)}))
-    with pytest.raises(ValueError, match=rf"{name} has shape \(5, 32\), but config.json says \(16, 32\)"):
+    with pytest.raises(ValueError, match=rf"{name} .*\(5, 32\).*\(16, 32\)"):
         load_model(str(tmp_path))
     _rewrite(tmp_path, lambda tensors: tensors.__delitem__(name))
     with pytest.raises(ValueError, match=f"lacks {name}"):
         load_model(str(tmp_path))
     save_model(model, tmp_path)
     _rewrite(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}))
-    with pytest.raises(ValueError, match=r"has the unknown model\.layers\.0\.self_attn\.q_proj\.bias"):
+    with pytest.raises(ValueError, match=r"unknown model\.layers\.0\.self_attn\.q_proj\.bias"):
         load_model(str(tmp_path))
     save_model(fresh_model(tiny("gpt2")), tmp_path)
     _rewrite(tmp_path, lambda tensors: tensors.update({"transformer.h.0.mlp.c_fc.weight": torch.zeros(128, 32)}))
-    with pytest.raises(ValueError, match=r"has shape \(128, 32\), but config.json says \(32, 128\)"):
+    with pytest.raises(ValueError, match=r"\(128, 32\).*\(32, 128\)"):
         load_model(str(tmp_path))
 
 
 def test_folders_that_hold_no_model_say_what_to_do(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="There is no folder"):
+    with pytest.raises(FileNotFoundError, match="no folder"):
         load_model(str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_model(str(tmp_path))
     save_model(fresh_model(tiny("gpt2")), tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="not a whole safetensors file"):
+    with pytest.raises(ValueError, match="whole safetensors"):
         load_model(str(tmp_path))
     weights.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pickles.*save_pretrained"):
@@ -184,7 +182,7 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="'nobody/nothing' is neither a folder nor"):
+    with pytest.raises(FileNotFoundError, match="'nobody/nothing'"):
         load_model("nobody/nothing")
 
 
@@ -221,7 +219,7 @@ def test_a_fresh_model_takes_the_tokenizers_size(tiny: Tiny) -> None:
     keys = {name: value for name, value in tiny("gpt2").items() if name != "vocab_size"}
     assert fresh_model(keys, vocab_size=33).vocab_size == 33
     assert fresh_model({**keys, "vocab_size": 64}, vocab_size=33).vocab_size == 64
-    with pytest.raises(ValueError, match=r"vocab_size=20 is smaller than the tokenizer's 33"):
+    with pytest.raises(ValueError, match=r"vocab_size=20 .* 33"):
         fresh_model({**keys, "vocab_size": 20}, vocab_size=33)
 
 
@@ -232,7 +230,7 @@ def test_a_file_of_keys_that_holds_none_is_named(
 ) -> None:
     save_model(fresh_model(tiny("llama")), tmp_path, max_shard_bytes=1000)
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=rf"/{name} {told}.*Copy or save it again"):
+    with pytest.raises(ValueError, match=rf"/{name} {told}"):
         load_model(str(tmp_path))
 
 

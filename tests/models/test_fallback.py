@@ -174,7 +174,7 @@ def test_a_judge_scores_alike_in_transformers(keys: dict[str, Any], tmp_path: Pa
     assert not torch.equal(next(judge.head.parameters()), next(other.head.parameters()))
     save_model(judge, tmp_path / "judge")
     check_scores(str(tmp_path / "judge"))
-    with pytest.raises(ValueError, match=r"is not a judge: the model in .* has no scalar head"):
+    with pytest.raises(ValueError, match="scalar head"):
         check_scores(str(tmp_path / "policy"))
     rows = _rows()
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
@@ -243,7 +243,7 @@ def test_a_long_row_does_not_stretch_the_others(model_type: str, tiny: Tiny) -> 
 def test_a_cache_is_refused(tiny: Tiny) -> None:
     model = fresh_model(NEOX)
     cache = ProductCache(read_config(tiny("llama")), 1, 8, dtype=torch.float32)
-    with pytest.raises(TypeError, match="reads whole sequences, not Prefill"):
+    with pytest.raises(TypeError, match="not Prefill"):
         model(torch.arange(4), Prefill(cache, [0], [4]))
 
 
@@ -251,13 +251,13 @@ def test_what_is_no_causal_model_is_refused() -> None:
     bert = {"model_type": "bert", **SIZES, "intermediate_size": 48, **IDS}
     with pytest.raises(ValueError, match="not causal"):
         fresh_model(bert)
-    with pytest.raises(ValueError, match="Transformers does not know it either"):
+    with pytest.raises(ValueError, match="nothing_of_the_kind"):
         fresh_model({"model_type": "nothing_of_the_kind"})
-    with pytest.raises(ValueError, match=r"hiden_size.*did you mean hidden_size"):
+    with pytest.raises(ValueError, match=r"hiden_size.* hidden_size"):
         fresh_model({**NEOX, "hiden_size": 3})
 
 
 def test_a_judge_is_no_policy(tmp_path: Path) -> None:
     save_model(fresh_model(NEOX, head="scalar"), tmp_path)
-    with pytest.raises(ValueError, match=r"missing or unknown .*A reward model has no LM head"):
+    with pytest.raises(ValueError, match="LM head"):
         load_model(str(tmp_path))

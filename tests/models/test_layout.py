@@ -233,13 +233,13 @@ def small(**changes: Any) -> DecoderConfig:
 @pytest.mark.parametrize(
     ("mesh", "changes", "world", "reason", "near"),
     [
-        (Mesh(tensor=3), {}, 3, "tensor=3 does not divide 8 attention heads", "data=3"),
-        (Mesh(tensor=8), {}, 8, "tensor=8 does not divide 4 key-value heads", "data=2 tensor=4"),
-        (Mesh(tensor=2, context=4), {}, 8, "tensor=2 times context=4 does not divide 4 key", "data=2 context=4"),
-        (Mesh(tensor=4), {"mlp_width": 22}, 4, "tensor=4 does not divide 22 channels", "data=2 tensor=2"),
-        (Mesh(tensor=2), {"vocab_size": 41}, 2, "tensor=2 does not divide 41 tokens", "data=2"),
-        (Mesh(pipeline=4), {}, 4, "pipeline=4 does not divide 6 layers", "data=2 pipeline=2"),
-        (Mesh(data=2, tensor=2), {}, 8, "it has 4 ranks, and there are 8", "data=4 tensor=2|data=2 tensor=4"),
+        (Mesh(tensor=3), {}, 3, "tensor=3 .* 8 attention", "data=3"),
+        (Mesh(tensor=8), {}, 8, "tensor=8 .* 4 key-value", "data=2 tensor=4"),
+        (Mesh(tensor=2, context=4), {}, 8, "tensor=2 .*context=4 .* 4 key", "data=2 context=4"),
+        (Mesh(tensor=4), {"mlp_width": 22}, 4, "tensor=4 .* 22 channels", "data=2 tensor=2"),
+        (Mesh(tensor=2), {"vocab_size": 41}, 2, "tensor=2 .* 41 tokens", "data=2"),
+        (Mesh(pipeline=4), {}, 4, "pipeline=4 .* 6 layers", "data=2 pipeline=2"),
+        (Mesh(data=2, tensor=2), {}, 8, "4 ranks, .* 8", "data=4 tensor=2|data=2 tensor=4"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused_with_the_nearest_that_does(
@@ -277,7 +277,7 @@ def test_the_nearest_mesh_fits(config: DecoderConfig, mesh: Mesh, world: int) ->
 
 
 def test_an_axis_without_ranks_is_refused() -> None:
-    with pytest.raises(MeshError, match="tensor=0: an axis has at least 1 rank"):
+    with pytest.raises(MeshError, match="tensor=0"):
         Mesh(tensor=0)
     with pytest.raises(MeshError, match="ranks 0 to 1"):
         Mesh(data=2).place(2)

@@ -137,18 +137,18 @@ def test_a_checkpoint_belongs_to_the_model_it_grew_on(tiny: Any, tmp_path: Path)
     save_lora(model, tmp_path / "adapter")
     again = restore_lora(add_lora(fresh_model(tiny("llama"), seed=1), settings), tmp_path)
     assert torch.equal(logits(again), logits(model))
-    with pytest.raises(ValueError, match="trained on another model"):
+    with pytest.raises(ValueError, match="another model"):
         restore_lora(add_lora(fresh_model(tiny("llama"), seed=2), settings), tmp_path)
 
 
 def test_what_does_not_fit_is_refused(tiny: Any, tmp_path: Path) -> None:
     model = fresh_model(tiny("llama"))
     names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    with pytest.raises(ValueError, match=f"names c_attn, .* There are: {names}"):
+    with pytest.raises(ValueError, match=rf"c_attn, .* {names}"):
         add_lora(model, LoraSettings(rank=2, targets=["q_proj", "c_attn"]))
     with pytest.raises(ValueError, match="at least 1"):
         add_lora(model, LoraSettings())
-    with pytest.raises(ValueError, match="no adapters to save"):
+    with pytest.raises(ValueError, match="no adapters"):
         save_lora(model, tmp_path)
     with pytest.raises(FileNotFoundError, match="lacks adapter_config"):
         load_lora(model, tmp_path)
@@ -156,9 +156,9 @@ def test_what_does_not_fit_is_refused(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="adapters already"):
         add_lora(model, LoraSettings(rank=2))
     save_lora(model, tmp_path)
-    with pytest.raises(ValueError, match=r"the model has .* Set model\.lora"):
+    with pytest.raises(ValueError, match=r"Set model\.lora"):
         load_lora(add_lora(fresh_model(tiny("llama")), LoraSettings(rank=3)), tmp_path)
-    with pytest.raises(ValueError, match="belongs to another model"):
+    with pytest.raises(ValueError, match="another model"):
         load_lora(fresh_model(tiny("llama", intermediate_size=64)), tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_what_peft_would_compute_otherwise_is_refused(key: str, value: Any, tiny
     save_lora(add_lora(fresh_model(tiny("llama")), LoraSettings(rank=2)), tmp_path)
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(ValueError, match=f"has {key}=.* merge others with peft"):
+    with pytest.raises(ValueError, match=rf"{key}=.* peft"):
         load_lora(fresh_model(tiny("llama")), tmp_path)
 
 
@@ -239,7 +239,7 @@ def test_an_adapter_config_that_is_none_is_named(tiny: Any, tmp_path: Path) -> N
     model = add_lora(fresh_model(tiny("llama")), LoraSettings(rank=2))
     save_lora(model, tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"r": 2,')
-    with pytest.raises(ValueError, match=r"adapter_config\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"adapter_config\.json .*JSON"):
         load_lora(model, tmp_path)
 
 

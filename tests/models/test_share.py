@@ -160,7 +160,7 @@ def test_a_head_that_differs_from_its_tied_embedding_is_found_by_the_rank_that_h
     save_file(tensors, tmp_path / "model.safetensors")
     layout = Layout(model.config, "lm", Mesh(data=2))
     read_weights(empty(layout, 0), files=weight_files(tmp_path), dtype=torch.float32, seed=0)
-    with pytest.raises(ValueError, match=r"tie_word_embeddings=true, but lm_head\.weight differs"):
+    with pytest.raises(ValueError, match=r"tie_word_embeddings=true.* lm_head\.weight"):
         read_weights(empty(layout, 1), files=weight_files(tmp_path), dtype=torch.float32, seed=0)
 
 
@@ -234,7 +234,7 @@ def test_adapters_wait_for_room_as_weights_do(tiny: Tiny, tmp_path: Path) -> Non
     *values, check = other.pending
     for fill in values:
         fill(mine)
-    with pytest.raises(ValueError, match="trained on another model"):
+    with pytest.raises(ValueError, match="another model"):
         check(mine)
 
 

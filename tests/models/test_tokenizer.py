@@ -72,12 +72,12 @@ def test_the_tokenizer_and_its_ids_are_saved_with_the_model(tiny: Tiny, tmp_path
 def test_a_tokenizer_that_is_too_large_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     _save(tmp_path, specials=["<end>"], eos_token="<end>")
     model = fresh_model({**tiny("gpt2"), "vocab_size": 3, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0})
-    with pytest.raises(ValueError, match=r"reach \d, but the model's vocab_size is 3"):
+    with pytest.raises(ValueError, match=r" \d, .*vocab_size is 3"):
         check_vocabulary(load_tokenizer(str(tmp_path)), model)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no tokenizer that transformers can load"):
+    with pytest.raises(ValueError, match="no tokenizer"):
         load_tokenizer(str(tmp_path))
 
 
@@ -85,7 +85,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_a_model_without_a_tokenizer_gets_no_empty_one(model_type: str, tmp_path: Path) -> None:
     """transformers makes one of the model's class, by which every text has no tokens: runs trained on nothing."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 40}))
-    with pytest.raises(ValueError, match=r"holds no tokenizer: .*set model\.tokenizer"):
+    with pytest.raises(ValueError, match=r"no tokenizer: .*model\.tokenizer"):
         load_tokenizer(str(tmp_path))
 
 

@@ -170,7 +170,7 @@ def test_what_may_pass_is_sent_again(endpoint: Endpoint, judge: Any) -> None:
 
 def test_an_endpoint_that_never_answers_ends_the_evaluation(endpoint: Endpoint, judge: Any) -> None:
     endpoint.reply = lambda body: (503, "no")
-    with pytest.raises(RewardServerError, match=r"status 503: no, 3 times\. Start the server"):
+    with pytest.raises(RewardServerError, match=r"status 503: no, 3 times"):
         decide(judge(), ("long", "no"))
     assert len(endpoint.asked) == 3
     endpoint.reply = lambda body: (200, "<html>")
@@ -185,7 +185,7 @@ def test_a_wrong_token_ends_it_at_once(endpoint: Endpoint, judge: Any, monkeypat
         decide(judge(token_env="JUDGE_TOKEN"), ("long", "no"))
     assert len(endpoint.asked) == 1
     assert endpoint.headers[0]["authorization"] == "Bearer secret"
-    with pytest.raises(RewardServerError, match=r"NO_TOKEN .* is empty here"):
+    with pytest.raises(RewardServerError, match=r"NO_TOKEN .*empty"):
         judge(token_env="NO_TOKEN")
 
 
@@ -201,7 +201,7 @@ def test_a_request_has_a_deadline(endpoint: Endpoint, judge: Any) -> None:
     over = threading.Event()
     endpoint.reply = lambda body: (over.wait(10), longer(body))[1]
     began = time.monotonic()
-    with pytest.raises(RewardServerError, match=r"no answer within 0\.1 s, 2 times"):
+    with pytest.raises(RewardServerError, match=r" 0\.1 s, 2 times"):
         decide(judge(timeout=0.1, retries=1), ("long", "no"))
     over.set()
     assert time.monotonic() - began < 5
@@ -212,7 +212,7 @@ def test_redirects_and_large_replies_are_refused(endpoint: Endpoint, judge: Any)
     with pytest.raises(RewardServerError, match="status 302"):
         decide(judge(), ("long", "no"))
     endpoint.reply = lambda body: said("x" * (remote.LARGEST_ANSWER + 1))
-    with pytest.raises(RewardServerError, match="more than 4 MiB"):
+    with pytest.raises(RewardServerError, match="4 MiB"):
         decide(judge(), ("long", "no"))
 
 
@@ -227,9 +227,9 @@ def test_verdicts(text: str, value: float | None) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"url": "ftp://x", "model": "m"}, "is not the address of a server"),
+        ({"url": "ftp://x", "model": "m"}, "ftp://x"),
         ({"url": "http://x"}, "give both"),
-        ({"url": "http://u:p@x", "model": "m"}, "holds a password"),
+        ({"url": "http://u:p@x", "model": "m"}, "password"),
     ],
 )
 def test_contradictions_are_named(given: dict[str, Any], told: str) -> None:

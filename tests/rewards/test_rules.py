@@ -127,7 +127,7 @@ def test_settings_reach_the_function() -> None:
 
 
 def test_unknown_kinds_name_the_nearest() -> None:
-    with pytest.raises(ValueError, match="did you mean gsm8k"):
+    with pytest.raises(ValueError, match="mean gsm8k"):
         function_reward(RewardSettings(kind="gsm8"))
     with pytest.raises(ValueError, match=r"'zzz'; .*function, gsm8k"):
         function_reward(RewardSettings(kind="zzz"))

@@ -372,7 +372,7 @@ except sandbox.SandboxError as error:
 
 def test_settings_that_are_none(make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe("grpo", tmp_path)
-    for options, told in (({"second": 1}, "did you mean seconds"), ({"seconds": 0}, "options.seconds=0")):
+    for options, told in (({"second": 1}, "mean seconds"), ({"seconds": 0}, "options.seconds=0")):
         with pytest.raises(SettingsError, match=told):
             load_settings(recipe | {"rewards": [{"kind": "code", "options": options}]})
 

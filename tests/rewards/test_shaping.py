@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from told import says
 
 from plaudit.rewards.settings import UNFINISHED, RewardSettings, ShapingSettings
 from plaudit.rewards.shaping import shaped
@@ -72,17 +73,18 @@ def test_failure_never_becomes_a_number(
     [
         (
             ShapingSettings(unfinished="drop"),
-            "unfinished=drop must be one of score, penalty, bootstrap, mask, mask_loss",
+            "unfinished=drop .. score, penalty, bootstrap, mask, mask_loss",
         ),
-        (ShapingSettings(clip=0.0), "clip=0.0 must be above 0, or null"),
-        (ShapingSettings(shift=float("nan")), "shift=nan must be finite"),
-        (RewardSettings(kind="gsm8k", function="a.py:b"), "function='a.py:b' is read for kind 'function' only"),
-        (RewardSettings(kind="gsm8k", path="x"), "path='x' is read for kind 'judge' only"),
-        (RewardSettings(kind="gsm8k", deadline=0), "deadline=0 must be above 0 (seconds)"),
+        (ShapingSettings(clip=0.0), "clip=0.0 .. or null"),
+        (ShapingSettings(shift=float("nan")), "shift=nan .. finite"),
+        (RewardSettings(kind="gsm8k", function="a.py:b"), "function='a.py:b' .. 'function' only"),
+        (RewardSettings(kind="gsm8k", path="x"), "path='x' .. 'judge' only"),
+        (RewardSettings(kind="gsm8k", deadline=0), "deadline=0 .. (seconds)"),
     ],
 )
 def test_settings_refuse_what_makes_no_sense(given: Any, told: str) -> None:
-    assert [one.startswith(told) for one in complaints(given)] == [True]
+    (problem,) = complaints(given)
+    assert says(problem, told)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +93,17 @@ def test_settings_refuse_what_makes_no_sense(given: Any, told: str) -> None:
         (
             "judge",
             {"options": {"a": 1}},
-            "read for kind 'function', kind 'code', kind 'http', rules only, not for 'judge'",
+            "options .. 'function', .. 'code', .. 'http', rules only, .. 'judge'",
         ),
-        ("judge", {"thread": True}, "thread=True is read for kind 'function', rules only, not for 'judge'"),
-        ("judge", {"batch": 64}, "batch=64 is read for kind 'http' only, not for 'judge'"),
-        ("http", {"deadline": 5.0, "urls": ["http://h:1"]}, "deadline=5.0 is read for kind 'function', rules only"),
-        ("gsm8k", {"timeout": 5.0}, "timeout=5.0 is read for kind 'http' only, not for 'gsm8k'"),
-        ("function", {"retries": 1, "function": "a.py:b"}, "retries=1 is read for kind 'http' only"),
+        ("judge", {"thread": True}, "thread=True .. 'function', rules only, .. 'judge'"),
+        ("judge", {"batch": 64}, "batch=64 .. 'http' only, .. 'judge'"),
+        ("http", {"deadline": 5.0, "urls": ["http://h:1"]}, "deadline=5.0 .. 'function', rules only"),
+        ("gsm8k", {"timeout": 5.0}, "timeout=5.0 .. 'http' only, .. 'gsm8k'"),
+        ("function", {"retries": 1, "function": "a.py:b"}, "retries=1 .. 'http' only"),
     ],
 )
 def test_what_a_kind_of_reward_does_not_read_is_refused(kind: str, more: dict[str, Any], said: str) -> None:
-    assert said in " ".join(complaints(RewardSettings(kind=kind, **more)))
+    assert says("\n".join(complaints(RewardSettings(kind=kind, **more))), said)
 
 
 def test_settings_work_as_omegaconf_structures() -> None:

@@ -379,7 +379,7 @@ def test_what_cannot_be_answered_is_refused(case: Case) -> None:
     for question, sampling, message in (
         ([], GREEDY, "no tokens"),
         ([1] * 96, GREEDY, "96"),
-        ([1], Sampling(temperature=0.001), "below vLLM's least"),
+        ([1], Sampling(temperature=0.001), "vLLM's least"),
     ):
         with pytest.raises(ValueError, match=message):
             ask(case.engine, question, sampling)
@@ -484,21 +484,21 @@ def test_a_transformers_that_vllm_does_not_take_is_named(environment: dict[str, 
 
 def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
+    with pytest.raises(ImportError, match=r"'\.\[vllm\]'.*make vllm.*vllm\.md.*engine=native") as e:
         prepare()
     assert socket.gethostname() in str(e.value), "on which of many nodes"
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.1"))
-    with pytest.raises(ImportError, match=r"needs vLLM 0\.32, .* has 0\.33\.1\."):
+    with pytest.raises(ImportError, match=r" 0\.32, .* 0\.33\.1\."):
         prepare()
 
 
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"engine": "vlm"}, r"rollout\.engine=vlm must be one of native, vllm"),
-        ({"engine": "vllm", "temperature": 0.005}, r"rollout\.temperature=0\.005 is below vLLM's least, 0\.01"),
-        ({"share_devices": True, "max_lag": 1}, r"rollout\.max_lag=1 cannot be used with rollout\.share_devices=true"),
-        ({"share_devices": True, "workers": [1, 4]}, r"rollout\.workers=\[1, 4\] cannot be used with"),
+        ({"engine": "vlm"}, r"rollout\.engine=vlm .*native, vllm"),
+        ({"engine": "vllm", "temperature": 0.005}, r"rollout\.temperature=0\.005 .* 0\.01"),
+        ({"share_devices": True, "max_lag": 1}, r"rollout\.max_lag=1 .*rollout\.share_devices=true"),
+        ({"share_devices": True, "workers": [1, 4]}, r"rollout\.workers=\[1, 4\] .*share_devices"),
         ({"vllm": {"memory": 1.5}}, r"rollout\.vllm\.memory=1\.5"),
     ],
 )

@@ -136,14 +136,14 @@ def test_what_does_not_fit_the_record_is_refused(make_recipe: Recipe, demo: Demo
     refused(r"threads: 1 there, 2 here", "threads=2")
     refused(r"runtime\.num_training_workers: 1 there, 2 here", "runtime=ray", "runtime.num_training_workers=2")
     refused(r"there is no groups\.jsonl", f"rollout.replay={tmp_path}")
-    refused("this run's own folder", f"output={tmp_path / 'first'}", "overwrite=true")
-    with pytest.raises(ValueError, match="sft learns from data and samples nothing"):
+    refused("own folder", f"output={tmp_path / 'first'}", "overwrite=true")
+    with pytest.raises(ValueError, match=r"sft .*samples nothing"):
         load_settings(make_recipe("sft", tmp_path, rollout={"replay": str(first.folder)}))
     prompts.write_text("\n".join(reversed(demo.prompts.read_text().splitlines())))
-    refused("prompt 0 of the run is .* the data has changed since")
+    refused("prompt 0 .*data has changed")
 
 
 def test_a_record_begins_with_its_run(make_recipe: Recipe, tmp_path: Path) -> None:
     run(load_settings(recorded(make_recipe, tmp_path, train={"steps": 2}, rollout={"record": False})))
-    with pytest.raises(ValueError, match=r"continues after step 2, but .* has the first 0 steps"):
+    with pytest.raises(ValueError, match=r"step 2, .* 0 steps"):
         run(load_settings(recorded(make_recipe, tmp_path), ["resume=latest"]))

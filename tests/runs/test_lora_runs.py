@@ -168,7 +168,7 @@ def test_a_checkpoint_goes_on_in_transformers_and_as_the_next_stage(
 
 
 def test_contradictions_are_told(make_recipe: Any, base: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"reference\.ema=0\.1 moves a second model"):
+    with pytest.raises(SettingsError, match=r"reference\.ema=0\.1"):
         load_settings(merged(recipe_of("dpo", make_recipe, tmp_path, base), {"reference": {"ema": 0.1}}))
     with pytest.raises(SettingsError, match=r"model\.lora\.rank=-1"):
         load_settings(merged(recipe_of("sft", make_recipe, tmp_path, base), {"model": {"lora": {"rank": -1}}}))
@@ -188,13 +188,11 @@ def test_adapters_that_do_not_fit_are_refused_before_anything_is_read(
     small = {"model_type": "gpt2", "n_embd": 32, "n_head": 2}
     fresh = merged(of_path, {"model": {"path": None, "config": small, "tokenizer": str(base)}})
     for recipe in (of_path, fresh):
-        with pytest.raises(
-            SettingsError, match=r"names q_proj, which no projection of gpt2 .* are: c_attn, c_fc, c_proj"
-        ):
+        with pytest.raises(SettingsError, match=r"q_proj, .*gpt2.*: c_attn, c_fc, c_proj"):
             load_settings(recipe)
         assert load_settings(merged(recipe, {"model": {"lora": {"targets": ["c_attn"]}}})).model.lora.rank == 2
     other = merged(fresh, {"model": {"config": {"model_type": "gpt_neox"}, "lora": {"targets": []}}})
-    with pytest.raises(SettingsError, match="LoRA is for the families that the native decoder computes"):
+    with pytest.raises(SettingsError, match=r"LoRA .*native decoder"):
         load_settings(other)
     hub = merged(of_path, {"model": {"path": "someone/model"}})
     assert load_settings(hub).model.lora.targets == ["c_attn", "q_proj"]  # unknown until it is there

@@ -257,7 +257,7 @@ def test_a_wrong_address_is_refused_before_anything_is_read(
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         settings = load_settings(make_recipe("sft", tmp_path, runtime={"kind": "ray", "address": address}))
-        with pytest.raises(ValueError, match=f"^runtime.address={address}: cannot connect to a cluster .*refused"):
+        with pytest.raises(ValueError, match=rf"^runtime\.address={address}: .*refused"):
             run(settings)
     assert capfd.readouterr().out == ""
     assert not (Path(settings.output) / str(settings.name)).exists()
@@ -268,7 +268,7 @@ def test_a_run_that_keeps_failing_ends_with_the_reason(make_recipe: Recipe, tmp_
     killer = Killer([Kill("rollout", "rollout", 1), Kill("rollout", "rollout", 2, which=1)])
     with (
         killer.at_work(),
-        pytest.raises(TooManyFailures, match=r"^2 workers .* more than runtime\.max_failures_per_hour=1 allows: ") as e,
+        pytest.raises(TooManyFailures, match=r"^2 workers .*runtime\.max_failures_per_hour=1 .*: ") as e,
     ):
         run(load_settings(make_recipe("grpo", tmp_path, **more)), hooks=[killer.hook])
     assert "rollout worker 0: " in str(e.value)

@@ -288,7 +288,7 @@ def test_what_is_done_between_steps_counts_among_the_seconds_to_the_next_save(ma
 
 
 def test_rows_that_do_not_fit_the_model_are_refused(make_recipe: Any, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"take .* tokens together, the policy has room for 128"):
+    with pytest.raises(SettingsError, match=r"tokens together, .* 128"):
         run(load_settings(make_recipe("ppo", tmp_path, rollout={"max_tokens": 128})))
 
 
@@ -322,7 +322,7 @@ def test_answers_that_do_not_fit_the_reference_or_the_judge_are_refused(
         return load_settings(make_recipe("rloo", tmp_path, train={"steps": 1}, overwrite=True, **more))
 
     least = longest + (role == "judge")
-    said = f"take {longest} tokens together, the {role}.* has room for {longest - 1}"
+    said = rf"take {longest} .*the {role}.* {longest - 1}\b"
     with pytest.raises(SettingsError, match=said):
         run(settings(short(least - 1)))
     assert len(run(settings(short(least))).metrics) == 1
@@ -336,7 +336,7 @@ def test_a_language_model_is_no_judge(
     monkeypatch.setattr("plaudit.crew.opening.Crews.open", None)  # nothing costly starts
     more: dict[str, Any] = {"runtime": {"kind": "ray"}} if workers else {}
     rewards = [{"kind": "judge", "path": str(policy), "workers": workers}]
-    with pytest.raises(ValueError, match=r"sft is not a judge: .* Give a checkpoint of `plaudit reward`"):
+    with pytest.raises(ValueError, match=r"sft .*plaudit reward"):
         run(load_settings(make_recipe("rloo", tmp_path, rewards=rewards, **more)))
 
 
@@ -356,7 +356,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_models_to_which_the_ids_are_other_texts_are_refused(
     setting: str, method: str, head: str, foreign: dict[str, str], make_recipe: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(SettingsError, match=rf"^{setting}.path=.*another tokenizer than the policy"):
+    with pytest.raises(SettingsError, match=rf"^{setting}\.path=.*another tokenizer"):
         run(load_settings(make_recipe(method, tmp_path, **{setting: {"path": foreign[head]}})))
 
 

@@ -137,5 +137,5 @@ def test_a_sharded_rank_that_runs_out_of_memory_goes_back_with_the_others(make_r
     assert "rank 1 ran out of memory with the policy (" in log
     assert "continuing from the start with learn.micro_tokens=128" in log
     (tmp_path / "short.py").write_text(SHORT.format(most=1))
-    with pytest.raises(RankOutOfMemory, match=r"rank 1 ran out of memory with the policy.*has no whole checkpoint"):
+    with pytest.raises(RankOutOfMemory, match=r"rank 1 .*memory with the policy.*no whole checkpoint"):
         run(load_settings(recipe | {"method": "short", "name": "never"}))

@@ -128,7 +128,7 @@ def test_the_type_checker_refuses_what_no_worker_has_and_wrong_arguments(tmp_pat
 
 def test_the_workers_own_exception_reaches_the_caller() -> None:
     gang = LocalGang(Adder())
-    with pytest.raises(ArithmeticError, match="must not be negative"):
+    with pytest.raises(ArithmeticError, match="negative"):
         asyncio.run(gang.split(Adder.add, Numbers(1), -1))
 
 

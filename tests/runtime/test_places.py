@@ -136,7 +136,7 @@ def test_closed_places_end_what_is_under_way_and_the_first_reason_is_told() -> N
         await asyncio.wait(under_way, timeout=1.0)
         assert all(task.done() for task in under_way)
         assert len(case.started) == 2
-        with pytest.raises(RuntimeError, match="the places were closed"):
+        with pytest.raises(RuntimeError, match="places were closed"):
             case.places.check()
 
     do(steps, 2)
@@ -280,7 +280,7 @@ def test_those_that_end_because_all_is_closed_are_no_loss() -> None:
         case.started[0].kill()
         await asyncio.sleep(0.03)
         assert (case.failures, case.starts) == ([], [0])
-        with pytest.raises(RuntimeError, match="the clerks were closed"):
+        with pytest.raises(RuntimeError, match="clerks were closed"):
             await case.places.free()
 
     do(steps, 1)

@@ -138,7 +138,7 @@ async def clerks(runtime: RayRuntime, count: int, kind: str = "Clerk") -> list[R
 def test_what_never_fits_is_refused_with_the_sum(runtime: Runtime) -> None:
     cluster, _ = runtime
     asked = int(cluster.resources()["CPU"]) + 1
-    with pytest.raises(ResourcesError, match=rf"two clerks ask for {asked} CPU, 2 GPU in all, the cluster has "):
+    with pytest.raises(ResourcesError, match=rf"{asked} CPU, 2 GPU .*cluster has "):
         cluster.check([{"CPU": 1.0, "GPU": 1.0}, {"CPU": asked - 1.0, "GPU": 1.0}], what="two clerks")
 
 
@@ -283,7 +283,7 @@ def test_a_frozen_process_is_found_by_its_heart(method: str, runtime: Runtime) -
         answer = asyncio.ensure_future(clerk.call(getattr(Clerk, method), 60.0))
         await asyncio.sleep(0.2)
         os.kill(clerk.pid, signal.SIGSTOP)
-        with pytest.raises(WorkerLost, match=r"clerk 0: gave no sign for 2 s \(runtime.heartbeat_timeout\)"):
+        with pytest.raises(WorkerLost, match=r"clerk 0: .* 2 s .*heartbeat_timeout"):
             await answer
         await eventually(lambda: not Path(f"/proc/{clerk.pid}").exists(), "a frozen process is killed")
 
@@ -345,7 +345,7 @@ def test_a_connection_that_is_not_ours_is_refused_and_left_alone(runtime: Runtim
     """Of a notebook that called ray.init: Ray spoke of a second one, and the first was gone."""
     for settings in (SETTINGS, RuntimeSettings(kind="ray", address="auto")):
         another = RayRuntime(settings)
-        with pytest.raises(ValueError, match=r"uses Ray already \(ray\.init\)\. Call ray\.shutdown\(\)"):
+        with pytest.raises(ValueError, match=r"ray\.init.*ray\.shutdown"):
             another.start()
         another.close()
         assert ray.is_initialized()
@@ -358,7 +358,7 @@ def test_an_address_where_no_cluster_is_is_said_at_once(monkeypatch: pytest.Monk
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ValueError, match=rf"runtime.address={address}: .*refused"):
             RayRuntime(RuntimeSettings(kind="ray", address=address)).start()
-    with pytest.raises(ValueError, match=r"runtime.address=nonsense: .*is not host:port"):
+    with pytest.raises(ValueError, match=r"runtime\.address=nonsense: .*host:port"):
         RayRuntime(RuntimeSettings(kind="ray", address="nonsense")).start()
 
 
@@ -396,7 +396,7 @@ RayRuntime(RuntimeSettings(kind="ray")).start()
 
 def test_an_object_store_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # as in a process of its own
-    with pytest.raises(ValueError, match=r"runtime.object_store_mb=100000000 is more than this machine's memory, "):
+    with pytest.raises(ValueError, match=r"runtime\.object_store_mb=100000000 "):
         RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100_000_000)).start()
 
 
@@ -440,7 +440,7 @@ def test_the_rank_that_is_stuck_is_named_not_the_one_that_waited_for_it(runtime:
 
     async def steps() -> None:
         gang = RayGang(await clerks(cluster, 2))
-        with pytest.raises(WorkerLost, match=r"clerk 1: it never came .*Connection closed"):
+        with pytest.raises(WorkerLost, match=r"clerk 1: .*Connection closed"):
             await gang.scatter(Clerk.wait, [(0.0,), (60.0,)])
 
     do(steps())
@@ -449,8 +449,8 @@ def test_the_rank_that_is_stuck_is_named_not_the_one_that_waited_for_it(runtime:
 @pytest.mark.parametrize(
     ("heartbeat", "collective", "named"),
     [
-        (60.0, 1.0, r"clerk 1: it never came .*(?i:time)"),
-        (1.0, 60.0, r"clerk 1: gave no sign for 1 s \(runtime.heartbeat_timeout\)"),
+        (60.0, 1.0, r"clerk 1: .*never came .*(?i:time)"),
+        (1.0, 60.0, r"clerk 1: .* 1 s \(runtime.heartbeat_timeout"),
     ],
 )
 def test_a_rank_that_is_stopped_in_a_collective_is_named(
@@ -488,9 +488,9 @@ def test_a_call_that_does_not_end_is_a_loss(method: str, runtime: Runtime) -> No
     async def steps() -> None:
         (clerk,) = await clerks(cluster, 1)
         clerk._call_timeout = 0.5
-        with pytest.raises(WorkerLost, match=rf"clerk 0: did not end {method} within 0.5 s \(one call"):
+        with pytest.raises(WorkerLost, match=rf"clerk 0: .* {method} .* 0\.5 s \(one call"):
             await clerk.call(getattr(Clerk, method), 60.0)
-        with pytest.raises(WorkerLost, match="clerk 0: did not end"):
+        with pytest.raises(WorkerLost, match=r"clerk 0: .*did not end"):
             await clerk.call(Clerk.answer, "yes")
         await eventually(lambda: not Path(f"/proc/{clerk.pid}").exists(), "a stuck process is killed")
 
@@ -504,7 +504,7 @@ def test_ranks_that_do_not_load_in_time_are_lost_before_a_call_would_be(runtime:
     async def steps() -> None:
         pair = await clerks(cluster, 2)
         pair[1]._start_timeout = 0.5
-        with pytest.raises(WorkerLost, match=r"clerk 1: did not end work within 0.5 s \(runtime.start_timeout"):
+        with pytest.raises(WorkerLost, match=r"clerk 1: .* work .* 0\.5 s .*runtime\.start_timeout"):
             await RayGang(pair).scatter(Clerk.work, [(0.0,), (60.0,)], starts=True)
 
     do(steps())
@@ -515,7 +515,7 @@ def test_a_broken_collective_is_a_loss_and_a_mistake_is_not(runtime: Runtime) ->
 
     async def steps() -> None:
         gang = RayGang(await clerks(cluster, 2))
-        with pytest.raises(WorkerLost, match=r"clerk 0: a collective failed \(.*Connection closed"):
+        with pytest.raises(WorkerLost, match=r"clerk 0: .*collective .*Connection closed"):
             await gang.each(Clerk.wait, 0.0)
         with pytest.raises(KeyError):
             await gang.each(Clerk.fail)

@@ -88,7 +88,7 @@ def test_what_some_are_told_to_reserve_is_not_shared(
 def test_a_node_that_names_no_cpu_has_none() -> None:
     assert equal_share([{}, {"CPU": 2.0}], 2) == {"CPU": 1.0}
     assert equal_share([{}], 1) == {"CPU": 0.01}
-    with pytest.raises(ResourcesError, match="ask for 1 CPU in all, the cluster has nothing"):
+    with pytest.raises(ResourcesError, match=r"1 CPU .*has nothing"):
         check_room([{}], of(1), what="one worker")
 
 
@@ -131,7 +131,7 @@ def test_more_processes_than_there_is_memory_to_start_are_refused_with_the_sums(
 
 def test_ranks_that_would_share_a_gpu_are_refused() -> None:
     one: list[Resources] = [{"CPU": 8.0, "GPU": 1.0}]
-    with pytest.raises(ResourcesError, match=r"2 training workers would share a GPU.*resources_per_worker={GPU: 1}"):
+    with pytest.raises(ResourcesError, match=r"2 training .*resources_per_worker={GPU: 1}"):
         check_gpus(one, [{"CPU": 4.0}] * 2)
     check_gpus(one, [{"CPU": 4.0}])
     check_gpus(one, [{"CPU": 4.0, "GPU": 1.0}] * 2)  # too many, which `check_room` says
@@ -150,7 +150,7 @@ def test_what_fits_only_in_all_is_refused_with_the_sums_of_nodes() -> None:
 
 def test_what_exceeds_the_sum_is_refused_with_it() -> None:
     nodes: list[Resources] = [{"CPU": 8.0, "GPU": 1.0, "memory": float(2**30), "node:127.0.0.1": 1.0}]
-    with pytest.raises(ResourcesError, match=r"ask for 2 CPU, 2 GPU in all, the cluster has 8 CPU, 1 GPU, 1\.0 GiB m"):
+    with pytest.raises(ResourcesError, match=r"2 CPU, 2 GPU .* 8 CPU, 1 GPU, 1\.0 GiB m"):
         check_room(nodes, [{"CPU": 1.0, "GPU": 1.0}] * 2, what="two workers")
 
 

@@ -122,13 +122,13 @@ def test_what_a_backend_cannot_do(given: dict[str, Any], run: dict[str, Any], to
 
 def test_a_run_hears_of_it_before_anything_starts(make_recipe: Callable[..., Any], tmp_path: Path) -> None:
     recipe = make_recipe("grpo", tmp_path, runtime={"kind": "ray", "backend": "nccl"}, device="cpu")
-    with pytest.raises(ValueError, match=r"runtime\.backend=nccl needs GPUs, and device=cpu"):
+    with pytest.raises(ValueError, match=r"runtime\.backend=nccl .*device=cpu"):
         load_settings(recipe)
 
 
 def test_nccl_for_all_stages_takes_a_gpu_for_each_process() -> None:
     given: dict[str, Any] = {"cluster": {"runtime": "ray"}, "communication": {"backend": "nccl"}}
-    with pytest.raises(ValueError, match=r"communication\.backend=nccl needs cluster\.gpus_per_worker=1, not null"):
+    with pytest.raises(ValueError, match=r"communication\.backend=nccl .*cluster\.gpus_per_worker=1"):
         imported(given)
     given["cluster"]["gpus_per_worker"] = 1
     runtime = imported(given)["runtime"]
@@ -155,11 +155,11 @@ def test_weights_travel_by_the_backend(backend: str, gpus: bool, carries: str) -
 
 def test_the_file_for_all_stages_hands_its_strategy_and_way_of_weights_on() -> None:
     given: dict[str, Any] = {"strategy": {"name": "fsdp"}, "communication": {"weights": "collective"}}
-    with pytest.raises(ValueError, match=r"communication\.weights=collective needs cluster\.runtime=ray"):
+    with pytest.raises(ValueError, match=r"communication\.weights=collective .*cluster\.runtime=ray"):
         imported(given)
     given["cluster"] = {"runtime": "ray"}
     runtime = imported(given)["runtime"]
     assert (runtime["strategy"], runtime["weights"]) == ("fsdp", "collective")
     given["communication"]["weights"] = "carrier pigeon"
-    with pytest.raises(ValueError, match=r"carrier pigeon must be one of store, collective"):
+    with pytest.raises(ValueError, match=r"carrier pigeon .*store, collective"):
         imported(given)

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from told import says
 
 from plaudit import load_pipeline
 from plaudit.rewards.settings import RewardSettings
@@ -89,83 +90,83 @@ def test_a_recipe_may_interpolate_and_leave_sections_empty(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ({"modle": {}}, "no setting modle; did you mean model?"),
+        ({"modle": {}}, "modle .. mean model"),
         (
             {"learning_rate": 1e-4},
-            "no setting learning_rate; did you mean optimizer.learning_rate or critic.learning_rate?",
+            "learning_rate .. optimizer.learning_rate or critic.learning_rate",
         ),
-        ({"train": {"max_prompt_tokens": 1}}, "train.max_prompt_tokens; did you mean data.max_prompt_tokens?"),
-        ({"train": {"dual_clip": 1}}, "no setting train.dual_clip; did you mean algorithm.dual_clip?"),
+        ({"train": {"max_prompt_tokens": 1}}, "train.max_prompt_tokens .. mean data.max_prompt_tokens"),
+        ({"train": {"dual_clip": 1}}, "train.dual_clip .. mean algorithm.dual_clip"),
         (
             {"critic": {"rank": 1}},
-            "no setting critic.rank; did you mean critic.lora_rank or model.lora.rank?",
+            "critic.rank .. critic.lora_rank or model.lora.rank",
         ),
-        ({"optimizer": {"learning_rat": 1}}, "no setting optimizer.learning_rat; did you mean learning_rate?"),
-        ({"optimizer": {"esp": 1}}, "no setting optimizer.esp; did you mean eps?"),
-        ({"algorithm": {"clips": 1}}, "no setting algorithm.clips; did you mean clip?"),
-        ({"rewards": [{"kind": "length"}, {"wieght": 1}]}, "no setting rewards.1.wieght; did you mean weight?"),
-        ({"zzzzzz": 1}, "no setting zzzzzz; there are algorithm, critic"),
+        ({"optimizer": {"learning_rat": 1}}, "optimizer.learning_rat .. mean learning_rate"),
+        ({"optimizer": {"esp": 1}}, "optimizer.esp .. mean eps"),
+        ({"algorithm": {"clips": 1}}, "algorithm.clips .. mean clip"),
+        ({"rewards": [{"kind": "length"}, {"wieght": 1}]}, "rewards.1.wieght .. mean weight"),
+        ({"zzzzzz": 1}, "zzzzzz .. algorithm, critic"),
         ({"train": {"steps": "many"}}, "train.steps: Value 'many'"),
         ({"train": {"steps": 1.5}}, "train.steps"),
         ({"train": 5}, "train"),
-        ({"optimizer": {"betas": [0.9]}}, "  - optimizer.betas=[0.9] must be 2 numbers"),
+        ({"optimizer": {"betas": [0.9]}}, "  - optimizer.betas=[0.9] .. 2 numbers"),
         (
             {"optimizer": {"betas": [0.9, 0.95, 0.99]}},
-            "  - optimizer.betas=[0.9, 0.95, 0.99] must be 2 numbers",
+            "  - optimizer.betas=[0.9, 0.95, 0.99] .. 2 numbers",
         ),
         ({"seed": None}, "seed"),
         ({"rewards": {"kind": "length"}}, "rewards"),
         ({"rewards": [{"kind": "length", "weight": "much"}]}, "rewards: weight: Value 'much'"),
-        ({"shaping": {"unfinished": "forget"}}, "shaping.unfinished=forget must be one of"),
-        ({"algorithm": {"clip": [-1.0, 2.0]}}, "algorithm.clip=[-1.0, 2.0] must be 2 numbers, each at least 0"),
-        ({"method": "pppo"}, "no method 'pppo'; did you mean ppo?"),
-        ({"plugins": "mine.py"}, "plugins='mine.py' must be a list"),
-        ({"plugins": ["absent.py"]}, "plugins: 'absent.py': there is no file"),
+        ({"shaping": {"unfinished": "forget"}}, "shaping.unfinished=forget"),
+        ({"algorithm": {"clip": [-1.0, 2.0]}}, "algorithm.clip=[-1.0, 2.0] .. 2 numbers .. at least 0"),
+        ({"method": "pppo"}, "'pppo' .. mean ppo"),
+        ({"plugins": "mine.py"}, "plugins='mine.py' .. list"),
+        ({"plugins": ["absent.py"]}, "plugins: 'absent.py': .. no file"),
     ],
 )
 def test_a_recipe_is_refused_with_the_key_and_the_nearest_name(recipe: dict[str, Any], told: str) -> None:
-    assert told in refused(BASE | recipe)
+    assert says(refused(BASE | recipe), told)
 
 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("x = 1\nimport no_such_package\n", ", line 2: No module named 'no_such_package'"),
+        ("x = 1\nimport no_such_package\n", ", line 2: .. 'no_such_package'"),
         ("raise ValueError('names no data')\n", ", line 1: names no data"),
         (
             "from plaudit.algorithms import DPO, register_algorithm\nregister_algorithm('sft', DPO)\n",
-            ", line 2: the method name 'sft' is taken by SFT: choose another",
+            ", line 2: .. 'sft' .. taken by SFT",
         ),
     ],
 )
 def test_what_a_plugin_raises_is_told_with_its_place(source: str, told: str, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(source)
-    assert f"plugins: '{plugin}'{told}" in refused(BASE | {"plugins": [str(plugin)]})
+    assert says(refused(BASE | {"plugins": [str(plugin)]}), f"plugins: '{plugin}'{told}")
 
 
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("train.step=1", "no setting train.step; did you mean steps?"),
-        ("optimizer.beta=1", "no setting optimizer.beta; did you mean betas?"),
-        ("algorithm.sample=1", "no setting algorithm.sample; did you mean samples?"),
-        ("rewards.0.knd=x", "no setting rewards.0.knd; did you mean kind?"),
-        ("rewards=[{knd: x}]", "no setting rewards.0.knd; did you mean kind?"),
+        ("train.step=1", "train.step .. mean steps"),
+        ("optimizer.beta=1", "optimizer.beta .. mean betas"),
+        ("algorithm.sample=1", "algorithm.sample .. mean samples"),
+        ("rewards.0.knd=x", "rewards.0.knd .. mean kind"),
+        ("rewards=[{knd: x}]", "rewards.0.knd .. mean kind"),
         ("rewards.3.kind=length", "rewards.3.kind=length: "),
         ("rewards.first.kind=length", "no setting rewards.first"),
-        ("+trian.steps=1", "no setting trian; did you mean train?"),
-        ("~rollout.stopp", "no setting rollout.stopp; did you mean stop?"),
+        ("+trian.steps=1", "trian .. mean train"),
+        ("~rollout.stopp", "rollout.stopp .. mean stop"),
         ("train.steps=x", "train.steps=x: "),
         ("train.steps=[1]", "train.steps=[1]: "),
-        ("train.steps", "is not of the form key.sub=value"),
-        ("=3", "is not of the form key.sub=value"),
-        ("train.steps=1,2", "a sweep over several values"),
+        ("train.steps", "key.sub=value"),
+        ("=3", "key.sub=value"),
+        ("train.steps=1,2", "sweep"),
         ("name=${absent}", "absent"),
     ],
 )
 def test_an_override_is_refused_with_what_was_given(override: str, told: str) -> None:
-    assert told in refused(BASE, [override])
+    assert says(refused(BASE, [override]), told)
 
 
 def test_the_commands_method_and_the_recipes_must_agree() -> None:
@@ -202,7 +203,7 @@ def test_an_absent_or_binary_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_bad_keys_are_found_behind_null_and_in_free_fields_none_are(tmp_path: Path) -> None:
     given_ = {"evaluation": {"promts": "x"}, "stages": {"sft": {"anything": 1}}}
-    with pytest.raises(SettingsError, match=r"no setting evaluation\.promts; did you mean prompts"):
+    with pytest.raises(SettingsError, match=r"evaluation\.promts; .* prompts"):
         load_tree(PipelineSettings, given_, free=("shared", "stages"))
     with pytest.raises(SettingsError, match=r"^evaluation\.limit: Value 'many'"):
         load_tree(PipelineSettings, {"evaluation": {"limit": "many"}})

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from told import says
 
 from plaudit.algorithms import ALGORITHMS
 from plaudit.settings.recipes import load_settings
@@ -44,14 +45,14 @@ NOT_KEYS = ("margin", "packing", "padding_free", "r", "vllm_importance_sampling_
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("optimizer.lr=1e-5", "no setting optimizer.lr: here it is optimizer.learning_rate"),
-        ("actor_rollout_ref.actor.optim.lr=1e-5", ": here it is optimizer.learning_rate"),
-        ("per_device_train_batch_size=4", ": here it is train.batch_size or online rollout.prompts_per_step"),
-        ("data.max_prompt_length=4", ": here it is data.max_prompt_tokens"),
-        ("data.input_key=x", ": here it is data.columns as {prompt: THEIRS}"),
+        ("optimizer.lr=1e-5", "optimizer.lr: .. optimizer.learning_rate"),
+        ("actor_rollout_ref.actor.optim.lr=1e-5", ": .. optimizer.learning_rate"),
+        ("per_device_train_batch_size=4", ": .. train.batch_size .. rollout.prompts_per_step"),
+        ("data.max_prompt_length=4", ": .. data.max_prompt_tokens"),
+        ("data.input_key=x", ": .. data.columns as {prompt: THEIRS}"),
     ],
 )
 def test_a_key_of_theirs_is_answered_with_ours(override: str, told: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"method": "grpo"}, [override])
-    assert told in str(caught.value)
+    assert says(caught.value, told)

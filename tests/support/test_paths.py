@@ -26,10 +26,10 @@ def test_the_home_folder_and_those_of_nobody(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_path_in_the_home_of_nobody_is_named_wherever_one_is_given() -> None:
     """Without the name of the setting it read "Could not determine home directory.", below a traceback."""
-    with pytest.raises(FileNotFoundError, match=f"There is no folder {NOBODYS}"):
+    with pytest.raises(FileNotFoundError, match=f"no folder {NOBODYS}"):
         local_folder(NOBODYS)
     with pytest.raises(DataError, match=NOBODYS):
         list(scan_rows(NOBODYS))
-    with pytest.raises(ValueError, match=rf"(?s)prompts: there is no {NOBODYS}.*model: there is no folder {NOBODYS}"):
+    with pytest.raises(ValueError, match=rf"(?s)prompts: .*{NOBODYS}.*model: .*{NOBODYS}"):
         EvaluationSettings(model=NOBODYS, prompts=NOBODYS).check()
     check_lora(ModelSettings(path=NOBODYS, lora=LoraSettings(rank=2)))  # left to whoever loads it

@@ -55,9 +55,9 @@ def test_a_file_that_was_edited_is_run_again(tmp_path: Path) -> None:
         ("mine.py", ValueError, "file.py:name"),
         (":name", ValueError, "file.py:name"),
         ("absent.py:name", FileNotFoundError, "no file"),
-        ("math:sqr", AttributeError, "did you mean sqrt"),
-        ("math:Sqrt.x.y", AttributeError, "math has no 'Sqrt'; did you mean sqrt"),
-        ("math:pi.zzzzz", AttributeError, "'zzzzz'; there are as_integer_ratio, conjugate, "),
+        ("math:sqr", AttributeError, "mean sqrt"),
+        ("math:Sqrt.x.y", AttributeError, "'Sqrt'; .* sqrt"),
+        ("math:pi.zzzzz", AttributeError, "'zzzzz'; .* as_integer_ratio, conjugate"),
         ("no_such_package:name", ModuleNotFoundError, "no module 'no_such_package'.*file.py:name"),
         ("no_such_package.part:name", ModuleNotFoundError, "file.py:name"),
     ],
@@ -111,10 +111,10 @@ def test_a_plugin_that_is_refused_is_named_with_its_line(tmp_path: Path) -> None
     files = [tmp_path / "well.py", tmp_path / "refused.py"]
     files[0].write_text("loaded = 3\n")
     files[1].write_text("import json\n\ndef register():\n    json.loads('{')\n\nregister()\n")
-    with pytest.raises(PluginError, match=rf"^'{files[1]}', line 4: Expecting property name"):
+    with pytest.raises(PluginError, match=rf"^'{files[1]}', line 4: Expecting"):
         load_plugins([str(file) for file in files])
     assert load_object(f"{files[0]}:loaded") == 3
-    with pytest.raises(PluginError, match=r"^'absent\.py': there is no file .*absent\.py\. Paths are relative"):
+    with pytest.raises(PluginError, match=r"^'absent\.py': .*/absent\.py\."):
         load_plugins(["absent.py"])
 
 

@@ -237,7 +237,7 @@ def test_weights_that_are_gone_are_not_the_workers_fault(do: Callable[..., None]
         delivery = asyncio.ensure_future(newest.deliver(case.workers, 0))
         await asyncio.sleep(0.1)
         case.rank.kill()
-        with pytest.raises(SenderLost, match="training rank 0: its process ended"):
+        with pytest.raises(SenderLost, match=r"rank 0: .*ended"):
             await delivery
         again = Here("training rank 0", Training())
         case.workers[1].target.may_come.set()
