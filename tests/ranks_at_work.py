@@ -1,6 +1,6 @@
 """Training ranks as plain processes on gloo, each running the loop's own step over a gang of themselves.
 
-    python ranks_at_work.py JOBS.json RANK WORLD ADDRESS
+    python ranks_at_work.py JOBS.json WORLD ADDRESS        forks the ranks, which share one import of torch
 
 A job trains from a fresh model or a checkpoint, on batches that are the same for any number of ranks, and leaves
 weights, figures and, if asked, a checkpoint. Left out: data, rollout and Ray, which tests of whole runs have.
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,22 +186,15 @@ def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str
     """Do the jobs on so many ranks. Raises with what a rank said where one fails."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(list(jobs)))
-    address = free_address()
-    command = [sys.executable, __file__, str(folder / "jobs.json")]
+    command = [sys.executable, __file__, str(folder / "jobs.json"), str(world), free_address()]
     path = {"PYTHONPATH": f"{environment['PYTHONPATH']}:{Path(__file__).parent}"}
-    logs = [folder / f"rank{rank}.log" for rank in range(world)]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), address], env=environment | path, stdout=log.open("w"), stderr=-2
-        )
-        for rank, log in enumerate(logs)
-    ]
+    process = subprocess.Popen(command, env=environment | path, start_new_session=True)
     try:
-        codes = [process.wait(timeout) for process in running]
+        code = process.wait(timeout)
     finally:
-        for process in running:
-            process.kill()
-    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("rank*.log")))
 
 
 def of_gradient(job: Job) -> Job:
@@ -231,13 +227,28 @@ def figures(folder: Path) -> dict[str, Any]:
     return found
 
 
-if __name__ == "__main__":
+def work(file: str, rank: int, world: int, address: str) -> None:
+    """A rank's process."""
+    log = Path(file).with_name(f"rank{rank}.log").open("w", buffering=1)
+    for stream in (1, 2):
+        os.dup2(log.fileno(), stream)
     torch.set_num_threads(1)
     logprobs.CHUNK_ELEMENTS, logprobs.LEAST_ROWS = 1, 16  # log-probs of a pass take several chunks, and
     logprobs.KEEP_ELEMENTS = 5000  # those of the longer passes are computed again
-    for job in json.loads(Path(sys.argv[1]).read_text()):
-        do(job, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    for job in json.loads(Path(file).read_text()):
+        do(job, rank, world, address)
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # a thread of gloo that asks for the interpreter while it ends would abort the process
+
+
+if __name__ == "__main__":
+    file, world, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=work, args=(file, rank, world, address)) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
