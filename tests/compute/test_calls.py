@@ -170,6 +170,7 @@ def alone(code: str, environment: dict[str, str], **more: Any) -> subprocess.Com
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's memory is bounded, and looked at, as on Linux")
+@pytest.mark.slow
 def test_no_memory_is_an_error_and_much_of_it_is_given_back(environment: dict[str, str]) -> None:
     code = """
 n = 60_000
@@ -195,6 +196,7 @@ print(pages() - before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked on Unix")
+@pytest.mark.slow
 def test_a_forked_process_goes_on_by_itself(environment: dict[str, str]) -> None:
     """It waited for its parent's threads."""
     code = """
