@@ -95,7 +95,7 @@ def learning(extent: Extent, micro_tokens: int) -> tuple[Callable[[], None], lis
 
 
 def offload(extent: Extent, best: Peak) -> list[Figure]:
-    """What reference.offload costs each time that the reference is asked: its way to the device."""
+    """What runtime.offload=[reference] costs each time that the reference is asked: its way to the device."""
     from plaudit.learn.sharding import Waiting
 
     one = copy.deepcopy(model(extent))

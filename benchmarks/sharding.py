@@ -23,7 +23,8 @@ from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import join
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
-from plaudit.learn.sharding import Placement, Sharded, Whole, local, recompute_layers
+from plaudit.learn.sharding import Placement, Whole, local, recompute_layers
+from plaudit.learn.shards import Sharded
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
@@ -93,7 +94,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     batch = objective.weigh(Batch.of(rows)).shards(1 if cut else 2)[0 if cut else options.rank]
     for step in range(2):
         learner.prepare(batch, step, 1.0)
-        gradients, state = learner.optimizer.gradients(), learner.optimizer.state()
+        gradients, state = learner.optimizer.collected, learner.optimizer.state()
         kept = [*map(local, model.parameters()), *gradients.values(), *state.values()]
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept}
         learner.apply(True)

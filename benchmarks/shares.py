@@ -25,7 +25,8 @@ import torch
 
 from plaudit.crew.publisher import Publisher
 from plaudit.learn.ranks import Ranks, join
-from plaudit.learn.sharding import Sharded, local
+from plaudit.learn.sharding import local
+from plaudit.learn.shards import Sharded
 from plaudit.models.boxes import BUCKET_BYTES
 from plaudit.models.load import describe, fresh_model, load_model
 from plaudit.models.share import begin_weights, write_weights

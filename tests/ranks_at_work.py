@@ -17,7 +17,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
 from plaudit import load_settings
 from plaudit.algorithms import Output
@@ -52,6 +54,7 @@ Job = dict[str, Any]
 GRADIENT = {"eps": 1e3, "learning_rate": 1e3, "max_gradient_norm": 0.0, "schedule": "constant"}
 """Of AdamW whose first step is the gradient itself: rate g / (|g| + eps) = g, but for a thousandth of |g|."""
 publisher.PART_BYTES = 20_000
+COLLECTIVES = {name: getattr(fsdp, name) for name in ("foreach_all_gather", "foreach_reduce")}
 told.BUCKET_ELEMENTS = 5000  # so that gradients of these small models travel in several runs, and some alone
 
 
@@ -118,6 +121,22 @@ def short_of_memory(trainer: Trainer, rank: int, most: int) -> None:
     learner.loss = measured
 
 
+def count_collectives() -> Counter[str]:
+    """Count from here on how often FSDP2 gathers a unit's weights and sums its gradients."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*given: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return do(*given, **named)
+
+        return counting
+
+    for name, do in COLLECTIVES.items():
+        setattr(fsdp, name, counted(name, do))
+    return counts
+
+
 async def train(job: Job, trainer: Trainer) -> None:
     objective, store, first = trainer.objective, trainer.store, trainer.ranks.rank == 0
     gang = Among(trainer)
@@ -129,7 +148,7 @@ async def train(job: Job, trainer: Trainer) -> None:
         _, values = store.read(job["resume"])
         for role, actor in actors.items():
             await actor.restore(store.model("state", job["resume"]) / f"{role}.safetensors", values[role])
-    figures = []
+    figures, counts = [], count_collectives()
     memory: dict[str, float] = {}
     for step in range(*job["steps"]):
         batch = batch_of(step, unit=objective.unit)
@@ -143,6 +162,7 @@ async def train(job: Job, trainer: Trainer) -> None:
     if job.get("publish"):
         publish(trainer, Path(job["out"]))
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
+    held = {"kept": kept, "collectives": dict(counts)}
     whole = {role: trainer.placements[role].whole() for role in trainer.models}
     if first:
         out = Path(job["out"])
@@ -150,7 +170,7 @@ async def train(job: Job, trainer: Trainer) -> None:
         for role, model in whole.items():
             assert model is not None
             save_file({name: x.contiguous().clone() for name, x in model.hf_tensors()}, out / f"{role}.safetensors")
-        (out / "figures.json").write_text(json.dumps({"steps": figures, "kept": kept}))
+        (out / "figures.json").write_text(json.dumps({"steps": figures} | held))
 
 
 def publish(trainer: Trainer, out: Path) -> None:

@@ -26,11 +26,18 @@ pytestmark = pytest.mark.slow
 Recipe = Callable[..., dict[str, Any]]
 LORA = {"model": {"lora": {"rank": 2}}, "algorithm": {"kl_in_loss": 0.1}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "reward": ("reward", {}),
+    "reward": ("reward", {"runtime": {"offload": ["optimizer"]}}),
     "dpo": ("dpo", {"evaluate": {"every": 2}, "learn": {"micro_tokens": 200, "activation_checkpointing": True}}),
     "ppo": ("ppo", {"algorithm": {"minibatches": 2}, "evaluate": {"every": 2}}),
     "grpo": ("grpo", {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}}),
-    "half": ("grpo", {"learn": {"precision": "bfloat16"}, "algorithm": {"kl_in_loss": 0.1}}),
+    "half": (
+        "grpo",
+        {
+            "learn": {"precision": "bfloat16"},
+            "algorithm": {"kl_in_loss": 0.1},
+            "runtime": {"offload": ["optimizer"]},
+        },
+    ),
     "lora": ("grpo", LORA),
     "cut": ("online-dpo", {"rollout": {"top_p": 0.8, "min_tokens": 2, "stop": ["e"], "slots": 4, "max_lag": 1}}),
 }
@@ -113,7 +120,7 @@ def test_a_run_on_cuda(case: str, do: Do, caplog: pytest.LogCaptureFixture) -> N
     step is compared alone, and loosely."""
     more: dict[str, Any] = {"device": "cuda"}
     if case in ("grpo", "half"):
-        more["reference"] = {"offload": True}
+        more["runtime"] = {"offload": ["reference", "optimizer"]}
     if case in ("grpo", "lora"):
         more["rollout"] = {"share_devices": True}
     if case == "ppo":

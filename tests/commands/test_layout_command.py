@@ -104,7 +104,7 @@ def test_the_models_of_a_run_are_those_that_its_method_has(make_recipe: Recipe, 
         Role.REFERENCE: (False, "lm"),
     }
     assert models[0].layout.mesh == Mesh(data=2)
-    words = ["model.lora.rank=2", "critic.lora_rank=3", "runtime.strategy=fsdp_offload"]
+    words = ["model.lora.rank=2", "critic.lora_rank=3", "runtime.offload=[weights]"]
     adapted = plan(read_settings(recipe, words), None, 4)
     ranks = [(one.role, one.layout.lora.rank) for one in adapted]
     assert ranks == [(Role.POLICY, 2), (Role.CRITIC, 3)]  # the reference is the policy without adapters

@@ -236,15 +236,14 @@ def test_micro_batches_add_up_in_float32_under_bfloat16(make_learner: Make, batc
     learner = make_learner(dtype=torch.bfloat16)
     learner._backward(batch)
     learner.optimizer.collect()
-    once = {name: p.grad.clone() for name, p in learner.optimizer.masters.items() if p.grad is not None}
+    once = {name: gradient.clone() for name, gradient in learner.optimizer.collected.items()}
     for _ in range(2):
         learner._backward(batch)
     learner.optimizer.collect()
     assert once.keys() == learner.optimizer.masters.keys()
-    for name, master in learner.optimizer.masters.items():
-        assert master.grad is not None
-        assert master.grad.dtype == torch.float32
-        assert torch.equal(master.grad, once[name] * 3)
+    for name, gradient in learner.optimizer.collected.items():
+        assert gradient.dtype == torch.float32
+        assert torch.equal(gradient, once[name] * 3)
 
 
 def test_bfloat16_learns_what_float32_learns(make_learner: Make, batch: Batch) -> None:

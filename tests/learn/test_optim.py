@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
+from elsewhere import Away, elsewhere, moved
+from torch.utils import _foreach_utils
 
 from plaudit.learn.optim import Optimizer, schedule
 from plaudit.learn.settings import OptimizerSettings
@@ -62,6 +65,7 @@ def test_twenty_steps_are_those_of_torchs_adamw_with_decay_on_matrices_only() ->
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             a.grad = torch.randn(a.shape, generator=generator) * size
             b.grad = a.grad.clone()
+        mine.collect()
         assert mine.gradient_norm() == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)))
         mine.step()
         other.step()
@@ -134,3 +138,40 @@ def test_rest_between_steps_changes_nothing(device: str, dtype: torch.dtype) -> 
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(a, b)
     assert not any(torch.equal(p, torch.zeros_like(p)) for p in models[0].parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_that_waits_in_host_memory_takes_the_same_steps(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, in several buckets, on a device apart that refuses whatever mixes the two memories."""
+    listed = _foreach_utils._get_foreach_kernels_supported_devices
+    monkeypatch.setattr(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: [*listed(), "meta"])
+    monkeypatch.setattr("plaudit.learn.ranks.BUCKET_ELEMENTS", 150)
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2}
+    here, there = (fresh_model(config, vocab_size=10, seed=3, dtype=dtype) for _ in range(2))
+    moved(there)
+    settings = OptimizerSettings(learning_rate=0.1, weight_decay=0.1)
+    stays = Optimizer(here, settings)
+    with elsewhere():
+        waiting = Optimizer(there, settings, waits=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            theirs.grad = Away(mine.grad.clone())
+        for optimizer, place in ((stays, nullcontext()), (waiting, elsewhere())):
+            with place:
+                optimizer.collect()
+                optimizer.gradient_norm()
+                optimizer.step()
+                optimizer.clear()
+                optimizer.rise()
+    for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
+        assert isinstance(theirs, Away)
+        assert torch.equal(mine, theirs.inner)
+    state = waiting.state()
+    assert state.keys() == stays.state().keys(), "a checkpoint is that of an optimizer on the device"
+    for key, value in stays.state().items():
+        assert not isinstance(state[key], Away)
+        assert torch.equal(value, state[key])

@@ -50,7 +50,7 @@ def short(loss: Any, most: int, where: str) -> Any:
 
 
 def gradients(learner: Learner) -> list[Tensor]:
-    return [gradient.clone() for gradient in learner.optimizer.gradients().values()]
+    return [gradient.clone() for gradient in learner.optimizer.collected.values()]
 
 
 def test_what_running_out_of_memory_looks_like() -> None:

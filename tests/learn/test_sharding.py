@@ -17,7 +17,8 @@ from plaudit.batch import Batch
 from plaudit.crew.trainer import Plan, Trainer
 from plaudit.learn.ranks import Alone, join
 from plaudit.learn.readout import policy_output
-from plaudit.learn.sharding import Sharded, _shard, recompute_layers
+from plaudit.learn.sharding import recompute_layers
+from plaudit.learn.shards import Sharded, _shard
 from plaudit.models.load import fresh_model
 from plaudit.runtime.network import free_address
 from plaudit.settings.checks import Longest
@@ -46,14 +47,24 @@ CASES: dict[str, dict[str, Any]] = {
     "half": {"learn": {"precision": "bfloat16"}},
 }
 METHOD = {"lora": "grpo", "half": "sft"}
-ON_TWO = [*((case, "replicate") for case in ("dpo", "reward", "ppo", "half")), *((case, "fsdp") for case in CASES)]
+ON_TWO = [
+    *((case, "replicate") for case in ("dpo", "reward", "ppo", "half")),
+    *((case, "fsdp") for case in CASES),
+    *((case, "zero2") for case in ("grpo", "lora")),
+    *((case, "zero1") for case in ("sft", "ppo", "half")),
+]
 ON_ONE = [("grpo", "fsdp"), ("ppo", "replicate"), ("lora", "fsdp"), ("half", "fsdp")]
 FROM_ONE = [("sft", "fsdp"), ("ppo", "replicate")]
-ON_THREE = [("grpo", "fsdp"), ("ppo", "fsdp"), ("ppo", "replicate")]
+ON_THREE = [("grpo", "fsdp"), ("ppo", "zero1"), ("ppo", "replicate")]
 ON_FOUR = [("grpo", "fsdp")]
-AGAIN = [("ppo", "fsdp"), ("half", "fsdp"), ("ppo", "replicate")]
+AGAIN = [("ppo", "fsdp"), ("half", "fsdp"), ("ppo", "replicate"), ("half", "zero1"), ("grpo", "zero2")]
 """Cases that are resumed on as many ranks as before."""
-GRADIENTS = [("sft", "replicate"), ("sft", "fsdp"), ("grpo", "fsdp"), ("ppo", "replicate"), ("ppo", "fsdp")]
+GRADIENTS = [
+    *(("sft", how) for how in ("replicate", "zero1", "zero2", "fsdp")),
+    *(("grpo", how) for how in ("zero1", "fsdp")),
+    *(("ppo", how) for how in ("replicate", "zero2", "fsdp")),
+]
+SHARDS = {"kind": "ray", "strategy": "fsdp"}
 SAVED = "epoch1epochstep1globalstep1"
 
 
@@ -130,6 +141,19 @@ def test_two_ranks_have_the_gradient_of_one(case: str, how: str, done: Path) -> 
     assert furthest(alone, two) < 1e-6
 
 
+def test_a_stage_is_how_often_weights_are_gathered_and_gradients_summed(done: Path) -> None:
+    """In a step of several passes, and an evaluation after it, of two layers and the rest."""
+    units = 3
+    zero1, zero2, zero3 = (
+        figures(done / "sft" / f"gradient {how}")["collectives"] for how in ("zero1", "zero2", "fsdp")
+    )
+    passes = zero3["foreach_reduce"] // units
+    assert passes > 1
+    assert zero1 == {"foreach_all_gather": 2 * units, "foreach_reduce": units}
+    assert zero2 == {"foreach_all_gather": 2 * units, "foreach_reduce": passes * units}
+    assert zero3["foreach_all_gather"] > passes * (2 * units - 1)
+
+
 @pytest.mark.parametrize(
     ("case", "how", "world"),
     [*((*p, "one") for p in ON_ONE), *((*p, "three") for p in ON_THREE), *((*p, "four") for p in ON_FOUR)],
@@ -161,7 +185,7 @@ def test_one_rank_learns_in_shards_what_the_cpu_does_without(
     jobs: dict[str, Job] = {}
     for name, more in (
         ("whole", {"device": "cpu"}),
-        ("sharded", {"device": device, "runtime": {"kind": "ray", "strategy": "fsdp_offload" if offload else "fsdp"}}),
+        ("sharded", {"device": device, "runtime": SHARDS | ({"offload": ["weights"]} if offload else {})}),
     ):
         recipe = make_recipe("grpo", tmp_path / "unused", **sections, **more)
         out = str(tmp_path / name)
@@ -227,7 +251,7 @@ def test_gathered_parameters_are_on_the_cpu(everyone: bool, monkeypatch: pytest.
 
 
 def test_offloading_to_the_cpu_from_the_cpu_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:
-    recipe = make_recipe("sft", tmp_path, runtime={"kind": "ray", "strategy": "fsdp_offload"})
+    recipe = make_recipe("sft", tmp_path, runtime=SHARDS | {"offload": ["weights"]})
     ranks = join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, always=True)
     try:
         with pytest.raises(SettingsError, match="on the CPU"):
@@ -241,7 +265,7 @@ def test_a_model_whose_passes_go_by_its_rows_is_not_sharded() -> None:
     rope |= {"rope_theta": 10_000.0, "original_max_position_embeddings": 8}
     model = fresh_model({**LLAMA, "num_hidden_layers": 1, "rope_parameters": rope}, vocab_size=10)
     with pytest.raises(ValueError, match=r"longrope.*strategy=replicate"):
-        _shard(model, torch.device("cpu"), 1, compute=None, cpu_offload=False)
+        _shard(model, None, compute=None, cpu_offload=False)
 
 
 def test_before_torch_2_13_native_models_are_sharded_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,10 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "ray", "strategy": "zero"}, "strategy=zero must be one of replicate, fsdp, fsdp_offload"),
+        ({"kind": "ray", "strategy": "zero"}, "strategy=zero must be one of replicate, zero1, zero2, fsdp; did"),
         ({"strategy": "fsdp"}, "strategy=fsdp needs runtime=ray"),
+        ({"offload": ["optimiser"]}, "offload=['optimiser'] must be one of reference, optimizer, weights"),
+        ({"kind": "ray", "strategy": "zero2", "offload": ["weights"]}, "offload=['weights'] takes shards of weights"),
         ({"weights": "collective"}, "weights=collective needs runtime=ray"),
         ({"kind": "ray", "weights": "nccl"}, "weights=nccl must be"),
         ({"backend": "gloo"}, "backend=gloo needs runtime=ray"),
@@ -45,6 +47,11 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         ({"kind": "ray", "mesh": {"rollout": 2}}, "mesh has no axis 'rollout'"),
         ({"kind": "ray", "mesh": {"tensr": 2}}, "mesh has no axis 'tensr'; did you mean tensor?"),
         *(({"kind": "ray", "mesh": {axis: 2}}, f"mesh has {axis}=2, an axis that does not") for axis in LATER),
+        ({"kind": "ray", "mesh": {"replicas": 2, "data": 2}}, "mesh has replicas=2, copies of what ranks share"),
+        (
+            {"kind": "ray", "mesh": {"replicas": 2}, "strategy": "fsdp"},
+            "mesh has replicas=2, copies of what ranks share",
+        ),
         ({"mesh": {"tensor": 2}}, "mesh={'tensor': 2} needs runtime=ray"),
         ({"kind": "ray", "max_failures_per_hour": -2}, "max_failures_per_hour=-2 must be at least -1"),
         ({"kind": "ray", "object_store_mb": 79}, "object_store_mb=79 must be at least 80"),
@@ -72,9 +79,10 @@ def test_a_replay_may_say_how_the_processes_of_the_run_were_held() -> None:
 
 
 def test_a_mesh_multiplies_training_workers() -> None:
-    given = RuntimeSettings(kind="ray", num_training_workers=3, mesh={"data": 2, "tensor": 4, "context": 1})
+    mesh = {"replicas": 2, "data": 2, "tensor": 4, "context": 1}
+    given = RuntimeSettings(kind="ray", num_training_workers=3, mesh=mesh, strategy="zero2")
     assert problems(given) == []
-    assert (given.replicas, given.width, given.ranks) == (6, 4, 24)
+    assert (given.workers, given.replicas, given.width, given.ranks) == (12, 2, 4, 48)
 
 
 def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
@@ -84,7 +92,7 @@ def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
 
 
 def test_shards_of_ray_ranks_are_no_problem() -> None:
-    given = RuntimeSettings(kind="ray", strategy="fsdp_offload", num_training_workers=2)
+    given = RuntimeSettings(kind="ray", strategy="fsdp", offload=["weights"], num_training_workers=2)
     assert problems(given) == []
 
 

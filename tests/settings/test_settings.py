@@ -100,9 +100,9 @@ def problems_of(method: str, overrides: list[str]) -> str:
             "reference.path=a .. grpo .. no reference",
         ),
         ("rloo", ["critic.path=a"], "critic.path=a .. rloo .. no critic"),
-        ("sft", ["reference.offload=true"], "reference.offload=true .. sft"),
-        ("ppo", ["reference.offload=true", "model.lora.rank=4"], "offload=true .. adapters off"),
-        ("dpo", [*SHARDS, "runtime.strategy=fsdp_offload", "reference.offload=true"], "offload=true .. all models"),
+        ("sft", ["runtime.offload=[reference]"], "runtime.offload .. sft"),
+        ("ppo", ["runtime.offload=[reference]", "model.lora.rank=4"], "runtime.offload .. adapters off"),
+        ("dpo", [*SHARDS, "runtime.offload=[weights, reference]"], "runtime.offload .. all models"),
         ("ppo", ["rewards=[{kind: length, offload: true}]"], "offload=True .. 'judge' only"),
         ("sft", ["train.batch_size=0"], "train.batch_size=0 must be"),
         ("sft", ["save.every=0"], "save.every=0 must be"),
@@ -147,7 +147,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", [*SHARED[:2], "model.lora.rank=4"], "rollout_tensor=5 cannot be used with model.lora.rank=4"),
         ("ppo", SHARED[1:2], "mesh={'rollout_tensor': 5} needs runtime=ray"),
         ("sft", ["runtime.start_timeout=60"], "runtime.start_timeout=60.0 needs runtime=ray"),
-        ("sft", [*SHARDS, "runtime.strategy=fsdp_offload", "device=cpu"], "fsdp_offload has no effect with device=cpu"),
+        ("sft", [*SHARDS, "runtime.offload=[weights]", "device=cpu"], "weights has no effect with device=cpu"),
         ("sft", ["evaluate.patience=2"], "evaluate.patience=2 counts evaluations: set evaluate.best"),
         ("sft", ["evaluate.patience=0"], "evaluate.patience=0 must be"),
         ("sft", ["evaluate.best=loss"], "evaluate.best=loss .. data.validation"),
@@ -243,10 +243,12 @@ def test_numbers_are_refused_beyond_their_bounds_and_taken_at_them(key: str, ref
 
 def test_settings_that_are_fine_together() -> None:
     given = {key: value for key, value in VALID.items() if key != "rewards"}
-    load_settings(given, ["reference.ema=0.1", "reference.path=a", "reference.offload=true"], method="dpo")
-    load_settings(given, [*SHARDS, "runtime.strategy=fsdp_offload", "device=cuda"], method="sft")
+    load_settings(given, ["reference.ema=0.1", "reference.path=a", "runtime.offload=[reference]"], method="dpo")
+    load_settings(given, [*SHARDS, "runtime.offload=[weights]", "device=cuda"], method="sft")
     load_settings(VALID, ["critic.path=a", "rollout.workers=1"], method="ppo")
-    load_settings(VALID, ["reference.path=a", "reference.offload=true", "model.lora.rank=4"], method="ppo")
+    load_settings(
+        VALID, ["reference.path=a", "runtime.offload=[reference, optimizer]", "model.lora.rank=4"], method="ppo"
+    )
     held_out = ["data.validation=5%", "evaluate.every=1 epoch", "evaluate.patience=1"]
     load_settings(given, [*held_out, "evaluate.best=accuracy"], method="dpo")
     for figure in ("mean", "length", "length/part"):  # what parts a function has shows when it is called

@@ -42,6 +42,8 @@ class Model:
     trained: bool
     bytes: int
     """Bytes of one weight in the precision of forward passes."""
+    zero: int = 3
+    """What passes have in shards: stage of ZeRO."""
 
     def numbers(self, place: Place) -> tuple[int, int]:
         """Count the frozen and the trained numbers that a rank holds."""
@@ -71,7 +73,8 @@ class Model:
 
     def gathered(self, stage: int) -> int:
         """Most bytes that a rank gathers at once in a pass over shards: embeddings, last norm and head during the whole
-        pass, and two layers (the current and the next one)."""
+        pass, and two layers (the current and the next one). ZeRO 1 and 2 gather all, and ZeRO 1 has whole gradients in
+        float32."""
         if self.layout.mesh.data == 1:
             return 0
         whole = Layout(self.layout.config, self.layout.head, replace(self.layout.mesh, data=1))
@@ -81,15 +84,18 @@ class Model:
             if stage in whole.stages(ours):
                 sizes[numbered(ours)[0]] += math.prod(whole.shape(ours, place))
         layers = sorted((size for number, size in sizes.items() if number), reverse=True)
-        return self.bytes * (sizes[""] + sum(layers[:2]))
+        weights = sizes[""] + sum(layers if self.zero < 3 else layers[:2])
+        trained = replace(self, layout=whole).numbers(place)[1] if self.zero == 1 else 0
+        return self.bytes * weights + 4 * trained
 
 
 def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]:
     """A run's models on a mesh (`data=8 tensor=2`); without one, on `ranks` ranks as the section `runtime` says. Raises
     MeshError, with the nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
-    data = max(1, ranks // runtime.width) if ranks else runtime.replicas
-    along = Mesh(**{"data" if runtime.sharded else "replicas": data}, tensor=runtime.width)
+    workers = max(1, ranks // runtime.width) if ranks else runtime.workers
+    copies = runtime.replicas if runtime.sharded else workers
+    along = Mesh(replicas=copies, data=max(1, workers // copies), tensor=runtime.width)
     axes = read_mesh(mesh) if mesh else along
     policy = config_of(settings, settings.model.path)
     models = []
@@ -97,7 +103,7 @@ def plan(settings: Settings, mesh: str | None, ranks: int | None) -> list[Model]
     def add(role: Role, config: DecoderConfig, *, trained: bool, lora: LoraSettings, bytes: int) -> None:
         head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
         check_mesh(config, axes, ranks)
-        models.append(Model(role, Layout(config, head, axes, lora), trained, bytes))
+        models.append(Model(role, Layout(config, head, axes, lora), trained, bytes, runtime.stage or 3))
 
     low = 2 if settings.learn.precision == "bfloat16" else 4
     for role in objective.losses():

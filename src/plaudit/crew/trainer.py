@@ -27,7 +27,8 @@ from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
 from plaudit.learn.ranks import Alone, Ranks, join
 from plaudit.learn.scorer import BaseScorer, Scorer
-from plaudit.learn.sharding import Placement, Sharded, Waiting, Whole, apart, recompute_layers
+from plaudit.learn.sharding import Placement, Waiting, Whole, apart, recompute_layers
+from plaudit.learn.shards import Sharded
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
@@ -128,8 +129,9 @@ class Trainer:
         for room, tokens in zip((self.passes.micro, self.passes.score), plan.passes or (), strict=False):
             room.lower(tokens)
         self.device = device_of(settings.device)
-        width, timeout = settings.runtime.width, settings.runtime.collective_timeout
-        self.axes = Axes.along(self.ranks, width, device=torch.device(self.device), timeout=timeout)
+        runtime, device = settings.runtime, torch.device(self.device)
+        timeout, replicas = runtime.collective_timeout, runtime.replicas
+        self.axes = Axes.along(self.ranks, runtime.width, device=device, timeout=timeout, replicas=replicas)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
@@ -257,7 +259,7 @@ class Trainer:
         check_vocabulary(self.tokenizer, model)
         places = {id(self.models[other]): place for other, place in self.placements.items()}
         self.models[role] = model
-        waits = role is Role.REFERENCE and self.settings.reference.offload and apart(self.device)
+        waits = role is Role.REFERENCE and "reference" in self.settings.runtime.offload and apart(self.device)
         self.placements[role] = places[id(model)] if id(model) in places else self._placement(model, waits=waits)
 
     def _check_tokens(self, setting: str, path: str | None) -> None:
@@ -278,8 +280,9 @@ class Trainer:
         if not self._shards:
             return Waiting(model, ranks, device=device) if waits else Whole(model, ranks)
         if runtime.offloaded and self.device == "cpu":
-            raise SettingsError("runtime.strategy=fsdp_offload has no effect on the CPU: take fsdp, or device=cuda")
-        place = Sharded(model, ranks, device=device, cpu_offload=runtime.offloaded or waits)
+            raise SettingsError("runtime.offload: weights has no effect on the CPU: leave it out, or take device=cuda")
+        offload, grid = runtime.offloaded or waits, self.axes.grid
+        place = Sharded(model, ranks, device=device, cpu_offload=offload, stage=runtime.stage, grid=grid)
         release_freed_memory()  # of a whole model that came through transformers
         return place
 
@@ -312,6 +315,7 @@ class Trainer:
             halt=self.objective.halt if role is Role.POLICY else lambda stats: None,
             placement=self.placements[role],
             passes=self.passes,
+            waits="optimizer" in settings.runtime.offload and apart(self.device),
         )
 
 

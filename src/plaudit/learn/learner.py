@@ -49,13 +49,14 @@ class Learner(Scorer):
         halt: Callable[[Stats], str | None] = lambda stats: None,
         placement: Placement | None = None,
         passes: Passes | None = None,
+        waits: bool = False,
     ):
-        """`passes` are shared with the other models of the rank."""
+        """`passes` are shared with the other models of the rank. With `waits`, the optimizer is in host memory."""
         self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
         self.loss, self.halt, self.settings = loss, halt, settings
         self.optimizer_settings, self.total_steps = optimizer, total_steps
-        self.optimizer = Optimizer(model, optimizer, self.placement)
+        self.optimizer = Optimizer(model, optimizer, self.placement, waits=waits)
 
     def step(self, batch: Batch, step: int) -> Stats:
         """Make one optimizer step on a weighed batch (`prepare`, then `apply`), unless it is skipped or halted."""
@@ -74,8 +75,7 @@ class Learner(Scorer):
         rate *= self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
         self.optimizer.rate = rate
         stats = self._backwards(batch)
-        self.optimizer.collect()
-        self.placement.sum(self.optimizer.gradients())
+        self.placement.sum(self.optimizer.collect())
         norm = self.optimizer.gradient_norm()
         stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate, "skipped": 0.0, "halted": 0.0}
         if not (torch.isfinite(torch.tensor([norm, stats[f"loss/{self.role}"]])).all()):
@@ -111,10 +111,10 @@ class Learner(Scorer):
 
     def _backwards(self, batch: Batch) -> Stats:
         """Run the backward passes of all micro-batches and return the figures of all ranks."""
-        passes, cut = self.passes, partial(self._micro, batch)
+        passes, cut, place = self.passes, partial(self._micro, batch), self.placement
         try:
-            again = not self.placement.meets
-            stats = merge_stats(passes.micro.fit(cut, self._backward, clear=self.optimizer.clear, again=again))
+            how: dict[str, Any] = {"clear": self.optimizer.clear, "ahead": place.accumulate, "again": not place.meets}
+            stats = merge_stats(passes.micro.fit(cut, self._backward, **how))
         except UnitTooLong as error:  # the others wait for this rank's figures
             stats = {TOO_LONG: float(error.tokens)}
         stats = self.placement.ranks.merge(stats | passes.figures())

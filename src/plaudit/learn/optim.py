@@ -1,16 +1,20 @@
 """Optimizer and learning-rate schedule.
 
 summed gradients -> collect -> gradient_norm -> step: AdamW on the masters -> parameters, rounded
+
+Masters and moments may wait in host memory, where the step is then computed (ZeRO-Offload: Ren et al. 2021,
+https://arxiv.org/abs/2101.06840): gradients go there and weights come back, a bucket at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from plaudit.learn.ranks import buckets
 from plaudit.learn.settings import OptimizerSettings
 from plaudit.learn.sharding import Placement, Whole, in_host_memory, local
 
@@ -42,37 +46,36 @@ class Optimizer:
     rank updates its own rows.
 
     Torch's kernel is called directly, since `torch.optim` would load the compiler, for seconds, without using it.
+    With `waits`, masters and moments are in host memory, and the step is computed there.
     """
 
-    def __init__(self, model: nn.Module, settings: OptimizerSettings, placement: Placement | None = None):
-        self.settings, self.rate, self.norm = settings, settings.learning_rate, 0.0
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: OptimizerSettings,
+        placement: Placement | None = None,
+        *,
+        waits: bool = False,
+    ):
+        self.settings, self.rate, self.norm, self.waits = settings, settings.learning_rate, 0.0, waits
         self.placement = placement or Whole(model)
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: local(p) if p.dtype.itemsize >= 4 else _master(p) for name, p in self.parameters.items()}
-        self.moments = {name: _moments(master) for name, master in self.masters.items()}
+        self.masters = {
+            name: local(p) if p.dtype.itemsize >= 4 else self._master(p) for name, p in self.parameters.items()
+        }
+        self.moments = {name: self._moments(master) for name, master in self.masters.items()}
+        self.collected: dict[str, Tensor] = {}
         for _, parameter in self._rounded():
             parameter.grad_dtype = torch.float32
 
-    def collect(self) -> None:
-        """Give the masters the gradients that autograd has summed."""
-        for name, parameter in self.parameters.items():
-            master = self.masters[name]
-            if master is not parameter and parameter.grad is not None:
-                master.grad = local(parameter.grad)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the collected gradient of every trained parameter: zeros if no row used it."""
-        found = {}
-        for name, master in self.masters.items():
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-            found[name] = master.grad
-        return found
+    def collect(self) -> dict[str, Tensor]:
+        """Take and return the gradient that autograd has summed of every trained parameter: zeros if no row used it."""
+        self.collected = {name: _gradient(parameter) for name, parameter in self.parameters.items()}
+        return self.collected
 
     def gradient_norm(self) -> float:
         """Norm of all collected gradients; the next step is scaled by it."""
-        gradients = {name: master.grad for name, master in self.masters.items() if master.grad is not None}
-        self.norm = self.placement.norm(gradients)
+        self.norm = self.placement.norm(self.collected)
         return self.norm
 
     @torch.no_grad()
@@ -80,15 +83,33 @@ class Optimizer:
         """Update by `rate`. Gradients of a norm above the limit are scaled down to it. Call `gradient_norm` first."""
         limit = self.settings.max_gradient_norm
         excess = self.norm / limit if 0.0 < limit < self.norm else None
-        moving = [name for name, master in self.masters.items() if master.grad is not None]
-        self._move([name for name in moving if self.masters[name].dim() >= 2], excess, self.settings.weight_decay)
-        self._move([name for name in moving if self.masters[name].dim() < 2], excess, 0.0)
+        matrices = [name for name in self.collected if self.masters[name].dim() >= 2]
+        others = [name for name in self.collected if self.masters[name].dim() < 2]
+        for names, decay in ((matrices, self.settings.weight_decay), (others, 0.0)):
+            for some in self._runs(names):
+                masters = [self.masters[name] for name in some]
+                gradients = [self.collected[name] for name in some]
+                here = [*map(in_host_memory, masters)] if self.waits else masters
+                self._move(some, here, [*map(in_host_memory, gradients)] if self.waits else gradients, excess, decay)
+                for master, moved in zip(masters, here, strict=True):
+                    if moved is not master:
+                        master.copy_(moved)
         self._round()
 
-    def _move(self, names: Sequence[str], excess: float | None, decay: float) -> None:
-        if not names:
-            return
-        masters = [self.masters[name] for name in names]
+    def _runs(self, names: Sequence[str]) -> Iterator[list[str]]:
+        """What moves at once: all, or what a bucket in host memory holds."""
+        keys, masters = iter(names), [self.masters[name] for name in names]
+        for run in buckets(masters) if self.waits else [masters] * bool(names):
+            yield [next(keys) for _ in run]
+
+    def _move(
+        self,
+        names: Sequence[str],
+        masters: list[Tensor],
+        gradients: list[Tensor],
+        excess: float | None,
+        decay: float,
+    ) -> None:
         first, second, steps = (
             [self.moments[name][kind] for name in names] for kind in ("exp_avg", "exp_avg_sq", "step")
         )
@@ -96,7 +117,7 @@ class Optimizer:
         # The kernel divides by grad_scale as it reads, which saves a pass over all gradients.
         torch._fused_adamw_(
             masters,
-            [master.grad for master in masters if master.grad is not None],
+            gradients,
             first,
             second,
             [],
@@ -117,8 +138,9 @@ class Optimizer:
         self._bring(lambda tensor, device: in_host_memory(tensor))
 
     def rise(self) -> None:
-        """Move moments and masters back to the parameters' device."""
-        self._bring(lambda tensor, device: tensor.to(device, non_blocking=True))
+        """Move moments and masters back to the parameters' device, unless they wait at all times."""
+        if not self.waits:
+            self._bring(lambda tensor, device: tensor.to(device, non_blocking=True))
 
     def _bring(self, move: Callable[[Tensor, torch.device], Tensor]) -> None:
         for name, parameter in self.parameters.items():
@@ -129,8 +151,9 @@ class Optimizer:
 
     def clear(self) -> None:
         """Drop the gradients."""
-        for tensor in (*self.parameters.values(), *self.masters.values()):
-            tensor.grad = None
+        self.collected = {}
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
         """Return moments and masters by kind/parameter. Sharded parameters have this rank's rows."""
@@ -158,6 +181,15 @@ class Optimizer:
             read(key, tensor)
         self._round()
 
+    def _master(self, parameter: Tensor) -> Tensor:
+        master = parameter.detach().float()
+        return in_host_memory(master) if self.waits else master
+
+    def _moments(self, master: Tensor) -> dict[str, Tensor]:
+        device = "cpu" if self.waits else master.device
+        zeros = {kind: torch.zeros_like(master, device=device) for kind in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.zeros((), dtype=torch.float32, device=device)} | zeros
+
     def _rounded(self) -> list[tuple[str, Tensor]]:
         """Parameters with a separate master."""
         return [(name, p) for name, p in self.parameters.items() if self.masters[name].dtype != p.dtype]
@@ -168,10 +200,7 @@ class Optimizer:
             parameter.copy_(self.masters[name])
 
 
-def _master(parameter: Tensor) -> Tensor:
-    return parameter.detach().float().requires_grad_()
-
-
-def _moments(master: Tensor) -> dict[str, Tensor]:
-    step = torch.zeros((), dtype=torch.float32, device=master.device)
-    return {"step": step, "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+def _gradient(parameter: Tensor) -> Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(local(parameter), dtype=torch.promote_types(parameter.dtype, torch.float32))
+    return local(parameter.grad)

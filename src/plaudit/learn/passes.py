@@ -9,7 +9,7 @@ other within a pass; those begin again together (`loop/restart.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,18 +58,25 @@ class Room:
         run: Callable[[Batch], Result],
         *,
         clear: Callable[[], None] = lambda: None,
+        ahead: Callable[[bool], None] = lambda more: None,
         again: bool = True,
     ) -> list[Result]:
-        """Run every part and return the results. `clear` undoes the parts of a failed attempt. Raises UnitTooLong.
-        Without `again` there is one attempt, and its error is raised."""
+        """Run every part and return the results. `ahead` is told before each whether others follow. `clear` undoes the
+        parts of a failed attempt. Raises UnitTooLong. Without `again` there is one attempt, and its error is raised."""
+
+        def each(parts: Sequence[Batch]) -> Iterator[Result]:
+            for number, part in enumerate(parts, 1):
+                ahead(number < len(parts))
+                yield run(part)
+
         if not again:
-            return [run(part) for part in cut(self.tokens)]
+            return list(each(cut(self.tokens)))
         while True:
             results: list[Result] = []
             parts = cut(self.tokens)
             with memory_tried() as failed:
-                for part in parts:
-                    results.append(run(part))
+                for result in each(parts):
+                    results.append(result)
             if not failed:
                 return results
             part = parts[len(results)]

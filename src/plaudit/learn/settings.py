@@ -69,8 +69,6 @@ class ReferenceSettings:
     ema: float = setting(0.0, least=0, most=1)
     """After every step, move the reference this far towards the policy (0.001 is usual). 0 keeps it frozen, as TRL and
     InstructGPT do."""
-    offload: bool = False
-    """On GPUs: keep the reference in host memory, and on the device only while it computes a step's log-probs."""
 
 
 @dataclass

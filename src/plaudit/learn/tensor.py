@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.learn.ranks import Alone, Ranks, Together, begun, buckets
-from plaudit.learn.sharding import Placement, Sharded, Within
+from plaudit.learn.sharding import Placement, Within
+from plaudit.learn.shards import Grid, Sharded
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Layout
@@ -35,23 +36,35 @@ class Axes:
 
     data: Ranks
     """Those with the same part of each model and other rows."""
+    grid: Grid
+    """The same as replicas of shards."""
     tensor: Ranks
     """Those with the same rows and other parts."""
     axis: Axis
     """The latter, as models see them."""
 
     @classmethod
-    def along(cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float) -> Axes:
-        """All ranks must call it. Neighbours in number share a replica."""
-        if tensor == 1:
-            return cls(ranks, Alone(), ALONE)
-        patience = timedelta(seconds=timeout)
-        rows = [list(range(first, first + tensor)) for first in range(0, ranks.world, tensor)]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        replica, _ = dist.new_subgroups_by_enumeration(rows, timeout=patience)  # type: ignore[no-untyped-call]
-        data, _ = dist.new_subgroups_by_enumeration(columns, timeout=patience)  # type: ignore[no-untyped-call]
-        others = Together(device, data) if ranks.world > tensor else Alone()
-        return cls(others, Together(device, replica), Axis(ranks.rank % tensor, tensor, replica))
+    def along(cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
+        """All ranks must call it. Those that share matrices are neighbours in number, then those of a replica."""
+
+        def joined(groups: list[list[int]]) -> Together:
+            patience = timedelta(seconds=timeout)
+            mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=patience)  # type: ignore[no-untyped-call]
+            return Together(device, mine)
+
+        numbers = torch.arange(ranks.world).view(replicas, -1, tensor)
+        data, axis = ranks, ALONE
+        parts: Ranks = Alone()
+        if tensor > 1:
+            parts = joined(numbers.view(-1, tensor).tolist())
+            data = joined(numbers.view(-1, tensor).t().tolist()) if ranks.world > tensor else Alone()
+            axis = Axis(parts.rank, tensor, parts.group)
+        grid = Grid(data, Alone(), ())
+        if replicas > 1:
+            shards = joined(numbers.permute(0, 2, 1).reshape(-1, numbers.shape[1]).tolist())
+            copies = joined(numbers.reshape(replicas, -1).t().tolist())
+            grid = Grid(shards, copies, numbers[:, :, ranks.rank % tensor].tolist())
+        return cls(data, grid, parts, axis)
 
 
 class Cut:
@@ -73,6 +86,9 @@ class Cut:
 
     def passes(self, count: int) -> int:
         return self.inner.passes(count)
+
+    def accumulate(self, more: bool) -> None:
+        self.inner.accumulate(more)
 
     def settle(self) -> None:
         self.inner.settle()

@@ -70,7 +70,7 @@ def _text(path: str) -> str:
 
 def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     """Complain about models, gradients and moments that do not fit this machine, however small a pass is."""
-    ranks: float = 1 if s.runtime.sharded else s.runtime.replicas  # whole models on this machine
+    ranks: float = s.runtime.replicas if s.runtime.sharded else s.runtime.workers  # whole models on this machine
     ranks = ranks / s.runtime.ranks if on_gpu(s) else ranks  # on one GPU
     held, there = sum(parts.get(part, 0.0) for part in FIXED) * ranks, memory_there(gpu=on_gpu(s))
     if held <= there:

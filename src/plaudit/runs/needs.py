@@ -12,7 +12,7 @@ from plaudit.types import Role
 
 
 def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
-    """Bytes on a training rank's device, by part.
+    """Bytes on a training rank's device, by part. What waits in host memory is left out.
 
     - A weight takes 2 bytes in bfloat16 and 4 in float32. A trained weight takes 16 more in bfloat16 (float32 master,
       gradient and two moments) and 12 more in float32.
@@ -22,9 +22,13 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     - Judges and the reference count as models of the policy's size.
     """
     width, weights = _width(s), config.parameters
-    losses = s.objective.losses()
+    losses, waiting = s.objective.losses(), s.runtime.offload
     parts = {"trained": sum(_trained(config, s, s.adapters(Role(role))) for role in losses)}
-    if Role.REFERENCE in s.objective.asks and not s.reference.offload and (s.reference.path or not s.model.lora.rank):
+    if (
+        Role.REFERENCE in s.objective.asks
+        and "reference" not in waiting
+        and (s.reference.path or not s.model.lora.rank)
+    ):
         parts["reference"] = weights * (4 if s.reference.ema else width)
     judges = [reward for reward in s.rewards if reward.kind == "judge" and not reward.offload]
     parts["judge"] = width * weights * len(judges)
@@ -56,11 +60,16 @@ def _adapters(config: DecoderConfig, lora: LoraSettings) -> int:
 
 
 def _trained(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
-    whole = 18 if _width(s) == 2 else 16
+    whole = (18 if _width(s) == 2 else 16) - (_state(s) if "optimizer" in s.runtime.offload else 0)
     return _width(s) * config.parameters + whole * _adapters(config, lora) if lora.rank else whole * config.parameters
 
 
 def _checkpoint(config: DecoderConfig, s: Settings, lora: LoraSettings) -> int:
     """Bytes of a role's model, and of moments (and masters) of its trained weights."""
     trained = _adapters(config, lora) if lora.rank else config.parameters
-    return _width(s) * config.parameters + (12 if _width(s) == 2 else 8) * trained
+    return _width(s) * config.parameters + _state(s) * trained
+
+
+def _state(s: Settings) -> int:
+    """Bytes of a trained weight's moments and master."""
+    return 12 if _width(s) == 2 else 8

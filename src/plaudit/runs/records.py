@@ -44,10 +44,9 @@ SETTINGS, DATA, METRICS, SAMPLES, EVENTS, HEALTH, GROUPS, LOG, PAGE, CHECKPOINTS
 _ROLLOUT = ("record", "replay", "workers", "slots", "reward_patience")
 OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
-    "reference.offload",
     *(f"rollout.{name}" for name in _ROLLOUT),
 )
-OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.mesh", "runtime.strategy")
+OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.mesh", "runtime.strategy", "runtime.offload")
 """A replay may differ from the recorded run in settings of OF_NO_CONSEQUENCE, except those of OF_CONSEQUENCE."""
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")
 """Further settings that may differ when an unnamed run is resumed."""

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from plaudit.support.fields import Section, leaves, nearest, setting
 
-STRATEGIES = ("replicate", "fsdp", "fsdp_offload")
-"""How a training step is spread over ranks."""
+STAGES = {"replicate": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
+"""How a training step is spread over ranks, and the stage of ZeRO that it is."""
+OFFLOADS = ("reference", "optimizer", "weights")
+"""What may wait in host memory."""
 WEIGHTS = ("store", "collective")
 """How new weights reach rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
 ROLLOUT_TENSOR = "rollout_tensor"
-AXES, LATER = ("data", "tensor", ROLLOUT_TENSOR), ("replicas", "context", "pipeline")
+AXES, LATER = ("data", "tensor", "replicas", ROLLOUT_TENSOR), ("context", "pipeline")
 """Axes of a mesh, and those that only `plaudit layout` computes so far."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy")
 """What only ray follows, and weights depend on."""
@@ -55,15 +57,19 @@ class RuntimeSettings(Section):
     """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
     mesh: dict[str, int] = setting(dict, least=1)
     """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix (docs/sharding.md); data multiplies
-    runtime.num_training_workers; rollout_tensor is the number of processes that share each matrix of a rollout
-    worker."""
+    runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards. rollout_tensor is
+    the number of processes that share each matrix of a rollout worker."""
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
     """ray: likewise for each process of a rollout worker."""
-    strategy: str = setting("replicate", choices=STRATEGIES)
-    """ray: replicate keeps the whole model on every training rank; fsdp shards weights, gradients and moments;
-    fsdp_offload, for GPUs, keeps these shards in host memory."""
+    strategy: str = setting("replicate", choices=tuple(STAGES))
+    """ray: replicate keeps the whole model on every training rank; fsdp shards weights, gradients and moments (ZeRO 3).
+    zero2 gathers weights once a step, zero1 sums gradients once a step too: more memory, less traffic."""
+    offload: list[str] = setting(list, choices=OFFLOADS)
+    """On GPUs, what waits in host memory: the reference, which is on the device while it computes a step's log-probs;
+    the optimizer's moments and masters, whose step is computed there; weights, with the gradients and moments of their
+    shards (fsdp)."""
     weights: str = setting("store", choices=WEIGHTS)
     """ray: how new weights reach rollout workers: through the object store or by a collective."""
     backend: str = setting("auto", choices=BACKENDS)
@@ -82,12 +88,17 @@ class RuntimeSettings(Section):
     @property
     def sharded(self) -> bool:
         """True if ranks hold parts of models."""
-        return self.strategy != "replicate"
+        return self.stage > 0
+
+    @property
+    def stage(self) -> int:
+        """What is in shards (ZeRO): 1 moments; 2 gradients too; 3 weights too; 0 nothing."""
+        return STAGES.get(self.strategy, 0)
 
     @property
     def offloaded(self) -> bool:
         """True if these parts stay in the CPU's memory."""
-        return self.strategy == "fsdp_offload"
+        return "weights" in self.offload
 
     @property
     def width(self) -> int:
@@ -101,12 +112,17 @@ class RuntimeSettings(Section):
 
     @property
     def replicas(self) -> int:
+        """Copies of everything that is sharded."""
+        return self.mesh.get("replicas", 1)
+
+    @property
+    def workers(self) -> int:
         """Data-parallel workers: what batches are split over."""
-        return self.num_training_workers * self.mesh.get("data", 1)
+        return self.num_training_workers * self.mesh.get("data", 1) * self.replicas
 
     @property
     def ranks(self) -> int:
-        return self.replicas * self.width
+        return self.workers * self.width
 
     def contradictions(self) -> Iterator[str]:
         for axis, size in self.mesh.items():
@@ -114,6 +130,13 @@ class RuntimeSettings(Section):
                 yield f"mesh has {axis}={size}, an axis that does not exist yet: take {', '.join(AXES)}"
             elif axis not in (*AXES, *LATER):
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
+        if self.offloaded and self.stage < 3:
+            yield f"offload={self.offload} takes shards of weights: set strategy=fsdp, or take optimizer"
+        if self.replicas > 1 and (not self.sharded or self.workers == self.replicas):
+            yield (
+                f"mesh has replicas={self.replicas}, copies of what ranks share, and none share anything: set "
+                "strategy=fsdp and a number of ranks by num_training_workers or data"
+            )
         for key, given in self._reserved().items():
             if "CPU" in given and not any(given.values()):
                 yield f"{key}={given} reserves nothing: give a part of a CPU, such as 0.1"

@@ -176,18 +176,17 @@ def _about_best(s: Settings) -> list[str]:
 
 
 def _about_offload(s: Settings, *, referred: bool) -> list[str]:
-    """Return why reference.offload has no effect on any device."""
-    if not s.reference.offload:
+    """Return why runtime.offload has no effect on a reference on any device."""
+    if "reference" not in s.runtime.offload:
         return []
+    told = "runtime.offload: reference has no effect"
     if not referred:
-        return [f"reference.offload=true has no effect: {s.method} with these settings asks for no reference"]
+        return [f"{told}: {s.method} with these settings asks for no reference"]
     rank = s.model.lora.rank
     if rank > 0 and s.reference.path is None:
         why = "the reference is the policy with its adapters off, and takes no memory of its own"
-        return [f"reference.offload=true has no effect with model.lora.rank={rank}: {why}"]
-    if s.runtime.offloaded:
-        return ["reference.offload=true has no effect with runtime.strategy=fsdp_offload, which offloads all models"]
-    return []
+        return [f"{told} with model.lora.rank={rank}: {why}"]
+    return [f"{told} beside weights, which offloads all models"] if s.runtime.offloaded else []
 
 
 def _about_rewards(s: Settings) -> list[str]:
@@ -258,7 +257,7 @@ def _about_runtime(s: Settings) -> list[str]:
     problems += _about_others(s, f"method={s.method}", type(s.algorithm))
     problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
     if s.runtime.offloaded and s.device == "cpu":
-        problems.append("runtime.strategy=fsdp_offload has no effect with device=cpu: take fsdp, or device=cuda")
+        problems.append("runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
     if s.rollout.replay is not None and not s.algorithm.online:
@@ -286,8 +285,8 @@ def _about_mesh(s: Settings) -> list[str]:
     from plaudit.models.folders import local_folder
     from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 
-    native = s.rollout.engine == "native" and s.algorithm.data == "prompts"  # vLLM has its own rules
-    ranks = Mesh(data=s.runtime.replicas, tensor=s.runtime.width)
+    native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
+    ranks = Mesh(data=s.runtime.workers, tensor=s.runtime.width)
     rollout = Mesh(tensor=s.runtime.rollout_width if native else 1)
     problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
     asked = (
@@ -311,7 +310,7 @@ def _about_rollout_mesh(s: Settings) -> list[str]:
     """What several processes of a rollout worker cannot be used with."""
     given = f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width}"
     problems = []
-    if s.algorithm.data != "prompts":
+    if not s.algorithm.online:
         problems.append(f"{given} has no effect: {s.method} learns from data and samples nothing. Leave it out")
     if s.rollout.share_devices:
         problems.append(
