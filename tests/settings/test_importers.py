@@ -183,11 +183,12 @@ EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
     },
 }
 SHARDED = {"kind": "ray", "num_training_workers": 2, "strategy": "fsdp"}
-OFFLOADED = SHARDED | {"strategy": "fsdp_offload"}
+OFFLOADED = SHARDED | {"offload": ["weights"]}
+ZERO2_OFFLOADED = SHARDED | {"strategy": "zero2", "offload": ["optimizer"]}
 ZERO: dict[str, dict[str, Any]] = {
-    "zero2.json": {"runtime": SHARDED},
+    "zero2.json": {"runtime": SHARDED | {"strategy": "zero2"}},
     "zero2_offload.json": {
-        "runtime": OFFLOADED,
+        "runtime": ZERO2_OFFLOADED,
         "optimizer": {"schedule": "constant", "max_gradient_norm": 1.0},
         "learn": {"precision": "bfloat16"},
         "train": {"batch_size": 2 * 4 * 2},
@@ -206,8 +207,14 @@ ZERO: dict[str, dict[str, Any]] = {
         "learn": {"precision": "bfloat16"},
     },
     "zero3_offload.json": {"runtime": OFFLOADED, "train": {"batch_size": 64}},
+    "openrlhf.json": {
+        "runtime": SHARDED | {"offload": ["optimizer"]},
+        "optimizer": {"max_gradient_norm": 1.0},
+        "learn": {"precision": "bfloat16"},
+        "train": {"batch_size": 128},
+    },
 }
-"""What the four configurations that are most common say over a recipe of two ranks."""
+"""What the four configurations that are most common, and OpenRLHF's own, say over a recipe of two ranks."""
 
 
 SAMPLES = (1, 0.25, "text", True, [0.5, 0.25], {"CPU": 2.0}, 1000)
@@ -439,6 +446,14 @@ def test_what_llm_on_ray_asks_for_and_is_not_here_is_refused_by_name(given: dict
             {"zero_optimization.offload_param.device": "nvme", "zero_optimization.stage": 3},
             "zero_optimization.offload_param.device=nvme:",
         ),
+        (
+            {"zero_optimization.offload_param.device": "cpu", "zero_optimization.stage": 2},
+            "zero_optimization.offload_param.device=cpu:",
+        ),
+        (
+            {"zero_optimization.mics_shard_size": 2, "zero_optimization.stage": 3},
+            "mics_shard_size=2: .. runtime.num_training_workers=1",
+        ),
         ({"optimizer.type": "OneBitAdam"}, "optimizer.type=OneBitAdam:"),
         ({"optimizer.params.adam_w_mode": False}, "optimizer.params.adam_w_mode=false:"),
         ({"scheduler.type": "OneCycle"}, "scheduler.type=OneCycle:"),
@@ -459,6 +474,28 @@ def test_what_deepspeed_asks_for_and_is_not_here_is_refused_by_name(given: dict[
     assert says(raised.value, message)
 
 
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({"stage": 0}, {}),
+        ({"stage": 1}, {"kind": "ray", "strategy": "zero1"}),
+        ({"stage": 2, "cpu_offload": True}, {"kind": "ray", "strategy": "zero2", "offload": ["optimizer"]}),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+            {"kind": "ray", "strategy": "fsdp", "offload": ["optimizer"]},
+        ),
+        (
+            {"stage": 3, "mics_shard_size": 4},
+            {"kind": "ray", "strategy": "fsdp", "num_training_workers": 4, "mesh": {"replicas": 2}},
+        ),
+        ({"stage": 3, "mics_shard_size": 8}, {"kind": "ray", "strategy": "fsdp"}),
+    ],
+)
+def test_stages_of_zero_are_strategies_of_ours(given: dict[str, Any], ours: dict[str, Any]) -> None:
+    base = {"runtime": {"num_training_workers": 8}}
+    assert deepspeed.recipe({"zero_optimization": given}, "sft", base).recipe.get("runtime", {}) == ours
+
+
 def test_all_problems_of_a_file_are_told_at_once() -> None:
     given = {"Generol": {}, "General": {"deltatuner_config": {"algo": "lora"}}, "Training": {"optimizer": "SGD"}}
     with pytest.raises(SettingsError) as raised:
@@ -471,7 +508,7 @@ def test_a_file_of_trl_takes_a_configuration_of_deepspeed() -> None:
     file = {"model_name_or_path": "owner/model", "num_processes": 2, "deepspeed": str(FILES / "zero2_offload.json")}
     found = opened(file, "sft")
     assert found.recipe["train"]["batch_size"] == 16
-    assert found.recipe["runtime"] == OFFLOADED | {"resources_per_worker": {"GPU": 1}}
+    assert found.recipe["runtime"] == ZERO2_OFFLOADED | {"resources_per_worker": {"GPU": 1}}
     assert found.recipe == opened({**file, "deepspeed": None}, "sft", FILES / "zero2_offload.json").recipe
 
 
@@ -479,7 +516,7 @@ def test_a_file_of_llm_on_ray_takes_a_configuration_of_deepspeed() -> None:
     given = read(FILES / "finetune.yaml")
     given["Training"] |= {"accelerate_mode": "DEEPSPEED", "deepspeed_config_file": str(FILES / "zero3_offload.json")}
     found = opened(given, "sft").recipe
-    assert found["runtime"]["strategy"] == "fsdp_offload"
+    assert (found["runtime"]["strategy"], found["runtime"]["offload"]) == ("fsdp", ["weights"])
     assert found["train"]["batch_size"] == 64
 
 

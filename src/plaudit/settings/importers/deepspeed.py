@@ -1,6 +1,6 @@
 """Read DeepSpeed's configuration (`--deepspeed ds_config.json`), which overrides a recipe.
 
-ZeRO's stages become FSDP2, which shards weights, gradients and moments. Keys without an equivalent are refused.
+ZeRO's stages become FSDP2, which gathers and sums as often as they do. Keys without an equivalent are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from plaudit.support.fields import shown
 
 Found = Iterator[tuple[str, Any]]
 
+STAGES = {1: "zero1", 2: "zero2", 3: "fsdp"}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 AUTO = "auto"
 
@@ -101,7 +102,7 @@ def scheduler(r: Translation) -> Found:
 
 
 def sharding(r: Translation) -> Found:
-    """Turn ZeRO 1 to 3 into FSDP2 over the recipe's ranks."""
+    """Turn ZeRO 1 to 3 into FSDP2 over the recipe's ranks, and MiCS into replicas of shards."""
     stage = r("zero_optimization.stage", 0)
     places = {part: r(f"zero_optimization.offload_{part}.device", "none") for part in ("optimizer", "param")}
     for part, place in places.items():
@@ -109,16 +110,29 @@ def sharding(r: Translation) -> Found:
             r.refuse(f"zero_optimization.offload_{part}.device", "shards are on GPUs (none) or in host memory (cpu)")
     if stage not in range(4):
         r.refuse("zero_optimization.stage", "it must be 0, 1, 2 or 3")
-    if not stage:
+    if stage not in STAGES:
         return
-    offloaded = "cpu" in places.values() or r("zero_optimization.cpu_offload")
-    yield from {"runtime.kind": "ray", "runtime.strategy": "fsdp_offload" if offloaded else "fsdp"}.items()
-    if stage < 3:
-        r.notes.append(f"ZeRO {stage}: fsdp also shards the weights, as ZeRO 3 does: less memory, more traffic")
+    if places["param"] == "cpu" and stage < 3:
+        r.refuse("zero_optimization.offload_param.device", "weights are offloaded only in stage 3")
+    yield from {"runtime.kind": "ray", "runtime.strategy": STAGES[stage]}.items()
+    if places["param"] == "cpu":
+        yield "runtime.offload", ["weights"]
+        if places["optimizer"] != "cpu":
+            r.notes.append("the moments of offloaded weights are offloaded too (runtime.offload)")
+    elif places["optimizer"] == "cpu" or r("zero_optimization.cpu_offload"):
+        yield "runtime.offload", ["optimizer"]
+    yield from _replicas(r)
+
+
+def _replicas(r: Translation) -> Found:
+    part = r("zero_optimization.mics_shard_size", -1)
     if r.workers == 1:
         r.notes.append("the file does not say the number of ranks: set runtime.num_training_workers")
-    if offloaded and (places["param"] != "cpu" or places["optimizer"] != "cpu"):
-        r.notes.append("fsdp_offload offloads weights, gradients and moments together")
+    if part not in (-1, r.workers) and (part < 2 or r.workers % part):
+        key = "zero_optimization.mics_shard_size"
+        r.refuse(key, f"it must be at least 2 and divide runtime.num_training_workers={r.workers} of the recipe")
+    elif part not in (-1, r.workers):
+        yield from {"runtime.num_training_workers": part, "runtime.mesh": {"replicas": r.workers // part}}.items()
 
 
 def tracker(r: Translation) -> Found:

@@ -22,7 +22,7 @@ LATE = {"PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC
 LATE |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"}
 """Variables that a process reads at its start, before it reads any file."""
 ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"}
-SHARDED = {"zero1": "fsdp", "zero2": "fsdp", "zero3": "fsdp", "fsdp1": "fsdp", "fsdp2": "fsdp"}
+SHARDED = {"zero1": "zero1", "zero2": "zero2", "zero3": "fsdp", "fsdp1": "fsdp", "fsdp2": "fsdp"}
 WHOLE = {"multi_gpu": "replicate", "single_gpu": "replicate"}
 PROCESSES = 8
 """Number of processes in TRL's own accelerate_config files, except single_gpu."""
@@ -261,7 +261,10 @@ def processes(r: Translation) -> Found:
         yield "runtime.num_training_workers", number
         yield "runtime.resources_per_worker", {} if r("use_cpu") else {"GPU": 1}
     if spread:
-        yield "runtime.strategy", "fsdp_offload" if "offload" in sharded else "fsdp"
+        offloaded = "offload" in sharded
+        yield "runtime.strategy", SHARDED.get(config, "fsdp" if "full_shard" in sharded or offloaded else "zero2")
+        if offloaded:
+            yield "runtime.offload", ["weights"]
     elif "offload" in sharded:
         r.refuse("fsdp", "only shards can be offloaded: add full_shard")
     if set(sharded) - {"full_shard", "shard_grad_op", "auto_wrap", "offload"}:
