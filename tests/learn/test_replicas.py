@@ -32,13 +32,13 @@ METHOD = {"lora": "grpo"}
 MESHES: dict[str, dict[str, Any]] = {
     "2 x 2": {"mesh": {"replicas": 2, "data": 2}, "strategy": "fsdp"},
     "2 x 2, zero1": {"mesh": {"replicas": 2, "data": 2}, "strategy": "zero1"},
-    "tensor": {"mesh": {"data": 2, "tensor": 2}, "strategy": "fsdp"},
+    "four": {"num_training_workers": 4, "strategy": "zero2"},
 }
 LEARNED = [("grpo", "2 x 2"), ("ppo", "2 x 2, zero1"), ("lora", "2 x 2")]
 GRADIENTS = [("ppo", "2 x 2"), ("grpo", "2 x 2, zero1")]
 AGAIN = [("grpo", "2 x 2"), ("ppo", "2 x 2, zero1")]
 """Cases that are resumed on the mesh of before."""
-ELSEWHERE = [("grpo", "2 x 2", "tensor"), ("lora", "2 x 2", "alone"), ("ppo", "alone", "2 x 2")]
+ELSEWHERE = [("grpo", "2 x 2", "four"), ("lora", "2 x 2", "alone"), ("ppo", "alone", "2 x 2")]
 """A case, the mesh of its checkpoint, and another one."""
 
 
