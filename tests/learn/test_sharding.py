@@ -242,7 +242,8 @@ def test_a_group_of_nccl_is_made_to_raise_its_time_outs(
 def test_gathered_parameters_are_on_the_cpu(everyone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that packs them may have no GPU. Meta tensors stand for those on a GPU."""
     place = object.__new__(Sharded)
-    place.ranks, place.rows, place.dtypes = Alone(), {"weight": 3}, {"weight": torch.bfloat16}
+    place.shards = place.copies = Alone()
+    place.rows, place.dtypes = {"weight": 3}, {"weight": torch.bfloat16}
     place.model = torch.nn.Linear(2, 3, device="meta")
     here = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.empty_like(x, device="cpu") if x.is_meta else here(x))
