@@ -1,6 +1,6 @@
 """Memory of a training rank: the whole model on each of two ranks, its shards, or half of each matrix. Prints a table.
 
-    python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024]
+    python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1]
 
 `held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `peak` is how far its
 resident memory rose over two steps above what the process had before there was a model. Left out: loading and saving
@@ -30,10 +30,13 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
 from plaudit.runtime.network import free_address
+from plaudit.runtime.settings import STAGES
 from plaudit.types import Role, Row
 
 MODES = {
     "replicate": ("replicate", "float32", False),
+    "zero1": ("zero1", "float32", False),
+    "zero2": ("zero2", "float32", False),
     "fsdp": ("fsdp", "float32", False),
     "tensor": ("tensor", "float32", False),
     "replicate, recomputed": ("replicate", "float32", True),
@@ -56,7 +59,8 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     keep_freed_memory()  # as ranks do
     cpu = torch.device("cpu")
     ranks = join(options.address, options.rank, 2, device=cpu, timeout=300.0)
-    if strategy == "fsdp":
+    stage = STAGES.get(strategy, 0)
+    if stage:
         importlib.import_module("torch.distributed.fsdp")  # no part of a model's memory
     cut = strategy == "tensor"
     axes = Axes.along(ranks, 2 if cut else 1, device=cpu, timeout=300.0)
@@ -69,15 +73,17 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "num_attention_heads": options.width // 64,
         "vocab_size": 768,
     }
-    model = fresh_model(config, dtype=getattr(torch, precision), deferred=strategy == "fsdp", axis=axes.axis)
-    placement: Placement = Sharded(model, ranks, device=cpu) if strategy == "fsdp" else Whole(model, axes.data)
+    model = fresh_model(config, dtype=getattr(torch, precision), deferred=stage > 0, axis=axes.axis)
+    placement: Placement = Whole(model, axes.data)
+    if stage:
+        placement = Sharded(model, ranks, device=cpu, stage=stage)
     if cut:
         assert isinstance(model, Decoder)
         placement = Cut(placement, model, axes.tensor)
     release_freed_memory()
     if recompute:
         recompute_layers(model)
-    settings = LearnSettings(precision=precision, micro_tokens=options.tokens)
+    settings = LearnSettings(precision=precision, micro_tokens=options.tokens // options.passes)
     objective = SFT()
     learner = Learner(
         model,
@@ -103,7 +109,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in (("width", 512), ("layers", 8), ("tokens", 1024), ("rank", -1)):
+    for name, default in (("width", 512), ("layers", 8), ("tokens", 1024), ("passes", 1), ("rank", -1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--address")
