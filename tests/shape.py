@@ -29,28 +29,40 @@ ROOMS = {
     "support": (680, "paths, plugins, visible text, late imports, requests; how a setting is declared and checked"),
     "maths": (470, "one function for each formula"),
     "compute": (
-        1670,
-        "our kernels' Python side and its plain torch form; nothing else knows an address; tensor axis (140)",
+        1730,
+        "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
-    "runtime": (2035, "the queue of all requests, and all that knows Ray, sockets and nodes"),
+    "runtime": (
+        2140,
+        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
+    ),
     "monitor": (2625, "records, rules of health, plots, the page; steps in a notebook (65)"),
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3260,
-        "Hugging Face folders to modules and back; who holds which box of what, parts of matrices too, in boxes",
+        3290,
+        "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
-    "weights": (545, "new weights to every process with a copy"),
+    "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
     "tasks": (740, "the demo's language and the real sentences"),
-    "rollout": (3040, "two engines, one of them our own decoder, and the way from prompts to rows"),
-    "learn": (1665, "passes, sharding, parts of matrices (175), the optimizer"),
+    "rollout": (
+        3390,
+        "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
+    ),
+    "learn": (
+        1780,
+        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
+    ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
-    "settings": (2290, "the tree, recipes, what sections ask of each other; other systems' words and files"),
-    "crew": (1065, "who does the work, on one machine and on Ray; it makes judges and reports its processes"),
-    "runs": (2070, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
-    "commands": (2120, "the command line; what a run would take on a mesh (230); evaluation beside a run (80)"),
+    "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
+    "crew": (
+        1300,
+        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
+    ),
+    "runs": (2090, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
+    "commands": (2150, "the command line; what a run would take on a mesh (250); evaluation beside a run (80)"),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 

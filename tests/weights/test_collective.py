@@ -310,7 +310,7 @@ def test_a_rank_that_does_not_come_is_named(do: Callable[..., None]) -> None:
 
         case.ranks[1].target.send = never
         shipment = await case.transport.pack(Gang(*case.ranks), 1)
-        with pytest.raises(SenderLost, match=r"training rank 1: did not come for the weights within 0\.5 s"):
+        with pytest.raises(SenderLost, match=r"rank 1: .* 0\.5 s"):
             await asyncio.wait_for(shipment.deliver(case.workers, 0), 15.0)
 
     do(steps, 2, ranks=2, timeout=0.5)
