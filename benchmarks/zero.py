@@ -1,7 +1,7 @@
 """Stages of ZeRO and offloading beside DeepSpeed's, on the same weights and rows. Prints a table.
 
     sh benchmarks/setup_peers.sh deepspeed
-    python benchmarks/zero.py [--rounds 5] [--out FILE] [CASE ...]
+    python benchmarks/zero.py [--rounds 5] [--speed] [--out FILE] [CASE ...]
 
 A Llama of 25.7 million float32 weights learns on two ranks of one thread each, over gloo. Both systems of a case are
 there at once and take turns, a step each, so that whatever else the machine does meets both alike. Theirs is the engine
@@ -89,8 +89,10 @@ class Contender:
             rank.wait()
 
 
-def compared(name: str, case: dict[str, Any], rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """A row for each system."""
+def compared(
+    name: str, case: dict[str, Any], rounds: int, folder: Path, ranks: Sequence[int] = ON
+) -> list[dict[str, Any]]:
+    """A row for each system. `ranks`: numbers of ranks that go on from the checkpoint."""
     contenders = {system: Contender(system, case, 2, folder) for system in SYSTEMS}
     try:
         found = {system: {"case": name, "system": system, **one.do("first")[0]} for system, one in contenders.items()}
@@ -111,7 +113,7 @@ def compared(name: str, case: dict[str, Any], rounds: int, folder: Path) -> list
         for one in contenders.values():
             one.end()
     for system in SYSTEMS:
-        found[system]["resumed"] = {world: resumed(system, case, world, rounds, folder) for world in ON}
+        found[system]["resumed"] = {world: resumed(system, case, world, rounds, folder) for world in ranks}
     return list(found.values())
 
 
@@ -148,7 +150,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     theirs = {row["case"]: row["tokens/s"] for row in rows if row["system"] == "deepspeed"}
     for row in rows:
         ratio = f"{row['tokens/s'] / theirs[row['case']]:.2f}" if row["system"] == "plaudit" else ""
-        again = [f"{far:.0e}" if isinstance(far, float) else "refused" for far in row["resumed"].values()]
+        told = [row["resumed"].get(world, "") for world in ON]
+        again = [f"{far:.0e}" if isinstance(far, float) else "refused" * bool(far) for far in told]
         cells = (f"{row['tokens/s']:.0f}", ratio, f"{row['held']:.0f}", f"{row['peak']:.0f}", f"{row['gap']:.0e}")
         lines.append("| " + " | ".join((row["case"], row["system"], *cells, *again)) + " |")
     return "\n".join(lines)
@@ -158,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--speed", action="store_true", help="go on from no checkpoint")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows")
     options = parser.parse_args()
     rows = []
@@ -166,7 +170,7 @@ def main() -> None:
         for name in options.cases or CASES:
             folder = Path(kept) / name
             folder.mkdir()
-            rows += compared(name, CASES[name] | {"start": kept}, options.rounds, folder)
+            rows += compared(name, CASES[name] | {"start": kept}, options.rounds, folder, () if options.speed else ON)
             if options.out:
                 options.out.write_text(json.dumps(rows, indent=1) + "\n")
             print(table(rows[-2:]), flush=True)
