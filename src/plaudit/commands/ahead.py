@@ -1,9 +1,10 @@
-"""Commands that inspect a run and start nothing: `check`, `layout` and `settings`."""
+"""Commands that look ahead of a run: `check`, `profile`, `plan`, `layout` and `settings`."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,9 +27,13 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
     with plain_errors():
         from plaudit.commands.check import check as check_words
 
-        method = words[0] if words[0] in METHODS and not Path(words[0]).is_file() else None
-        rest = words[1:] if method else words
-        raise SystemExit(min(check_words(method, rest, as_json=as_json, began=began), 1))
+        raise SystemExit(min(check_words(*of_method(words), as_json=as_json, began=began), 1))
+
+
+def of_method(words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """A method, if the first word is one, and the other words."""
+    method = words[0] if words[0] in METHODS and not Path(words[0]).is_file() else None
+    return method, words[1:] if method else words
 
 
 @click.command()
@@ -53,6 +58,40 @@ def layout(
         given = publish(models) if settings.samples else ()
         for line in (*report(models, rank), *given, *(sends(models, read_mesh(to)) if to else ())):
             click.echo(visible(line))
+
+
+@click.command(cls=TakesSettings)
+@click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
+@traceback_option
+def profile(words: tuple[str, ...]) -> None:
+    """Measure in a minute what this machine takes for a recipe's passes, decoding, rewards and sums between processes.
+
+    The file lies beside the run's folder; `plaudit plan` reads it.
+    """
+    with plain_errors():
+        from plaudit.commands.plan import profile as profile_words
+
+        profile_words(*of_method(words))
+
+
+@click.command(cls=TakesSettings)
+@click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
+@click.option(
+    "--profile", "profiles", multiple=True, type=HomePath(path_type=Path), help="File of another machine; repeatable."
+)
+@click.option("--devices", type=click.IntRange(1), help="Cores or GPUs; default: those of the profile's machine.")
+@click.option("--price", type=click.FloatRange(0), default=0.0, help="Of a device an hour.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--check", "checked", is_flag=True, help="Run three steps of each, and compare.")
+@traceback_option
+def plan(words: tuple[str, ...], profiles: tuple[Path, ...], **options: Any) -> None:
+    """Print what a recipe would take: memory, seconds of each call and of a step, time and cost in all, the bottleneck,
+    what would help most, and other placements beside it. `plaudit profile` measures the machine first.
+    """
+    with plain_errors():
+        from plaudit.commands.plan import plan as plan_words
+
+        plan_words(*of_method(words), profiles, **options)
 
 
 @click.command("settings")

@@ -343,7 +343,7 @@ def convert(source: str, target: str, columns: tuple[str, ...], plugins: tuple[s
         click.echo(visible(convert_data(source, target, columns=names, **options).summary()))
 
 
-for _command in (ahead.check, ahead.layout, ahead.settings_command):
+for _command in (ahead.check, ahead.profile, ahead.plan, ahead.layout, ahead.settings_command):
     main.add_command(_command)
 
 

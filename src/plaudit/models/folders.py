@@ -63,3 +63,18 @@ def best_checkpoint(state: Path) -> str | None:
     values = state / "values.json"
     best = read_json(values).get("best") if values.exists() else None
     return None if best is None else best["checkpoint"]
+
+
+def config_file(path: str) -> Path:
+    """The config.json of a folder or run, or that of a hub id, of which nothing else is fetched."""
+    if at_home(path).is_dir() or path.startswith((".", "/", "~")) or path.count("/") != 1:
+        return local_folder(path) / "config.json"
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, "config.json"))
+    except Exception as error:  # its many errors share no class
+        raise FileNotFoundError(
+            f"{path!r} is neither a folder nor a model that the Hugging Face hub gave ({type(error).__name__}). Give "
+            "the folder of its config.json, or model.path=null and its keys as model.config."
+        ) from error

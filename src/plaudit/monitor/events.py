@@ -39,6 +39,8 @@ class Events(JsonLines):
         super().__init__(path)
         self.version, self.clock = version, clock
         self._lanes: dict[tuple[str, str], Lane] = {}
+        self._spent = {"samples": 0.0, "scores": 0.0}
+        self._counted = clock()
 
     def add(self, worker: str, phase: str, begin: float, end: float, version: int) -> None:
         if end - begin >= LEAST:
@@ -48,15 +50,32 @@ class Events(JsonLines):
     @contextmanager
     def doing(self, worker: str, phase: str) -> Iterator[None]:
         """A `Doing`. Requests at the same time are one stretch."""
+        self._count()
         lane = self._lanes.setdefault((worker, phase), Lane(self.clock(), self.version))
         lane.requests += 1
         try:
             yield
         finally:
+            self._count()
             lane.requests -= 1
             if not lane.requests:
                 del self._lanes[worker, phase]
                 self.add(worker, phase, lane.begin, self.clock(), lane.version)
+
+    def _count(self) -> None:
+        """Add the time since the last change to what is done now: sampling, or else rewards, but no evaluation."""
+        now, phases = self.clock(), {phase for _, phase in self._lanes}
+        phase = next((one for one in self._spent if one in phases and "evaluates" not in phases), None)
+        if phase is not None:
+            self._spent[phase] += now - self._counted
+        self._counted = now
+
+    def spent(self) -> dict[str, float]:
+        """Seconds since the last call in which answers were sampled, and in which only rewards were computed. Empty if
+        nothing was."""
+        self._count()
+        found, self._spent = self._spent, dict.fromkeys(self._spent, 0.0)
+        return {"time/generate": found["samples"], "time/rewards": found["scores"]} if any(found.values()) else {}
 
     def cut(self, version: int) -> None:
         """End every open stretch, since what follows is of other weights."""

@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
-from plaudit.monitor.rules import BEGIN, MEMORY, RULES, History, Series
+from plaudit.monitor.rules import BEGIN, MEMORY, RECENT, RULES, History, Series
 
 CALM, AWAY = 0.8, 20
 """A sign has gone away after AWAY checks in a row with severities below CALM."""
 WORSE = 2.0
 """A sign warns again when its severity is this many times that of its last warning."""
+SLOWER = 1.25
+"""A step that takes this many times its planned seconds is slow."""
 LOWERED = ("micro_tokens/min", "score_tokens/min")
 """Figures that exist only if memory ran out."""
 
@@ -56,9 +59,16 @@ class Shown:
 class Health:
     """Watch the figures of one run. `alarms` takes the metrics of a step and returns new alarms."""
 
-    def __init__(self, left_out: Collection[str] = (), *, truths: Sequence[str] = ("reward/gold",)):
+    def __init__(
+        self,
+        left_out: Collection[str] = (),
+        *,
+        truths: Sequence[str] = ("reward/gold",),
+        planned: Mapping[str, float] | None = None,
+    ):
         """`left_out`: names of rules that do not apply to this run. `truths`: figures of rewards that are not trained
-        on."""
+        on. `planned`: seconds of `step`, `generate`, `rewards` and `learn`, if the run was planned."""
+        self.planned = planned or {}
         self._rules = [rule for rule in RULES if rule.name not in left_out]
         self._history = History()
         self._history.truths = tuple(truths)
@@ -79,6 +89,8 @@ class Health:
     def _signs(self, figures: Mapping[str, Any]) -> Iterator[Alarm]:
         yield _not_finite(figures)
         yield _memory(figures)
+        if self.planned:
+            yield _misplanned(self._history, self.planned)
         for rule in self._rules:
             severity, numbers = rule(self._history)
             saw = rule.saw.format(**numbers) if severity >= 1 else ""
@@ -118,4 +130,25 @@ def _memory(figures: Mapping[str, Any]) -> Alarm:
         "The step was repeated in smaller passes with the same gradient.",
         "Lower learn.micro_tokens to start with it.",
         lowered,
+    )
+
+
+def _misplanned(history: History, planned: Mapping[str, float]) -> Alarm:
+    """Steps take longer than planned: the part with most of it is named. The first step, which warms up, is left
+    out."""
+    step = history["time/step"]
+    now, part, more = (median(step.latest[-RECENT:]) if step.count > RECENT else 0.0), "", 0.0
+    for name in ("generate", "rewards", "learn"):
+        seconds = history[f"time/{name}"].latest[-RECENT:]
+        if seconds and median(seconds) - planned.get(name, 0.0) > more:
+            part, more = name, median(seconds) - planned.get(name, 0.0)
+    words = {"generate": "generation takes", "rewards": "rewards take", "learn": "learning takes"}
+    told = f": {words[part]} {more:.3g} s more than profiled" if part else ""
+    return Alarm(
+        "misplanned",
+        now / (SLOWER * planned["step"]),
+        f"a step takes {now:.3g} s, planned {planned['step']:.3g} s{told}.",
+        "Another program may keep the machine busy, answers may have become longer, or the profile is old.",
+        "Measure again with `plaudit profile`, and look at the alternatives that `plaudit plan` prints.",
+        {"now": now, "planned": planned["step"], "part": part, "more": more},
     )

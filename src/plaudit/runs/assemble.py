@@ -58,6 +58,7 @@ from plaudit.rollout.rollouter import Rollouter
 from plaudit.runs import records
 from plaudit.runs.intake import Intake
 from plaudit.runs.page import ShowPage
+from plaudit.runs.planned import planned
 from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Group, Role, Stats
@@ -282,7 +283,8 @@ class Job:
         unused = [one for one in self.settings.rewards if one.weight == 0 and one.kind in ("judge", "http")]
         held_out = [f"reward/{one.name or one.kind}" for one in unused]
         left_out = {"sampler"} if self.settings.rollout.reshaped else ()
-        health = Health(left_out, truths=["reward/gold", *held_out])
+        seconds = planned(self.settings, self.folder)
+        health = Health(left_out, truths=["reward/gold", *held_out], planned=seconds)
         if progress.step:
             health.resume(read_jsonl(self.folder / records.METRICS))
         return health

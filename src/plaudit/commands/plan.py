@@ -1,0 +1,151 @@
+"""`plaudit profile` and `plaudit plan`: what a machine takes for a recipe's work, and what placements of it would."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from plaudit.monitor.console import Reporter
+from plaudit.monitor.sinks import read_jsonl, replace_file
+from plaudit.settings.recipes import load_settings, read_settings
+from plaudit.settings.tree import Settings, SettingsError, resolved
+from plaudit.support.later import postponed
+
+with postponed("torch"):
+    import plaudit.algorithms  # noqa: F401  # so that settings read the methods without torch
+    from plaudit.plan.cost import Costs, Estimate
+    from plaudit.plan.held import models_of
+    from plaudit.plan.profile import Profile, beside, read_profile
+    from plaudit.plan.report import Outcome
+    from plaudit.runs.records import METRICS, SAMPLES
+
+
+def words_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """A recipe, if the first word is one, and overrides."""
+    rest = list(words)
+    return (None if not rest or ("=" in rest[0] and not Path(rest[0]).exists()) else rest.pop(0)), rest
+
+
+def profile(method: str | None, words: Sequence[str]) -> Path:
+    """Measure this machine for `[RECIPE] key=value ...`, and return the file with what was found."""
+    import torch
+
+    from plaudit.loop.checkpoint import Store
+    from plaudit.plan.measure import alone, measure
+    from plaudit.runs.assemble import Job
+    from plaudit.runtime.memory import keep_freed_memory
+
+    recipe, overrides = words_of(words)
+    settings, reporter = load_settings(recipe, overrides, method=method), Reporter()
+    keep_freed_memory()
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    torch.manual_seed(settings.seed)
+    on_ray = settings if settings.runtime.kind == "ray" else None
+    policy = models_of(settings, None, 1)[0]
+    size = float(policy.bytes * max(1, policy.numbers(policy.layout.mesh.place(0))[policy.layout.lora.rank > 0]))
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(alone(settings), Path(folder), Store(Path(folder) / "checkpoints"), None, Reporter(quiet=True))
+        found = measure(job, reporter.say, answers=recorded(settings), on_ray=on_ray, size=size)
+    path = beside(settings, "profile")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, found.text().encode())
+    for line in summary(found):
+        reporter.say(line)
+    reporter.say(f"profile: {path}")
+    return path
+
+
+def recorded(settings: Settings) -> list[int]:
+    """Lengths of the answers of the run's samples, if there are any."""
+    path = Path(settings.output) / str(settings.name or settings.method) / SAMPLES
+    return [one["tokens"] for one in read_jsonl(path)[-2000:]] if path.exists() else []
+
+
+def summary(found: Profile) -> list[str]:
+    """What a profile says, for people."""
+    lines = [f"{found.hardware}: work takes {found.crowded:.2f} times as long while every core works"]
+    for name, curve in found.passes.items():
+        numbers = ", ".join(f"{1e6 * value:,.3g}" for value in curve.all)
+        lines.append(f"  {name:18} {numbers} microseconds a pass, token, squared length, token of the head")
+    decode = ", ".join(f"{1e6 * value:,.3g}" for value in found.decode.all)
+    lines += [f"  {'decoding':18} {decode} microseconds a step, row, token of context"] if any(found.decode.all) else []
+    for name, (constant, each) in found.rewards.items():
+        lines.append(f"  {name:18} {1e3 * constant:,.3g} ms, and {1e3 * each:,.3g} ms an answer")
+    for name, line in found.lines.items():
+        lines.append(f"  {name:18} {1e3 * line.latency:,.3g} ms, and {line.bandwidth / 1e6:,.0f} MB/s")
+    return lines + [f"  {note}" for note in found.notes]
+
+
+def plan(
+    method: str | None,
+    words: Sequence[str],
+    profiles: Sequence[Path],
+    *,
+    devices: int | None,
+    price: float,
+    as_json: bool,
+    checked: bool,
+) -> None:
+    """Print what `[RECIPE] key=value ...` would take, by the profile beside its run or by each of `profiles`."""
+    recipe, overrides = words_of(words)
+    settings, reporter = read_settings(recipe, overrides, method=method), Reporter()
+    told = []
+    for path in profiles or [beside(settings, "profile")]:
+        found = read_profile(path)
+        costs = Costs(settings, found, devices or found.devices)
+        outcome = Outcome(costs, settings.train.steps or 0, price)
+        told.append(outcome.plain())
+        if not as_json:
+            for line in outcome.lines():
+                reporter.say(line)
+        if checked:
+            told[-1]["checked"] = compare(outcome, reporter if not as_json else Reporter(quiet=True))
+    path = beside(settings, "plan")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(told[0], indent=1).encode())
+    if as_json:
+        click.echo(json.dumps(told[0] if len(told) == 1 else told))
+
+
+def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]:
+    """Run three steps of each named plan, and print seconds a step as planned and as measured, without the first."""
+    found = {}
+    reporter.say(f"{'checked':12}{'planned':>10}{'measured':>10}  s a step")
+    for name, one in {o.placement: (n, o) for n, o in outcome.named.items()}.values():
+        with tempfile.TemporaryDirectory() as folder:
+            measured = steps_of(outcome, one, folder)
+        found[name] = {"planned": one.step, "measured": measured}
+        reporter.say(f"{name:12}{one.step:10.3f}{measured:10.3f}  {one.step / measured - 1:+.0%}")
+    return found
+
+
+def steps_of(outcome: Outcome, one: Estimate, folder: str, steps: int = 3) -> float:
+    """Seconds of a step of a placement: of a run in a process of its own, the median of all steps but the first."""
+    settings = outcome.settings if one is outcome.now else one.placement.placed(outcome.settings)
+    settings = replace(
+        settings, output=folder, name="check", resume=None, train=replace(settings.train, steps=steps + 1)
+    )
+    path = Path(folder) / "check.yaml"
+    path.write_text(resolved(settings), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "plaudit.commands.cli",
+        "train",
+        str(path),
+        "log.quiet=true",
+        "evaluate.every=null",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SettingsError(f"{' '.join(one.placement.words())} cannot run: {done.stderr.strip()[-500:]}")
+    records = read_jsonl(Path(folder) / "check" / METRICS)
+    return float(statistics.median(record["time/step"] for record in records[1:]))

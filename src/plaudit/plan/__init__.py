@@ -1,0 +1,1 @@
+"""What a run will take, and which placement takes least: profile, cost model, search."""

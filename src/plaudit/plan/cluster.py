@@ -1,0 +1,99 @@
+"""Every call on devices and in a mesh of its own: the placements of tomorrow, by the same costs.
+
+    Costs, devices -> a `Call` of the search with all blocks and meshes -> Problem
+
+What can run today is `placement.py`: train, reference and critic share their ranks there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from plaudit.models.config import DecoderConfig
+from plaudit.models.mesh import Mesh, faults
+from plaudit.plan.cost import Costs
+from plaudit.plan.placement import WIDTHS, Placement
+from plaudit.plan.search import Call, Option, Problem, blocks, undominated
+
+NODE = 8
+"""Devices of a node, beyond which no matrix is shared."""
+Sized = Callable[[int, int], float]
+"""Of a mesh of data times tensor devices."""
+
+
+def problem_of(costs: Costs, devices: int, room: float, lag: int = 0) -> Problem:
+    """The calls of a step, each after those that it needs, with all placements that the models can be cut to."""
+    work, models = costs.work, {str(one.role): one for one in costs.models}
+    calls: list[Call] = []
+    add = partial(_add, costs, calls, devices, room)
+    if work.sampled:
+        filled = costs.cache(Placement())
+        generate = lambda data, tensor: costs.generate(Placement(ray=True, workers=data), tensor)  # noqa: E731
+        add("generate", costs.policy, generate, peak=lambda data, tensor: filled / data / tensor)
+    first = tuple(call.name for call in calls)
+    for name in [*(f"judge {number}" for number in costs.judges), *(f"{role} scores" for role in work.scored)]:
+        role = name.removesuffix(" scores")
+        add(name, costs.config_of(role), costs.passes(f"{role}/score"), after=first)
+    for role in work.trained:
+        model = models[role]
+        held = sum(model.held(model.layout.mesh.place(0)).values())
+        before = "generate" if role == "policy" and work.sampled else f"{role} scores"
+        add(
+            f"{role} trains",
+            model.layout.config,
+            costs.training(role),
+            held=partial(_sharded, held),
+            peak=costs.activations,
+            after=tuple(call.name for call in calls if not call.name.endswith(" trains")),
+            source=before if any(call.name == before for call in calls) else None,
+        )
+    return Problem(tuple(calls), devices, room=room, lag=lag)
+
+
+def _add(
+    costs: Costs,
+    calls: list[Call],
+    devices: int,
+    room: float,
+    name: str,
+    config: DecoderConfig,
+    seconds: Sized,
+    *,
+    held: Sized | None = None,
+    peak: Sized = lambda data, tensor: 0.0,
+    after: tuple[str, ...] = (),
+    source: str | None = None,
+) -> None:
+    """Add a call with its options. A call that only runs a model holds its weights."""
+    weights = float(costs.width * config.parameters)
+    holds: Sized = held or (lambda data, tensor: weights / tensor)
+
+    @cache
+    def sized(data: int, tensor: int) -> tuple[float, float, float]:
+        return seconds(data, tensor), holds(data, tensor), peak(data, tensor)
+
+    cuts = [tensor for tensor in WIDTHS if tensor <= NODE and not faults(config, Mesh(tensor=tensor))]
+    placed = (
+        Option(start, count, *sized(count // tensor, tensor), tensor)
+        for start, count in blocks(devices)
+        for tensor in cuts
+        if tensor <= count
+    )
+    options = [one for one in placed if one.held + one.peak <= room]
+    line, moves, slack = costs.line("network", devices), None, 0.0
+    if source is not None:
+        moves, slack = (source, partial(_moved, line.latency, weights / line.bandwidth)), weights / line.bandwidth
+    calls.append(
+        Call(name, undominated(options, 2 * (slack + line.latency)) if moves else undominated(options), after, moves)
+    )
+
+
+def _sharded(size: float, data: int, tensor: int) -> float:
+    return size / data / tensor
+
+
+def _moved(latency: float, seconds: float, one: Option, other: Option) -> float:
+    """Seconds of weights that come to other devices or another mesh: each fetches its part."""
+    same = (one.first, one.count, one.mesh) == (other.first, other.count, other.mesh)
+    return 0.0 if same else latency + seconds / (other.mesh or 1)

@@ -1,0 +1,283 @@
+"""What a step of a placed run takes: seconds by call, of the whole step, bytes by process. Formulas only, no torch.
+
+    Work, Profile, Placement -> seconds by call -> the step -> Estimate
+
+`docs/plan.md` has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from plaudit.models.config import DecoderConfig
+from plaudit.plan.held import Model, judges_of, models_of
+from plaudit.plan.placement import Placement
+from plaudit.plan.profile import Line, Profile
+from plaudit.plan.work import Amounts, Work, amounts, decoding, work_of
+from plaudit.settings.tree import Settings
+
+BUFFERS = 2
+"""Copies of published weights that a process holds while they travel: packed ones, and those that arrived."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a placement takes."""
+
+    placement: Placement
+    calls: Mapping[str, float]
+    """Seconds of each call of a step, where it works."""
+    step: float
+    idle: float
+    """Share of the devices' time without work."""
+    memory: Mapping[str, Mapping[str, float]]
+    """Bytes by part of each kind of process."""
+
+    @property
+    def largest(self) -> float:
+        """Bytes of the process that holds most."""
+        return max(sum(parts.values()) for parts in self.memory.values())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost model of one recipe on one machine's kind of devices."""
+
+    settings: Settings
+    profile: Profile
+    devices: int
+
+    @cached_property
+    def work(self) -> Work:
+        profile = self.profile
+        return work_of(self.settings, profile.prompts, profile.answers, profile.rows)
+
+    @cached_property
+    def models(self) -> list[Model]:
+        """Whole, as one rank would hold them."""
+        return models_of(self.settings, None, 1)
+
+    @cached_property
+    def policy(self) -> DecoderConfig:
+        return self.models[0].layout.config
+
+    @cached_property
+    def judges(self) -> dict[int, DecoderConfig]:
+        return judges_of(self.settings)
+
+    def config_of(self, role: str) -> DecoderConfig:
+        """A role's sizes; those of the policy for a reference that is the policy without its adapters."""
+        found = {str(one.role): one.layout.config for one in self.models}
+        return (found | {f"judge {number}": config for number, config in self.judges.items()}).get(role, self.policy)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.settings.learn.precision == "bfloat16" else 4
+
+    # --- seconds
+
+    def estimate(self, at: Placement) -> Estimate:
+        calls = self.calls(at)
+        step, busy = self._step(at, calls)
+        devices = 1 if not at.ray else at.trains_on + (0 if at.shared else at.workers)
+        idle = max(0.0, 1 - busy / (devices * step)) if step else 0.0
+        return Estimate(at, calls, step, idle, self.memory(at))
+
+    def calls(self, at: Placement) -> dict[str, float]:
+        """Seconds of each call of a step, each with its devices to itself."""
+        work, found = self.work, dict[str, float]()
+        if work.sampled:
+            found["generate"] = self.generate(at)
+            found |= self._rewards(at)
+        share = work.share(at.ranks)
+        for role in work.scored:
+            found[f"{role} scores"] = self._scores(at, role, share)
+        for role in work.trained:
+            found[f"{role} trains"] = self._trains(at, role, share)
+        if (at.ray and work.sampled) or at.lag:
+            found["publish"] = self._publish(at)
+        return found
+
+    def generate(self, at: Placement, tensor: int = 1) -> float:
+        """The slowest of the workers; with lag their mean, since none waits for the last answer. `tensor` devices share
+        the matrices of one."""
+        prefill, decode = self.profile.passes["policy/score"], self.profile.decode
+        summed = 0.0
+        if tensor > 1:
+            summed = 2 * self.policy.layers * self.line("all_reduce", tensor).latency
+        batches, times = self.work.batches(max(1, at.workers))
+        seconds = [
+            decoding(
+                shapes,
+                self.settings.rollout.slots,
+                lambda *numbers: decode.seconds(numbers, at.threads) / tensor + numbers[0] * summed,
+                lambda first: prefill.seconds(first.numbers, at.threads) / tensor,
+            )
+            for shapes in batches
+        ]
+        return times * (sum(seconds) / len(seconds) if at.lag and at.ray else max(seconds))
+
+    def _rewards(self, at: Placement) -> dict[str, float]:
+        """Judges and other rewards. A judge without processes of its own is in the run's process, on all cores."""
+        found, work, s = {}, self.work, self.settings
+        for number, reward in enumerate(s.rewards):
+            if reward.kind == "judge":
+                curve, processes = self.profile.passes[f"judge {number}/score"], max(1, reward.workers * at.ray)
+                asked = amounts(work.sampled).times(1 / work.scale / processes).cut(work.score)
+                threads = s.threads or (self.profile.devices if at.ray and not self.profile.gpu else at.threads)
+                found[f"judge {number}"] = curve.seconds(asked.numbers, threads)
+        for name, (constant, each) in self.profile.rewards.items():
+            found[name] = constant + each * work.answers
+        return found
+
+    def _scores(self, at: Placement, role: str, share: Amounts) -> float:
+        return self._called(at) + self._pass(at, f"{role}/score", share.cut(self.work.score), moves=1)
+
+    def _trains(self, at: Placement, role: str, share: Amounts) -> float:
+        """All updates of a step."""
+        epochs, parts = self.work.updates
+        part = share.times(1 / parts).cut(self.work.micro)
+        model = next(one for one in self.models if one.role == role)
+        numbers = model.numbers(model.layout.mesh.place(0))[1]
+        update = self.profile.updates[role] / at.tensor / (at.ranks if at.sharded else 1)
+        summed = 0.0
+        if at.ranks > 1:
+            ring = _ring(at.ranks) / (2 if at.sharded else 1)
+            summed = self.line("all_reduce", at.ranks).seconds(4 * numbers / at.tensor * ring)
+        each = self._pass(at, f"{role}/train", part, moves=2) + update + summed + 2 * self._called(at)
+        return epochs * parts * each
+
+    def _pass(self, at: Placement, name: str, asked: Amounts, *, moves: int) -> float:
+        """A pass over shards gathers weights; one along the tensor axis adds up activations, twice a layer."""
+        curve, role = self.profile.passes[name], name.partition("/")[0]
+        constant = curve.seconds((asked.passes, 0.0, 0.0, 0.0), at.threads)
+        seconds = constant + (curve.seconds(asked.numbers, at.threads) - constant) / at.tensor
+        config = self.config_of(role)
+        if at.sharded:
+            gathered = self.width * config.parameters / at.tensor * _ring(at.ranks) / 2
+            seconds += moves * asked.passes * self.line("all_gather", at.ranks).seconds(gathered)
+        if at.tensor > 1:
+            size, line = self.width * config.width * asked.tokens * _ring(at.tensor), self.line("all_reduce", at.tensor)
+            seconds += 2 * moves * config.layers * (line.latency * asked.passes + size / line.bandwidth)
+        return seconds
+
+    def line(self, name: str, ranks: int) -> Line:
+        """Between more ranks than a machine has devices, the network's."""
+        lines = self.profile.lines
+        name = "network" if "network" in lines and ranks > self.profile.devices else name
+        return lines.get(name, lines["all_reduce"])
+
+    def _called(self, at: Placement) -> float:
+        return self.profile.call if at.ray else 0.0
+
+    def _publish(self, at: Placement) -> float:
+        size = self.width * self.policy.parameters
+        return self.profile.lines["store"].seconds(size) if at.ray else size / 4e9
+
+    def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
+        """Seconds of a step, and device-seconds of work in it."""
+        generate, publish = calls.get("generate", 0.0), calls.get("publish", 0.0)
+        learn = sum(seconds for name, seconds in calls.items() if name.endswith((" scores", " trains")))
+        rewards = sum(calls.values()) - generate - publish - learn
+        ranks, workers = (at.trains_on, at.workers) if at.ray else (1, 1)
+        busy = generate * workers + learn * ranks
+        if not at.ray:
+            return sum(calls.values()), busy + rewards
+        if at.shared or not at.lag:
+            slow = self._crowding(at, max(workers * at.threads * (generate > 0), ranks * at.threads))
+            tail = self._tail(generate, rewards)
+            return (generate + learn) * slow + tail + publish, busy
+        cores = math.inf if self.profile.gpu else self.devices
+        slow = self._crowding(at, (ranks + workers) * at.threads)
+        used = (busy * at.threads + rewards) / cores
+        path = (generate + rewards + learn) / (at.lag + 1)
+        return max(generate * slow, learn * slow + publish, rewards * slow, used * slow, path), busy
+
+    def _tail(self, generate: float, rewards: float) -> float:
+        """Rewards that are left when the last answer ends: the driver scores answers while others are generated."""
+        return max(rewards - generate / 2, rewards / 8)
+
+    def _crowding(self, at: Placement, threads: int) -> float:
+        """By how much work takes longer beside work on other cores."""
+        if self.profile.gpu or self.devices == 1 or threads <= at.threads:
+            return 1.0
+        beside = min(1.0, (threads - at.threads) / max(1, self.devices - at.threads))
+        return (1 + (self.profile.crowded - 1) * beside) * max(1.0, threads / self.devices)
+
+    # --- one call in a mesh of its own (`cluster.py`)
+
+    def passes(self, name: str) -> Callable[[int, int], float]:
+        """Seconds of a call without gradients in a mesh of data times tensor devices."""
+        work = self.work
+
+        def seconds(data: int, tensor: int) -> float:
+            asked = amounts(work.sampled or work.learned).times(1 / work.scale / data).cut(work.score)
+            return self._pass(Placement(ray=True, ranks=data, tensor=tensor), name, asked, moves=1)
+
+        return seconds
+
+    def training(self, role: str) -> Callable[[int, int], float]:
+        """Seconds of all of a role's updates, over shards."""
+
+        def seconds(data: int, tensor: int) -> float:
+            at = Placement(ray=True, ranks=data, tensor=tensor, sharded=data > 1)
+            return self._trains(at, role, self.work.share(data))
+
+        return seconds
+
+    def activations(self, data: int, tensor: int) -> float:
+        """Bytes of a pass with gradients."""
+        return self._token() * min(self.work.share(data).tokens / self.work.updates[1], self.work.micro) / tensor
+
+    # --- memory
+
+    def memory(self, at: Placement) -> dict[str, dict[str, float]]:
+        """Bytes by part of each kind of process."""
+        s, profile, placed = self.settings, self.profile, at.placed(self.settings)
+        models = models_of(placed) if at.ray else self.models
+        place = models[0].layout.mesh.place(0)
+        base = profile.memory.get("process", 0.0)
+        rank: dict[str, float] = {"process": base}
+        for part in ("weights", "gradients", "moments", "masters"):
+            rank[part] = float(sum(model.held(place)[part] for model in models))
+        rank["gathered"] = float(max(model.gathered(0) for model in models))
+        rank["activations"] = self.activations(at.ranks, at.tensor)
+        judges = {"judges": float(self.width * sum(config.parameters for config in self.judges.values()))}
+        if not self.work.sampled:
+            return {"rank" if at.ray else "run": rank}
+        weights = float(self.width * self.policy.parameters)
+        cache = {"cache": self.cache(at)}
+        if not at.ray:
+            engine = {"engine": weights * (0 if profile.gpu else 1) + weights * (at.lag > 0)}
+            return {"run": rank | engine | cache | judges}
+        moved = {"moved": BUFFERS * weights}
+        worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
+        driver = {"process": base} | ({} if any(one.workers for one in s.rewards) else judges)
+        return {"driver": driver, "rank": rank | moved, "rollout worker": worker | cache | moved}
+
+    def _token(self) -> float:
+        """Bytes of activations by token: measured, or some 20 rows of the hidden and 3 of the inner size a layer."""
+        if measured := self.profile.memory.get("token"):
+            return measured
+        config = self.policy
+        layer = self.width * (20 * config.width + 3 * config.mlp_width)
+        if self.settings.learn.activation_checkpointing:
+            return self.width * config.width * config.layers + layer
+        return float(layer * config.layers)
+
+    def cache(self, at: Placement) -> float:
+        s, config = self.settings, self.policy
+        prompt = max(self.profile.prompts, default=s.data.max_prompt_tokens)
+        rows = min(s.rollout.slots, self.work.answers / max(1, at.workers))
+        return (
+            rows * (prompt + s.rollout.max_tokens) * config.layers * 2 * self.width * config.kv_heads * config.head_dim
+        )
+
+
+def _ring(ranks: int) -> float:
+    """Share of the bytes that each rank sends and receives in a ring."""
+    return 2 * (ranks - 1) / ranks

@@ -1,0 +1,156 @@
+"""Where the calls of a run can be today: what its settings may say of processes, and the usual ways to choose.
+
+settings, devices -> Placement, ... -> the same settings, placed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plaudit.models.config import DecoderConfig
+from plaudit.models.mesh import Mesh, faults
+from plaudit.settings.tree import Settings
+
+WIDTHS = (1, 2, 4, 8, 16)
+"""Ranks that may share each matrix."""
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Processes of a run. Train, reference and critic are on the same ranks."""
+
+    ray: bool = False
+    ranks: int = 1
+    """Data-parallel training workers."""
+    tensor: int = 1
+    """Ranks of each."""
+    sharded: bool = False
+    workers: int = 1
+    """Rollout workers."""
+    shared: bool = False
+    """Rollout workers are where ranks are, in turn with them."""
+    lag: int = 0
+    threads: int = 1
+    """Of a process, on CPUs."""
+
+    def overrides(self) -> dict[str, Any]:
+        """The settings that say it."""
+        found: dict[str, Any] = {"runtime.kind": "ray" if self.ray else "local", "rollout.max_lag": self.lag}
+        if self.ray:
+            found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
+            found |= {"runtime.mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
+            found |= {"runtime.strategy": "fsdp"} if self.sharded else {}
+            found |= {"rollout.share_devices": True} if self.shared else {}
+        return found | {"threads": self.threads}
+
+    def words(self) -> list[str]:
+        """As overrides of the command line."""
+        return [
+            f"{key}={f'{{tensor: {self.tensor}}}' if isinstance(value, dict) else str(value).lower()}"
+            for key, value in self.overrides().items()
+        ]
+
+    def placed(self, s: Settings) -> Settings:
+        """The same run, so placed."""
+        strategy = "fsdp" if self.sharded else "replicate"
+        kind, mesh = "ray" if self.ray else "local", {"tensor": self.tensor} if self.tensor > 1 else {}
+        runtime = replace(s.runtime, kind=kind, num_training_workers=self.ranks, mesh=mesh, strategy=strategy)
+        rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers, share_devices=self.shared)
+        return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
+
+    @property
+    def trains_on(self) -> int:
+        """Ranks in all."""
+        return self.ranks * self.tensor
+
+    def __str__(self) -> str:
+        if not self.ray:
+            where = "one process"
+        elif self.shared:
+            where = f"{self.trains_on} shared by ranks and rollout workers"
+        else:
+            where = (
+                f"{self.trains_on} ranks, {self.workers} rollout workers" if self.workers else f"{self.trains_on} ranks"
+            )
+        mesh = f", tensor={self.tensor}" * (self.tensor > 1) + ", sharded" * self.sharded
+        return f"{where}{mesh}, {self.threads} threads" * 1 + f", lag {self.lag}" * (self.lag > 0)
+
+
+def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
+    """What the settings say now."""
+    runtime, ray = s.runtime, s.runtime.kind == "ray"
+    workers = s.rollout.workers_range[0] if s.samples else 0
+    shared = ray and s.samples and s.rollout.share_devices
+    ranks = runtime.replicas if ray else 1
+    tensor = runtime.width if ray else 1
+    processes = 1 if not ray else ranks * tensor + (0 if shared else workers)
+    threads = 1 if gpu else s.threads or max(1, cores // processes)
+    return Placement(
+        ray=ray,
+        ranks=ranks,
+        tensor=tensor,
+        sharded=ray and runtime.sharded,
+        workers=workers,
+        shared=shared,
+        lag=s.rollout.max_lag if s.samples else 0,
+        threads=threads,
+    )
+
+
+def placements(
+    s: Settings, config: DecoderConfig, devices: int, *, gpu: bool, lags: tuple[int, ...]
+) -> Iterator[Placement]:
+    """Everything that the settings can say on this many devices. A process has one GPU, or an equal share of the
+    cores."""
+    for lag in lags if s.samples else (0,):
+        if not gpu or devices == 1:
+            for threads in sorted({1, devices} if not gpu else {1}):
+                yield Placement(workers=int(s.samples), lag=lag, threads=threads)
+        for tensor in WIDTHS:
+            if faults(config, Mesh(tensor=tensor)):
+                continue
+            for ranks in counts(devices // tensor):
+                for sharded in (False, True) if ranks > 1 else (False,):
+                    yield from _beside(s, devices, ranks, tensor, sharded, lag, gpu=gpu)
+
+
+def counts(most: int) -> list[int]:
+    """Numbers of ranks that are tried: all few, and of many those of at most three binary digits."""
+    return [n for n in range(1, most + 1) if n <= 16 or n.bit_count() <= 2 or n == most]
+
+
+def _beside(
+    s: Settings, devices: int, ranks: int, tensor: int, sharded: bool, lag: int, *, gpu: bool
+) -> Iterator[Placement]:
+    """Ranks, and rollout workers on what they leave, or with them."""
+    trained = ranks * tensor
+    common: dict[str, Any] = {"ray": True, "ranks": ranks, "tensor": tensor, "sharded": sharded, "lag": lag}
+
+    def threads(processes: int) -> int:
+        return 1 if gpu else max(1, devices // processes)
+
+    if not s.samples:
+        if trained > 1:
+            yield Placement(**common, workers=0, threads=threads(trained))
+        return
+    if lag == 0 and (trained > 1 or not gpu):
+        yield Placement(**common, workers=trained, shared=True, threads=threads(trained))
+    if rest := devices - trained:
+        for workers in {rest, 1} if gpu else range(1, rest + 1):
+            yield Placement(**common, workers=workers, threads=threads(trained + workers))
+
+
+def symmetric(found: list[Placement], now: Placement) -> Placement | None:
+    """All calls on all devices in turn, in one mesh: of ranks that rollout workers share, those with most data."""
+    alike = [one for one in found if one.ray and (one.shared or not one.workers) and one.lag == 0]
+    return max(alike, key=lambda one: (one.trains_on, one.ranks, not one.sharded), default=None)
+
+
+def heuristic(found: list[Placement], now: Placement) -> Placement | None:
+    """What people choose by hand: half of the devices learn, half generate, one step ahead if the recipe allows lag."""
+    apart = [one for one in found if one.ray and one.workers and not one.shared and one.lag <= now.lag]
+    return max(
+        apart, key=lambda one: (-abs(one.trains_on - one.workers), one.lag, one.workers, one.ranks), default=None
+    )

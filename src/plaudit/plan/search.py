@@ -1,0 +1,269 @@
+"""The best placement of calls on a cluster's devices: dominance, branch and bound, and annealing for large problems.
+
+    calls with options (devices, mesh, seconds, bytes) -> bounds -> branch and bound -> Found
+
+A call is one model's work, or that of several which share their processes. An option puts it on neighbouring devices.
+Calls on the same device take turns, and a call begins when those before it have ended. With lag, steps overlap: then
+the busiest device, or the way through all calls in `lag + 1` steps, sets the pace. Left out: what a call takes, which
+the options say (`cost.py`, `cluster.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+MANY = 1_000_000
+"""Plans above which annealing comes before branch and bound."""
+TURNS = 12_000
+"""Steps of an annealing."""
+NODES = 60_000
+"""Partial plans that branch and bound looks at before it gives up the proof, on more than SMALL devices."""
+SMALL = 16
+RISES = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to place a call."""
+
+    first: int
+    """The first of its devices."""
+    count: int
+    seconds: float
+    held: float = 0.0
+    """Bytes on each device throughout, and"""
+    peak: float = 0.0
+    """while it works."""
+    mesh: Any = None
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    options: tuple[Option, ...]
+    after: tuple[str, ...] = ()
+    """Calls whose results it needs; they stand before it."""
+    moves: tuple[str, Callable[[Option, Option], float]] | None = None
+    """An earlier call with the same model, and the seconds in which its weights come from there to here."""
+
+
+@dataclass(frozen=True)
+class Found:
+    plan: tuple[Option, ...]
+    seconds: float
+    proved: bool
+    """True if no plan is faster."""
+    looked: int
+    """Plans and partial plans that were looked at."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Calls in an order in which each stands after those that it needs."""
+
+    calls: tuple[Call, ...]
+    devices: int
+    room: float = math.inf
+    """Bytes of a device."""
+    lag: int = 0
+    allowed: Callable[[Sequence[Option]], bool] = field(default=lambda plan: True)
+    """True for what can run, of the first calls' options or all."""
+    alike: bool = True
+    """True if every call has the same options on all aligned blocks of a size: untouched blocks are then the same."""
+
+    @cached_property
+    def before(self) -> list[tuple[int, ...]]:
+        places = {call.name: number for number, call in enumerate(self.calls)}
+        return [tuple(places[name] for name in call.after) for call in self.calls]
+
+    @cached_property
+    def sources(self) -> list[int | None]:
+        places = {call.name: number for number, call in enumerate(self.calls)}
+        return [None if call.moves is None else places[call.moves[0]] for call in self.calls]
+
+    @property
+    def plans(self) -> int:
+        return math.prod(len(call.options) for call in self.calls)
+
+    # --- a plan
+
+    def ends(self, plan: Sequence[Option]) -> list[float]:
+        """When each call of a plan, or of its beginning, ends: calls are given their devices in order."""
+        found: list[float] = []
+        for number, one in enumerate(plan):
+            start = max((found[k] for k in self.before[number]), default=0.0)
+            source, moves = self.sources[number], self.calls[number].moves
+            if source is not None and moves is not None:
+                start += moves[1](plan[source], one)
+            for k in range(number):
+                other = plan[k]
+                if other.first < one.first + one.count and one.first < other.first + other.count:
+                    start = max(start, found[k])
+            found.append(start + one.seconds)
+        return found
+
+    def seconds(self, plan: Sequence[Option]) -> float:
+        """Seconds of a step."""
+        end = max(self.ends(plan))
+        return end if not self.lag else max(self.load(plan), end / (self.lag + 1))
+
+    def load(self, plan: Sequence[Option]) -> float:
+        """Seconds of work of the busiest device."""
+        return max(
+            sum(one.seconds for one in plan if one.first <= place < one.last) for place in {o.first for o in plan}
+        )
+
+    def fits(self, plan: Sequence[Option]) -> bool:
+        """True if no device of a plan, or of its beginning, holds more than it has room for."""
+        if self.room == math.inf:
+            return True
+        for place in {one.first for one in plan}:
+            here = [one for one in plan if one.first <= place < one.last]
+            if sum(one.held for one in here) + max(one.peak for one in here) > self.room:
+                return False
+        return True
+
+    # --- bounds
+
+    @cached_property
+    def least(self) -> list[float]:
+        return [min(one.seconds for one in call.options) for call in self.calls]
+
+    @cached_property
+    def area(self) -> list[float]:
+        """Least device-seconds of the calls from each on."""
+        least = [min(one.seconds * one.count for one in call.options) for call in self.calls]
+        return [sum(least[number:]) for number in range(len(least) + 1)]
+
+    def bound(self, plan: Sequence[Option]) -> float:
+        """Seconds that a step takes at least with this beginning: others take the least that they can, wait only for
+        results, and fill all devices."""
+        ends = self.ends(plan)
+        for number in range(len(plan), len(self.calls)):
+            start = max((ends[k] for k in self.before[number]), default=0.0)
+            ends.append(start + self.least[number])
+        used = sum(one.seconds * one.count for one in plan) + self.area[len(plan)]
+        path = max(ends) / (self.lag + 1)
+        return max(path, used / self.devices, self.load(plan) if self.lag and plan else 0.0)
+
+
+def undominated(options: Sequence[Option], slack: float = 0.0) -> tuple[Option, ...]:
+    """Leave out options that another on the same devices beats in everything, also after `slack` seconds of moves."""
+    kept: list[Option] = []
+    for _, same in itertools.groupby(sorted(options, key=lambda o: (o.first, o.count, o.seconds)), _where):
+        chosen: list[Option] = []
+        for one in same:
+            if not any(b.seconds + slack <= one.seconds and b.held <= one.held and b.peak <= one.peak for b in chosen):
+                chosen.append(one)
+        kept += chosen
+    return tuple(sorted(kept, key=lambda one: (one.seconds, one.held)))
+
+
+def _where(one: Option) -> tuple[int, int]:
+    return one.first, one.count
+
+
+def best(problem: Problem, *, seed: int = 0, nodes: int = NODES) -> Found | None:
+    """The fastest plan that fits; None if none does. Proved up to SMALL devices, and beyond if `nodes` suffice."""
+    annealed = _annealed(problem, seed) if problem.plans > MANY else None
+    search = _Search(problem, annealed, math.inf if problem.devices <= SMALL else nodes)
+    search.go([])
+    if search.plan is None:
+        return None
+    return Found(tuple(search.plan), search.seconds, search.looked <= search.nodes, search.looked)
+
+
+class _Search:
+    def __init__(self, problem: Problem, begin: tuple[Option, ...] | None, nodes: float):
+        self.problem, self.nodes, self.looked = problem, nodes, 0
+        self.plan: Sequence[Option] | None = begin
+        self.seconds = problem.seconds(begin) if begin else math.inf
+
+    def go(self, plan: list[Option]) -> None:
+        """Try every option of the next call, the one with the least bound first."""
+        problem = self.problem
+        if len(plan) == len(problem.calls):
+            seconds = problem.seconds(plan)
+            if seconds < self.seconds - RISES:
+                self.plan, self.seconds = list(plan), seconds
+            return
+        tried: list[tuple[float, int, list[Option]]] = []
+        for one in self._next(plan):
+            self.looked += 1
+            if self.looked > self.nodes:
+                return
+            further = [*plan, one]
+            bound = problem.bound(further)
+            if bound < self.seconds - RISES and problem.fits(further) and problem.allowed(further):
+                tried.append((bound, len(tried), further))
+        for bound, _, further in sorted(tried, key=lambda one: one[:2]):
+            if bound < self.seconds - RISES and self.looked <= self.nodes:
+                self.go(further)
+
+    def _next(self, plan: Sequence[Option]) -> Iterator[Option]:
+        """The next call's options, one of each kind of blocks: blocks of a size are the same if the same calls touch
+        each block that contains them."""
+        seen = set()
+        for one in self.problem.calls[len(plan)].options:
+            if self.problem.alike:
+                kind = (one.count, one.seconds, one.held, one.peak, one.mesh, self._touched(plan, one))
+                if kind in seen:
+                    continue
+                seen.add(kind)
+            yield one
+
+    def _touched(self, plan: Sequence[Option], one: Option) -> tuple[int, ...]:
+        found, size = [], one.count
+        while size <= self.problem.devices:
+            start = one.first // size * size
+            found.append(sum(1 << k for k, o in enumerate(plan) if o.first < start + size and start < o.last))
+            size *= 2
+        return tuple(found)
+
+
+def _annealed(problem: Problem, seed: int) -> tuple[Option, ...] | None:
+    """A good plan: one call at a time changes its option, and changes for the worse become rarer."""
+    chance = random.Random(seed)
+    best_plan, best_seconds = None, math.inf
+    for start in range(3):
+        plan = [chance.choice(call.options) for call in problem.calls]
+        if start == 0:
+            plan = [min(call.options, key=lambda one: one.seconds) for call in problem.calls]
+        seconds = _priced(problem, plan)
+        for turn in range(TURNS // 3):
+            heat = 0.3 * (1 - 3 * turn / TURNS) ** 2 + 1e-6
+            number = chance.randrange(len(plan))
+            before = plan[number]
+            plan[number] = chance.choice(problem.calls[number].options)
+            now = _priced(problem, plan)
+            if now <= seconds or chance.random() < math.exp((seconds - now) / (heat * seconds)):
+                seconds = now
+            else:
+                plan[number] = before
+            if seconds < best_seconds and problem.fits(plan) and problem.allowed(plan):
+                best_plan, best_seconds = tuple(plan), seconds
+    return best_plan
+
+
+def _priced(problem: Problem, plan: Sequence[Option]) -> float:
+    """What does not fit costs three times as much, so that the way to a better plan may lead through it."""
+    fine = problem.fits(plan) and problem.allowed(plan)
+    return problem.seconds(plan) * (1 if fine else 3)
+
+
+def blocks(devices: int, node: int = 8) -> Iterator[tuple[int, int]]:
+    """Aligned blocks of devices, sizes of powers of two: parts of a node, or whole nodes."""
+    size = 1
+    while size <= devices:
+        yield from ((first, size) for first in range(0, devices - size + 1, size))
+        size *= 2

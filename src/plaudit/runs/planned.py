@@ -1,0 +1,32 @@
+"""What was planned for a run: its seconds, from the file that `plaudit plan` leaves beside the run's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from plaudit.settings.tree import Settings, to_plain
+
+FREE = ("name", "output", "seed", "resume", "overwrite", "plugins", "optimizer", "train", "save", "evaluate", "log")
+"""Settings that a step's seconds do not depend on."""
+
+
+def key_of(settings: Settings) -> str:
+    """A name of the settings on which a step's seconds depend."""
+    told = {name: value for name, value in to_plain(settings).items() if name not in FREE}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def planned(settings: Settings, folder: Path) -> dict[str, float]:
+    """Seconds of `step`, `generate`, `rewards` and `learn` as planned for these settings; empty if they were not."""
+    try:
+        plans = json.loads(folder.with_name(f"{folder.name}.plan.json").read_text(encoding="utf-8"))["plans"]
+        mine = next(plan for plan in plans.values() if plan["key"] == key_of(settings))
+        calls: dict[str, float] = mine["calls"]
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return {}
+    learn = {name: seconds for name, seconds in calls.items() if name.endswith((" scores", " trains"))}
+    rest = {name: seconds for name, seconds in calls.items() if name not in (*learn, "generate", "publish")}
+    sums = {"learn": sum(learn.values()), "rewards": sum(rest.values()), "generate": calls.get("generate", 0.0)}
+    return {"step": float(mine["step"])} | sums
