@@ -154,7 +154,7 @@ def test_commands_of_pages_are_parsed_and_their_settings_are_right(words: list[s
         check(load_tree(CompareSettings, {}, [word for word in given["words"] if "=" in word]))
     elif name == "demo":
         load_settings("configs/ppo.yaml", overrides)
-    elif name == "check":
+    elif name in ("check", "profile", "plan"):
         (recipe, *overrides) = given["words"]
         load_pipeline(recipe, overrides) if "example" in recipe else load_settings(recipe, overrides)
     elif name == "settings" and given["method"] not in ("generate", "serve-reward"):

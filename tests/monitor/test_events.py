@@ -28,3 +28,22 @@ def test_requests_at_the_same_time_are_one_stretch_which_new_weights_cut(tmp_pat
         {"worker": "engine", "phase": "samples", "begin": 1.0, "end": 3.0, "version": 0},
         {"worker": "engine", "phase": "samples", "begin": 3.0, "end": 4.0, "version": 1},
     ]
+
+
+def test_seconds_of_sampling_and_of_rewards_that_nothing_is_sampled_beside(tmp_path: Path) -> None:
+    """Sampling from 1 to 4, rewards from 2 to 7: three seconds of the latter alone. An evaluation counts as neither."""
+    now = [1.0]
+    with Events(tmp_path / "events.jsonl", clock=lambda: now[0]) as events:
+        samples, scores = events.doing("engine", "samples"), events.doing("rewards", "scores")
+        samples.__enter__()
+        now[0] = 2.0
+        scores.__enter__()
+        now[0] = 4.0
+        samples.__exit__(None, None, None)
+        now[0] = 7.0
+        scores.__exit__(None, None, None)
+        now[0] = 9.0
+        assert events.spent() == {"time/generate": 3.0, "time/rewards": 3.0}
+        with events.doing("learner", "evaluates"), events.doing("engine", "samples"):
+            now[0] = 20.0
+        assert events.spent() == {}

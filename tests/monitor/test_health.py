@@ -307,3 +307,15 @@ def test_a_sign_that_says_nothing_of_a_run_is_left_out():
 def test_a_record_without_a_step_and_with_nothing_known_is_fine():
     assert Health().alarms({}) == []
     assert Health().alarms({"something/else": 3.0}) == []
+
+
+def test_steps_that_take_longer_than_planned_name_the_part() -> None:
+    """Planned are 28 s, of which rewards take 2; they take 15. The first step, which is slow, does not count."""
+    planned = {"step": 28.0, "generate": 10.0, "rewards": 2.0, "learn": 15.0}
+    usual = {"time/step": 28.0, "time/generate": 11.0, "time/rewards": 2.0, "time/learn": 15.0}
+    health = Health(planned=planned)
+    assert [health.alarms(usual | {"time/step": 500.0})] + [health.alarms(usual) for _ in range(20)] == [[]] * 21
+    found = [alarm for _ in range(20) for alarm in health.alarms(usual | {"time/step": 41.0, "time/rewards": 15.0})]
+    assert [alarm.saw for alarm in found] == ["a step takes 41 s, planned 28 s: rewards take 13 s more than profiled."]
+    assert found[0].numbers["part"] == "rewards"
+    assert not [one for _ in range(20) for one in Health().alarms(usual | {"time/step": 99.0})]

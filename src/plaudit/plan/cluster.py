@@ -28,9 +28,8 @@ def problem_of(costs: Costs, devices: int, room: float, lag: int = 0) -> Problem
     calls: list[Call] = []
     add = partial(_add, costs, calls, devices, room)
     if work.sampled:
-        filled = costs.cache(Placement())
         generate = lambda data, tensor: costs.generate(Placement(ray=True, workers=data), tensor)  # noqa: E731
-        add("generate", costs.policy, generate, peak=lambda data, tensor: filled / data / tensor)
+        add("generate", costs.policy, generate, peak=lambda data, tensor: costs.cache(Placement(workers=data)) / tensor)
     first = tuple(call.name for call in calls)
     for name in [*(f"judge {number}" for number in costs.judges), *(f"{role} scores" for role in work.scored)]:
         role = name.removesuffix(" scores")

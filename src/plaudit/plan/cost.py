@@ -8,17 +8,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plaudit.models.config import DecoderConfig
 from plaudit.plan.held import Model, judges_of, models_of
 from plaudit.plan.placement import Placement
 from plaudit.plan.profile import Line, Profile
-from plaudit.plan.work import Amounts, Work, amounts, decoding, work_of
+from plaudit.plan.work import Amounts, Shape, Work, amounts, decoding, work_of
 from plaudit.settings.tree import Settings
 
+AHEAD = 4
+"""Steps of answers, one after the other, whose mean is that of a long run."""
 BUFFERS = 2
 """Copies of published weights that a process holds while they travel: packed ones, and those that arrived."""
 
@@ -102,24 +104,26 @@ class Costs:
             found["publish"] = self._publish(at)
         return found
 
-    def generate(self, at: Placement, tensor: int = 1) -> float:
-        """The slowest of the workers; with lag their mean, since none waits for the last answer. `tensor` devices share
-        the matrices of one."""
+    def generate(self, at: Placement, tensor: int = 1, *, flowing: bool = False) -> float:
+        """From a step's first token to its last one, by the slowest worker. `flowing`: of a worker whose slots further
+        steps' answers keep filled, a step's part. `tensor` devices share the matrices of one."""
         prefill, decode = self.profile.passes["policy/score"], self.profile.decode
         summed = 0.0
         if tensor > 1:
             summed = 2 * self.policy.layers * self.line("all_reduce", tensor).latency
-        batches, times = self.work.batches(max(1, at.workers))
-        seconds = [
-            decoding(
+
+        def seconds(shapes: Sequence[Shape]) -> float:
+            return decoding(
                 shapes,
                 self.settings.rollout.slots,
                 lambda *numbers: decode.seconds(numbers, at.threads) / tensor + numbers[0] * summed,
                 lambda first: prefill.seconds(first.numbers, at.threads) / tensor,
             )
-            for shapes in batches
-        ]
-        return times * (sum(seconds) / len(seconds) if at.lag and at.ray else max(seconds))
+
+        batches, times = self.work.batches(max(1, at.workers))
+        if not flowing:
+            return times * max(map(seconds, batches))
+        return times * sum((seconds(one * AHEAD) - seconds(one)) / (AHEAD - 1) for one in batches) / len(batches)
 
     def _rewards(self, at: Placement) -> dict[str, float]:
         """Judges and other rewards. A judge without processes of its own is in the run's process, on all cores."""
@@ -193,9 +197,12 @@ class Costs:
             return (generate + learn) * slow + tail + publish, busy
         cores = math.inf if self.profile.gpu else self.devices
         slow = self._crowding(at, (ranks + workers) * at.threads)
+        flow = self.generate(at, flowing=True) if generate else 0.0
+        busy = flow * workers + learn * ranks
         used = (busy * at.threads + rewards) / cores
-        path = (generate + rewards + learn) / (at.lag + 1)
-        return max(generate * slow, learn * slow + publish, rewards * slow, used * slow, path), busy
+        path = (generate + rewards / 8 + learn + publish) / (at.lag + 1)
+        step = slow * max(flow, learn + publish, rewards, used, path)
+        return step, min(generate, step) * workers + learn * ranks
 
     def _tail(self, generate: float, rewards: float) -> float:
         """Rewards that are left when the last answer ends: the driver scores answers while others are generated."""
@@ -246,6 +253,7 @@ class Costs:
             rank[part] = float(sum(model.held(place)[part] for model in models))
         rank["gathered"] = float(max(model.gathered(0) for model in models))
         rank["activations"] = self.activations(at.ranks, at.tensor)
+        rank["kept"] = self._kept * min(1.0, rank["activations"] / max(1.0, self.activations(1, 1)))
         judges = {"judges": float(self.width * sum(config.parameters for config in self.judges.values()))}
         if not self.work.sampled:
             return {"rank" if at.ray else "run": rank}
@@ -259,11 +267,23 @@ class Costs:
         driver = {"process": base} | ({} if any(one.workers for one in s.rewards) else judges)
         return {"driver": driver, "rank": rank | moved, "rollout worker": worker | cache | moved}
 
+    @cached_property
+    def _kept(self) -> float:
+        """What one process took at most beyond all parts that have a formula: freed memory that it keeps for the next
+        pass, and libraries' own."""
+        if not (peak := self.profile.memory.get("peak")):
+            return 0.0
+        whole = Costs(self.settings, replace(self.profile, memory={**self.profile.memory, "peak": 0.0}), self.devices)
+        return max(0.0, peak - sum(whole.memory(Placement(workers=int(bool(self.work.sampled))))["run"].values()))
+
     def _token(self) -> float:
-        """Bytes of activations by token: measured, or some 20 rows of the hidden and 3 of the inner size a layer."""
-        if measured := self.profile.memory.get("token"):
-            return measured
-        config = self.policy
+        """Bytes of activations by token, of the trained model that takes most: measured, or some 20 rows of the hidden
+        and 3 of the inner size a layer."""
+        taken = [self._by_layers(one.layout.config) for one in self.models if one.trained]
+        measured = self.profile.memory.get("token")
+        return max(taken) * (measured / taken[0] if measured else 1.0)
+
+    def _by_layers(self, config: DecoderConfig) -> float:
         layer = self.width * (20 * config.width + 3 * config.mlp_width)
         if self.settings.learn.activation_checkpointing:
             return self.width * config.width * config.layers + layer

@@ -131,6 +131,7 @@ class _Measured:
             ways = [await self._all(threads) for threads in sorted({1, self.threads})]
             updates = {str(role): await self._update(role) for role in self.cast.trained}
             rewards = await self._rewards() if online else {}
+            peak = resident("VmHWM")
             crews.dismiss()
         made = {name: Curve(ways[0][name], ways[-1][name], self.threads) for name in ways[0]}
         gpu = torch.cuda.is_available() and self.settings.device != "cpu"
@@ -143,7 +144,7 @@ class _Measured:
             passes=made,
             updates=updates,
             rewards=rewards,
-            memory={"process": before, "token": token},
+            memory={"process": before, "token": token, "peak": peak},
             prompts=tuple(self._some([len(item.tokens) for item in self.made.items] if online else [])),
             answers=tuple(self._some(answers)),
             rows=() if online else tuple(shape_of(item) for item in self._some(self.made.items)),
@@ -283,7 +284,7 @@ def processor() -> str:
 
 def meeting() -> dict[str, Any]:
     """What sums between two processes take by gloo, and by how much work takes longer beside work on another core."""
-    command = [sys.executable, "-m", "plaudit.plan.meeting"]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("meeting.py"))]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=True)
     found: dict[str, Any] = json.loads(done.stdout)

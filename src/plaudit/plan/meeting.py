@@ -1,4 +1,7 @@
-"""Two processes that meet in collectives: `python -m plaudit.plan.meeting` prints what these take, as JSON."""
+"""Two processes that meet in collectives: `python -P meeting.py` prints what these take, as JSON. Imports only torch.
+
+`-P` keeps this folder's names, such as `profile`, from standing for those of the standard library.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/meeting"
-        with subprocess.Popen([sys.executable, "-m", "plaudit.plan.meeting", path]):
+        with subprocess.Popen([sys.executable, "-P", __file__, path]):
             print(json.dumps(_meet(path, 0)))
 
 

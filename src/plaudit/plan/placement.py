@@ -83,7 +83,7 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
     runtime, ray = s.runtime, s.runtime.kind == "ray"
     workers = s.rollout.workers_range[0] if s.samples else 0
     shared = ray and s.samples and s.rollout.share_devices
-    ranks = runtime.replicas if ray else 1
+    ranks = runtime.workers if ray else 1
     tensor = runtime.width if ray else 1
     processes = 1 if not ray else ranks * tensor + (0 if shared else workers)
     threads = 1 if gpu else s.threads or max(1, cores // processes)

@@ -70,7 +70,8 @@ class Profile:
     crowded: float = 1.0
     """By how much work takes longer while every core works."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Bytes: `process` of a process without a model, `token` of a pass with gradients by token."""
+    """Bytes: `process` of one without a model, `token` of a pass with gradients by token of the first trained model,
+    `peak` of all work in one process."""
     prompts: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
     """Lengths; no answers: there are no samples yet."""

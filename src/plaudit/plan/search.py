@@ -20,9 +20,9 @@ from typing import Any
 
 MANY = 1_000_000
 """Plans above which annealing comes before branch and bound."""
-TURNS = 12_000
-"""Steps of an annealing."""
-NODES = 60_000
+TURNS = 15_000
+"""Steps of an annealing, from each beginning."""
+NODES = 120_000
 """Partial plans that branch and bound looks at before it gives up the proof, on more than SMALL devices."""
 SMALL = 16
 RISES = 1e-9
@@ -69,7 +69,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Problem:
-    """Calls in an order in which each stands after those that it needs."""
+    """Calls in an order in which each stands after those that it needs. A call has the same options on all aligned
+    blocks of a size (`blocks`)."""
 
     calls: tuple[Call, ...]
     devices: int
@@ -78,8 +79,6 @@ class Problem:
     lag: int = 0
     allowed: Callable[[Sequence[Option]], bool] = field(default=lambda plan: True)
     """True for what can run, of the first calls' options or all."""
-    alike: bool = True
-    """True if every call has the same options on all aligned blocks of a size: untouched blocks are then the same."""
 
     @cached_property
     def before(self) -> list[tuple[int, ...]]:
@@ -90,6 +89,15 @@ class Problem:
     def sources(self) -> list[int | None]:
         places = {call.name: number for number, call in enumerate(self.calls)}
         return [None if call.moves is None else places[call.moves[0]] for call in self.calls]
+
+    @cached_property
+    def by_block(self) -> dict[str, dict[tuple[int, int], list[Option]]]:
+        """Options of each call, by their devices."""
+        found: dict[str, dict[tuple[int, int], list[Option]]] = {call.name: {} for call in self.calls}
+        for call in self.calls:
+            for one in call.options:
+                found[call.name].setdefault((one.first, one.count), []).append(one)
+        return found
 
     @property
     def plans(self) -> int:
@@ -127,6 +135,8 @@ class Problem:
         """True if no device of a plan, or of its beginning, holds more than it has room for."""
         if self.room == math.inf:
             return True
+        if sum(one.held * one.count for one in plan) + self.least_held[len(plan)] > self.devices * self.room:
+            return False
         for place in {one.first for one in plan}:
             here = [one for one in plan if one.first <= place < one.last]
             if sum(one.held for one in here) + max(one.peak for one in here) > self.room:
@@ -143,6 +153,12 @@ class Problem:
     def area(self) -> list[float]:
         """Least device-seconds of the calls from each on."""
         least = [min(one.seconds * one.count for one in call.options) for call in self.calls]
+        return [sum(least[number:]) for number in range(len(least) + 1)]
+
+    @cached_property
+    def least_held(self) -> list[float]:
+        """Least bytes on all devices together of the calls from each on."""
+        least = [min(one.held * one.count for one in call.options) for call in self.calls]
         return [sum(least[number:]) for number in range(len(least) + 1)]
 
     def bound(self, plan: Sequence[Option]) -> float:
@@ -175,6 +191,8 @@ def _where(one: Option) -> tuple[int, int]:
 
 def best(problem: Problem, *, seed: int = 0, nodes: int = NODES) -> Found | None:
     """The fastest plan that fits; None if none does. Proved up to SMALL devices, and beyond if `nodes` suffice."""
+    if not all(call.options for call in problem.calls):
+        return None
     annealed = _annealed(problem, seed) if problem.plans > MANY else None
     search = _Search(problem, annealed, math.inf if problem.devices <= SMALL else nodes)
     search.go([])
@@ -211,48 +229,75 @@ class _Search:
                 self.go(further)
 
     def _next(self, plan: Sequence[Option]) -> Iterator[Option]:
-        """The next call's options, one of each kind of blocks: blocks of a size are the same if the same calls touch
-        each block that contains them."""
-        seen = set()
-        for one in self.problem.calls[len(plan)].options:
-            if self.problem.alike:
-                kind = (one.count, one.seconds, one.held, one.peak, one.mesh, self._touched(plan, one))
-                if kind in seen:
-                    continue
-                seen.add(kind)
-            yield one
+        """The next call's options, one of blocks that are the same."""
+        options = self.problem.by_block[self.problem.calls[len(plan)].name]
+        for block in unlike(plan, self.problem.devices):
+            yield from options.get(block, ())
 
-    def _touched(self, plan: Sequence[Option], one: Option) -> tuple[int, ...]:
-        found, size = [], one.count
-        while size <= self.problem.devices:
-            start = one.first // size * size
-            found.append(sum(1 << k for k, o in enumerate(plan) if o.first < start + size and start < o.last))
-            size *= 2
-        return tuple(found)
+
+def unlike(plan: Sequence[Option], devices: int) -> Iterator[tuple[int, int]]:
+    """Aligned blocks, one of each kind: two halves of a block are the same if the same calls cover each whole."""
+    first, size = 0, 1 << (devices.bit_length() - 1)
+    while size:
+        if first + size <= devices:
+            yield from _within(plan, first, size)
+            first += size
+        else:
+            size //= 2
+
+
+def _within(plan: Sequence[Option], first: int, size: int) -> Iterator[tuple[int, int]]:
+    yield first, size
+    if size == 1:
+        return
+    half = size // 2
+    covers = [_cover(plan, start, half) for start in (first, first + half)]
+    yield from _within(plan, first, half)
+    if covers[0] is None or covers[0] != covers[1]:
+        yield from _within(plan, first + half, half)
+
+
+def _cover(plan: Sequence[Option], first: int, size: int) -> int | None:
+    """The calls that cover a block, as bits; None if one has a part of it."""
+    found = 0
+    for number, one in enumerate(plan):
+        if one.first < first + size and first < one.last:
+            if one.first > first or one.last < first + size:
+                return None
+            found |= 1 << number
+    return found
 
 
 def _annealed(problem: Problem, seed: int) -> tuple[Option, ...] | None:
     """A good plan: one call at a time changes its option, and changes for the worse become rarer."""
-    chance = random.Random(seed)
-    best_plan, best_seconds = None, math.inf
-    for start in range(3):
-        plan = [chance.choice(call.options) for call in problem.calls]
-        if start == 0:
-            plan = [min(call.options, key=lambda one: one.seconds) for call in problem.calls]
-        seconds = _priced(problem, plan)
-        for turn in range(TURNS // 3):
-            heat = 0.3 * (1 - 3 * turn / TURNS) ** 2 + 1e-6
+    chance, found = random.Random(seed), list[tuple[float, int, list[Option]]]()
+    for begin in _begins(problem):
+        plan, seconds = list(begin), _priced(problem, begin)
+        found = found if found and found[0][0] <= seconds else [(seconds, 0, begin)]
+        for turn in range(TURNS):
+            heat = 0.2 * (1 - turn / TURNS) ** 2 + 1e-6
             number = chance.randrange(len(plan))
             before = plan[number]
             plan[number] = chance.choice(problem.calls[number].options)
             now = _priced(problem, plan)
             if now <= seconds or chance.random() < math.exp((seconds - now) / (heat * seconds)):
                 seconds = now
+                if seconds < found[0][0]:
+                    found = [(seconds, 0, list(plan))]
             else:
                 plan[number] = before
-            if seconds < best_seconds and problem.fits(plan) and problem.allowed(plan):
-                best_plan, best_seconds = tuple(plan), seconds
-    return best_plan
+    plan = min(found)[2] if found else []
+    return tuple(plan) if plan and problem.fits(plan) and problem.allowed(plan) else None
+
+
+def _begins(problem: Problem) -> list[list[Option]]:
+    """The two best of: each call where it is fastest, and all calls on as many devices as they can, in one mesh."""
+    plans = [[min(call.options, key=lambda one: one.seconds) for call in problem.calls]]
+    for mesh in {one.mesh for call in problem.calls for one in call.options}:
+        alike = [[one for one in call.options if one.mesh == mesh] for call in problem.calls]
+        if all(alike):
+            plans.append([max(options, key=lambda one: (one.count, -one.first)) for options in alike])
+    return sorted(plans, key=lambda plan: _priced(problem, plan))[:2]
 
 
 def _priced(problem: Problem, plan: Sequence[Option]) -> float:
@@ -261,7 +306,7 @@ def _priced(problem: Problem, plan: Sequence[Option]) -> float:
     return problem.seconds(plan) * (1 if fine else 3)
 
 
-def blocks(devices: int, node: int = 8) -> Iterator[tuple[int, int]]:
+def blocks(devices: int) -> Iterator[tuple[int, int]]:
     """Aligned blocks of devices, sizes of powers of two: parts of a node, or whole nodes."""
     size = 1
     while size <= devices:
