@@ -1,10 +1,11 @@
 """Plans beside what runs take, and plans of clusters that nobody here has.
 
     python benchmarks/plans.py measured runs/plans       real runs of a dozen plans on this machine: a table
+    python benchmarks/plans.py counted runs/plans        runs of one thread in CPU seconds, beside others
     python benchmarks/plans.py simulated                 8 to 1,024 GPUs, as in ReaL's paper: no figure is measured
     python benchmarks/plans.py pictures docs             who computes what when, of two of the latter
 
-A measured case is a run of five steps in processes of its own; its step is the median without the first. Its memory is
+A measured case is a run of four steps in processes of its own; its step is the median without the first. Its memory is
 the sum of what all of its processes took at most. ReaL's paper is https://arxiv.org/abs/2406.14088.
 """
 
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from plaudit.plan.search import Option, Problem, best
 from plaudit.settings.recipes import read_settings
 
 PLAUDIT = [sys.executable, "-m", "plaudit.commands.cli"]
-STEPS = 5
+STEPS = 4
 FRESH = "{model_type: gpt2, n_embd: %d, n_layer: %d, n_head: 4, n_positions: 256}"
 POLICY, JUDGE = FRESH % (192, 4), FRESH % (256, 6)
 COMMON = [
@@ -201,6 +202,77 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
     """Share of pairs of cases in the right order, minus the share in the wrong one."""
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2)]
     return sum((sign > 0) - (sign < 0) for sign in signs) / max(1, len(signs))
+
+
+# --- counted
+
+PAIRS = ["data.train=data/preferences.jsonl", "data.max_tokens=128", "train.batch_size=16"]
+SINGLE: Sequence[tuple[str, str, list[str]]] = (
+    ("ppo", "64 prompts", []),
+    ("ppo", "32 prompts", ["rollout.prompts_per_step=32"]),
+    ("ppo", "answers of 32 tokens", ["rollout.max_tokens=32"]),
+    ("ppo", "16 slots", ["rollout.slots=16"]),
+    ("ppo", "8 mini-batches", ["algorithm.minibatches=8"]),
+    ("grpo", "8 answers to 8 prompts", []),
+    ("grpo", "16 answers to 8 prompts", ["algorithm.samples=16"]),
+    ("grpo", "8 answers to 4 prompts", ["rollout.prompts_per_step=4"]),
+    ("dpo", "16 pairs", PAIRS),
+    ("dpo", "64 pairs", [*PAIRS, "train.batch_size=64"]),
+)
+"""Method, name, overrides; one profile a method, from its first case."""
+
+
+def of(method: str, words: Sequence[str]) -> list[str]:
+    """The whole settings of a case."""
+    rollout = ("rewards", "rollout") if method == "dpo" else ()
+    common = [word for word in COMMON if not word.startswith(rollout)] if rollout else COMMON
+    return [*common, *METHODS.get(method, []), "threads=1", *words]
+
+
+def one(method: str, words: Sequence[str]) -> None:
+    """Do a run in this process; print CPU seconds of a step, the median without the first, and bytes."""
+    from plaudit import load_settings
+    from plaudit import run as begin
+    from plaudit.plan.measure import resident
+
+    marks: list[float] = []
+
+    async def mark(moment: Any) -> None:
+        marks.append(time.process_time())
+
+    given = [*of(method, words), "name=one", "overwrite=true", "log.quiet=true", "log.page=false"]
+    begin(load_settings(None, given, method=method), hooks=[mark])
+    steps = [after - before for before, after in pairwise(marks)]
+    print(json.dumps([median(steps[1:]), resident("VmHWM")]))
+
+
+def counted(folder: Path) -> None:
+    prepared(folder)
+    found: list[dict[str, Any]] = []
+    profiled = set[str]()
+    for method, name, words in SINGLE:
+        if method not in profiled:
+            called(folder, "profile", method, *of(method, words), f"name={method}")
+            profiled.add(method)
+        command = [sys.executable, __file__, "one", "--case", method, *words]
+        seconds, size = json.loads(
+            subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout.splitlines()[-1]
+        )
+        told = json.loads(called(folder, "plan", method, *of(method, words), f"name={method}", "--json"))["plans"][
+            "now"
+        ]
+        held = sum(told["memory"]["run"].values())
+        case = {
+            "case": f"{method}: {name}",
+            "planned": told["step"],
+            "measured": seconds,
+            "planned bytes": held,
+            "bytes": size,
+        }
+        found.append(case | {"load": os.getloadavg()[0]})
+        print(found[-1], flush=True)
+    (folder / "counted.json").write_text(json.dumps(found, indent=1))
+    print(table_of(found))
 
 
 # --- simulated
@@ -371,13 +443,18 @@ def picture(problem: Problem, plans: Mapping[str, Sequence[Option]], path: Path)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measured", "simulated", "pictures"))
+    parser.add_argument("what", choices=("measured", "counted", "one", "simulated", "pictures"))
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/plans"))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512, 1024])
+    parser.add_argument("--case", nargs="+", help="of `one`: method and overrides")
     options = parser.parse_args()
     if options.what == "measured":
         measured(options.folder.absolute(), options.methods)
+    elif options.what == "counted":
+        counted(options.folder.absolute())
+    elif options.what == "one":
+        one(options.case[0], options.case[1:])
     elif options.what == "simulated":
         for line in simulated(options.folder, options.sizes):
             print(line, flush=True)

@@ -101,7 +101,7 @@ def plan(
     for path in profiles or [beside(settings, "profile")]:
         found = read_profile(path)
         costs = Costs(settings, found, devices or found.devices)
-        outcome = Outcome(costs, settings.train.steps or 0, price)
+        outcome = Outcome(costs, price)
         told.append(outcome.plain())
         if not as_json:
             for line in outcome.lines():
@@ -134,6 +134,7 @@ def steps_of(outcome: Outcome, one: Estimate, folder: str, steps: int = 3) -> fl
         settings, output=folder, name="check", resume=None, train=replace(settings.train, steps=steps + 1)
     )
     path = Path(folder) / "check.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(resolved(settings), encoding="utf-8")
     command = [
         sys.executable,

@@ -72,6 +72,8 @@ class Profile:
     memory: Mapping[str, float] = field(default_factory=dict)
     """Bytes: `process` of one without a model, `token` of a pass with gradients by token of the first trained model,
     `peak` of all work in one process."""
+    items: int = 0
+    """Prompts, pairs or demonstrations of the data."""
     prompts: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
     """Lengths; no answers: there are no samples yet."""

@@ -26,9 +26,17 @@ class Outcome:
     """Everything that is known of a recipe on one kind of machine."""
 
     costs: Costs
-    steps: int
     price: float
     """Of a device an hour."""
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of the run."""
+        s = self.settings
+        if s.train.steps is not None:
+            return s.train.steps
+        each = s.rollout.prompts_per_step if self.costs.work.sampled else s.train.batch_size
+        return max(1, math.ceil(s.train.epochs * self.profile.items / each))
 
     @property
     def settings(self) -> Settings:

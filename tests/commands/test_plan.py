@@ -1,0 +1,108 @@
+"""`plaudit plan` from a profile that is written by hand: what it prints, as text and JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from plaudit.commands.cli import main
+from plaudit.commands.plan import steps_of
+from plaudit.plan.cost import Costs
+from plaudit.plan.placement import Placement
+from plaudit.plan.profile import Curve, Line, Profile
+from plaudit.plan.report import Outcome
+from plaudit.settings.recipes import read_settings
+
+Recipe = Callable[..., dict[str, Any]]
+FLAT = Curve((0.001, 1e-4, 0.0, 0.0), (0.001, 1e-4, 0.0, 0.0))
+
+
+def profile(hardware: str = "four cores", **changes: Any) -> Profile:
+    passes = {f"{role}/{kind}": FLAT for role in ("policy", "reference") for kind in ("train", "score")}
+    decode = Curve((0.01, 1e-3, 0.0), (0.01, 1e-3, 0.0))
+    lines = {name: Line(1e-4, 1e9) for name in ("all_reduce", "all_gather", "store")}
+    given: dict[str, Any] = {"passes": passes, "updates": {"policy": 0.01}, "decode": decode, "lines": lines}
+    return Profile(hardware=hardware, devices=4, gpu=False, room=1e9, items=24, prompts=(8, 12), **given | changes)
+
+
+@pytest.fixture
+def recipe(make_recipe: Recipe, tmp_path: Path) -> Path:
+    path = tmp_path / "grpo.yaml"
+    path.write_text(yaml.safe_dump(make_recipe("grpo", tmp_path)))
+    (tmp_path / "run.profile.json").write_text(profile(rewards={"varied": (0.0, 0.5)}).text())
+    return path
+
+
+def called(*words: object) -> str:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_bottleneck_and_the_change_that_would_help_are_named(recipe: Path) -> None:
+    text = called("plan", recipe, "--price", "3")
+    assert "grpo on four cores, 4 devices: one process, 1 threads" in text
+    assert "bottleneck: varied" in text
+    assert "what would help most: " in text
+    for name in ("now", "best", "symmetric", "heuristic", "free"):
+        assert f"\n  {name} " in text
+
+
+def test_json_says_the_same_and_the_plan_lies_beside_the_run(recipe: Path) -> None:
+    told = json.loads(called("plan", recipe, "--json", "--price", "3"))
+    assert told == json.loads((recipe.parent / "run.plan.json").read_text())
+    now = told["plans"]["now"]
+    assert now["step"] == pytest.approx(sum(now["calls"].values()))
+    assert now["hours"] == pytest.approx(4 * now["step"] / 3600)
+    assert now["cost"] == pytest.approx(now["hours"] * 4 * 3)
+    assert told["bottleneck"]["call"] == "varied"
+    assert json.loads(called("plan", recipe, "--json", "train.steps=null", "train.epochs=2"))["steps"] == 2 * 24 // 3
+    assert told["plans"]["best"]["step"] <= min(plan["step"] for plan in told["plans"].values())
+    again = read_settings(
+        str(recipe), [f"{k}={str(v).lower()}" for k, v in told["plans"]["heuristic"]["settings"].items()]
+    )
+    assert again.runtime.kind == "ray"
+
+
+def test_other_machines_and_more_devices(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "fast.json").write_text(profile("a fast machine", rewards={"varied": (0.0, 0.0)}).text())
+    paths = (tmp_path / "run.profile.json", tmp_path / "fast.json")
+    slow, fast = json.loads(called("plan", recipe, "--json", "--profile", paths[0], "--profile", paths[1]))
+    assert (slow["hardware"], fast["hardware"]) == ("four cores", "a fast machine")
+    assert fast["plans"]["now"]["step"] < slow["plans"]["now"]["step"]
+    assert json.loads(called("plan", recipe, "--json", "--devices", 16))["devices"] == 16
+
+
+def test_without_a_profile_it_says_how_to_get_one(recipe: Path) -> None:
+    (recipe.parent / "run.profile.json").unlink()
+    result = CliRunner().invoke(main, ["plan", str(recipe)])
+    assert result.exit_code != 0
+    assert "`plaudit profile RECIPE` measures one" in result.output
+
+
+@pytest.mark.slow
+def test_torch_is_not_loaded(recipe: Path, environment: dict[str, str]) -> None:
+    code = "import sys; from plaudit.commands.cli import main; main(sys.argv[1:], standalone_mode=False)"
+    code += "; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, "plan", str(recipe)], env=environment, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_check_runs_steps_of_a_plan(
+    recipe: Path, tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    costs = Costs(read_settings(str(recipe), []), profile(), 1)
+    outcome = Outcome(costs, 0.0)
+    seconds = steps_of(outcome, costs.estimate(Placement(threads=1)), str(tmp_path / "checked"), steps=2)
+    assert 0 < seconds < 60
+    records = (tmp_path / "checked" / "check" / "metrics.jsonl").read_text().splitlines()
+    assert len(records) == 3
