@@ -34,9 +34,10 @@ def grpo(extent: Extent, best: Peak) -> list[Figure]:
 
 def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], list[float]]:
     """Figures of each step, and the memory that was held at most."""
+    from omegaconf import OmegaConf
+
     from plaudit import load_settings, run
     from plaudit.loop.progress import Moment
-    from plaudit.runs.pipeline import merged
     from plaudit.types import Stats
 
     history: list[dict[str, float]] = []
@@ -50,7 +51,8 @@ def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], l
         return {}
 
     with tempfile.TemporaryDirectory() as folder, memory(extent.device) as held:
-        settings = load_settings(merged(recipe(extent, Path(folder)), sections), method="grpo")
+        given = OmegaConf.merge(recipe(extent, Path(folder)), sections)
+        settings = load_settings(OmegaConf.to_container(given), method="grpo")
         with suppress(Enough):
             run(settings, hooks=[count])
     return history, held

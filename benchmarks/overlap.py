@@ -31,11 +31,11 @@ from rich.table import Table
 from plaudit.algorithms.grpo import GRPO
 from plaudit.data.cursor import Cursor
 from plaudit.loop.online import OnlineSource
-from plaudit.rewards.settings import ShapingSettings
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.worker import WorkerLost
+from plaudit.settings.tree import Settings
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 from plaudit.weights.parcel import pack
 from plaudit.weights.transport import Stored
@@ -185,7 +185,7 @@ async def simulate(case: Case) -> Outcome:
     await pool.open()
     await publish(0)
     method, cursor = GRPO(samples=SAMPLES), Cursor(1, seed=0)
-    rollouter = Rollouter(pool, Varied(), ShapingSettings(), method.plan(Sampling()), seed=0)
+    rollouter = Rollouter(pool, Varied(), Settings().shaping, method.plan(Sampling()), seed=0)
     per_step = case.workers * SLOTS // SAMPLES
     prompts = [Prompt(id="p", text="", tokens=(1,))]
     source = OnlineSource(prompts, cursor, rollouter, method, prompts_per_step=per_step, max_lag=case.lag)

@@ -25,10 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from plaudit import Run, load_settings, run
-from plaudit.rewards import protocol
 from plaudit.settings.recipes import read_yaml
 from plaudit.tasks.demo import DemoFiles, DemoSize, gold, make_demo
-from plaudit.types import Score
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 JUDGE_SECONDS = 0.2
@@ -46,11 +44,11 @@ class SlowJudge(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        questions = protocol.read_request(body, vocabulary="")
+        items = json.loads(body)["items"]
         time.sleep(JUDGE_SECONDS)
-        scores = [Score(value=gold(asked.prompt.text, asked.completion.text)) for asked in questions]
+        scores = [gold(item["prompt"], item["completion"]) for item in items]
         with suppress(BrokenPipeError):  # the run has ended without this answer
-            self._send(protocol.answer(scores))
+            self._send(json.dumps({"version": 1, "scores": scores, "reasons": [""] * len(scores)}).encode())
 
     def _send(self, body: bytes) -> None:
         self.send_response(200)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from train import load_plugins
 
 from plaudit.commands.cli import HomePath, plain_errors
 
@@ -98,6 +97,8 @@ def settings_of(config: Path, overrides: Sequence[str]) -> Any:
     from plaudit.settings.recipes import load_tree
 
     pipeline = load_pipeline(config)
+    from plaudit.runs.pipeline import load_plugins
+
     load_plugins(pipeline)
     recipes = [merged(pipeline.shared, stage) for stage in pipeline.stages.values()]
     given: dict[str, Any] = {"data": _reading(recipes[0].get("data") or {}), "sampling": _sampling(recipes)}

@@ -44,7 +44,7 @@ def train_pipeline(
     overrides: Sequence[str] = (),
 ) -> PipelineRun:
     """Run `stage` (or all) of the pipeline in `config`; `data` holds each stage's source, where one was given."""
-    from plaudit.runs.pipeline import run_pipeline
+    from plaudit.runs.pipeline import load_plugins, run_pipeline
 
     settings = prepare(
         config, data, stage=stage, dist_config=dist_config, output=output, name=name, overrides=overrides
@@ -112,14 +112,6 @@ def _needed(settings: PipelineSettings, stage: str) -> Iterator[tuple[str, Tree]
             click.echo(f"stage {key} is left out: it has no run in {saved.parent}")
 
 
-def load_plugins(settings: PipelineSettings) -> None:
-    """Run the recipe's plugins: the data may be in a dialect of theirs."""
-    from plaudit.support import plugins
-
-    for recipe in (settings.shared, *settings.stages.values()):
-        plugins.load_plugins(recipe.get("plugins") or [])
-
-
 def prepare_tokenizer(settings: PipelineSettings) -> None:
     """Train a tokenizer for the first stage where its fresh model names none, and name it there.
 
@@ -147,24 +139,27 @@ def prepare_tokenizer(settings: PipelineSettings) -> None:
 
 def texts(settings: PipelineSettings) -> Iterator[str]:
     """Every text of the training data of all stages, prompts and answers joined as they will be read."""
-    from plaudit.algorithms import ALGORITHMS
     from plaudit.data.fields import DataError
     from plaudit.data.formats import sample
     from plaudit.data.read import scan_rows
     from plaudit.data.settings import sources
     from plaudit.runs.pipeline import merged
+    from plaudit.settings.recipes import defaults
+    from plaudit.settings.tree import SettingsError
 
     for key, stage in settings.stages.items():
         recipe = merged(settings.shared, stage)
         method, data = recipe.get("method", key), recipe.get("data") or {}
-        if method not in ALGORITHMS:
+        try:
+            kind = defaults(method).algorithm.data
+        except SettingsError:
             continue  # the stage is refused
         for source in sources(data.get("train")):
             for where, row in scan_rows(source, split=data.get("split", "train")):
                 try:
                     read, _ = sample(
                         row,
-                        kind=ALGORITHMS[method].data,
+                        kind=kind,
                         where=where,
                         dialect=data.get("dialect", "auto"),
                         columns=data.get("columns"),

@@ -10,21 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 Stats = dict[str, float]
 """Named figures of a step. They add up across micro-batches and ranks (a mean is a sum of pre-divided terms). Names
 that end in `max` or `min` take the extreme instead. `algorithms/figures.py` merges them."""
-
-
-class Ended(RuntimeError):
-    """A run ended before its last step, for a reason that the user can act on. Its notes say what is saved."""
-
-    status: ClassVar[int] = 1
-    """Exit status of the command."""
-
-    def __str__(self) -> str:
-        return " ".join((super().__str__(), *vars(self).get("__notes__", ())))
 
 
 class Role(StrEnum):

@@ -31,11 +31,11 @@ from plaudit.commands import serve
 from plaudit.commands.serve import JudgeService, ServeSettings, make_guard
 from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.loop.outage import RewardFailureError
-from plaudit.loop.stopping import Stopped
 from plaudit.rewards import remote
 from plaudit.rewards.protocol import RewardItem, vocabulary_digest
 from plaudit.rewards.remote import HttpReward, RewardServerError
 from plaudit.rewards.settings import RewardSettings
+from plaudit.support.ends import Stopped
 from plaudit.types import Completion, Finish, Prompt, Score
 
 pytestmark = pytest.mark.slow

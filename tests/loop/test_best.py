@@ -15,8 +15,8 @@ from plaudit import load_settings, run
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.progress import Delivery, Moment, Progress
-from plaudit.loop.stopping import Stopped
 from plaudit.models.folders import local_folder
+from plaudit.support.ends import Stopped
 
 
 def after(best: Best, values: list[float | None], *, begin: int = 1) -> list[Any]:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from plaudit.loop.outage import Outage, RewardFailureError
-from plaudit.loop.stopping import Stopped
 from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.settings import ShapingSettings
 from plaudit.rollout.rollouter import Rollouter
+from plaudit.support.ends import Stopped
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
 
 DONE = Completion(tokens=(1, 2), logprobs=(-1.0, -1.0), versions=(0, 0), text="a", finish=Finish.EOS)

@@ -13,9 +13,9 @@ from types import TracebackType
 
 import click
 
+from plaudit.support.ends import Ended
 from plaudit.support.paths import at_home, check_writable, error_number, unwritable
 from plaudit.support.visible import visible
-from plaudit.types import Ended
 
 USAGE_ERROR = 2
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -50,7 +50,7 @@ def plain_errors(target: str | Path | None = None, plugins: Sequence[str] = ()) 
         _tell("stopped by SIGINT")
         raise SystemExit(128 + signal.SIGINT) from error
     except Exception as error:
-        from plaudit.loop.stopping import Stopped
+        from plaudit.support.ends import Stopped
 
         if isinstance(error, Stopped):
             _tell(str(error))

@@ -20,7 +20,7 @@ from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.later import postponed
 
 with postponed("torch"):
-    import plaudit.algorithms  # noqa: F401  # so that settings read the methods without torch
+    import plaudit.runs.outlook  # noqa: F401  # it imports the methods, so that settings find them without torch
     from plaudit.plan.cost import Costs, Estimate
     from plaudit.plan.held import models_of
     from plaudit.plan.profile import Profile, beside, read_profile
@@ -38,7 +38,6 @@ def profile(method: str | None, words: Sequence[str]) -> Path:
     """Measure this machine for `[RECIPE] key=value ...`, and return the file with what was found."""
     import torch
 
-    from plaudit.loop.checkpoint import Store
     from plaudit.plan.measure import alone, measure
     from plaudit.runs.assemble import Job
     from plaudit.runtime.memory import keep_freed_memory
@@ -52,7 +51,7 @@ def profile(method: str | None, words: Sequence[str]) -> Path:
     policy = models_of(settings, None, 1)[0]
     size = float(policy.bytes * max(1, policy.numbers(policy.layout.mesh.place(0))[policy.layout.lora.rank > 0]))
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(alone(settings), Path(folder), Store(Path(folder) / "checkpoints"), None, Reporter(quiet=True))
+        job = Job.trial(alone(settings), Path(folder))
         found = measure(job, reporter.say, answers=recorded(settings), on_ray=on_ray, size=size)
     path = beside(settings, "profile")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plaudit.models.folders import best_checkpoint
+from plaudit.support.ends import Ended, best_checkpoint
 from plaudit.support.paths import flush, unwritable
-from plaudit.types import Ended
 
 if TYPE_CHECKING:
     from torch import Tensor

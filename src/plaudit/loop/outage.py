@@ -18,7 +18,8 @@ from typing import Any
 from plaudit.loop.stopping import unless
 from plaudit.monitor.console import clock as as_time
 from plaudit.runtime.coroutines import together
-from plaudit.types import Ended, Group, Response
+from plaudit.support.ends import Ended
+from plaudit.types import Group, Response
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before the second try, and at most before a later one; each wait is twice the one before."""

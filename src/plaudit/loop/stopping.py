@@ -13,20 +13,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from plaudit.support.ends import Stopped as Stopped
+
 Result = TypeVar("Result")
 
 HANGUP: int | None = None if sys.platform == "win32" else signal.SIGHUP
 """Signal of a closed terminal; some systems have none."""
-
-
-class Stopped(Exception):
-    """A signal stopped the run, which saved first. `code` is the exit status."""
-
-    def __init__(self, signum: int, step: int | None):
-        """`step` is None if its workers were not ready and there is nothing new to save."""
-        when = "before its workers were ready" if step is None else f"after step {step}"
-        super().__init__(f"stopped by {signal.Signals(signum).name} {when}; resume=latest continues from there")
-        self.code = 128 + signum
 
 
 class _Interrupted(KeyboardInterrupt):

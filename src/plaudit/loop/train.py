@@ -25,8 +25,9 @@ from plaudit.loop.cast import Cast
 from plaudit.loop.progress import BatchSource, Delivery, Hook, Moment, Progress
 from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import WorkerLost
+from plaudit.support.ends import Ended
 from plaudit.support.plugins import name_of
-from plaudit.types import Ended, Role, Stats
+from plaudit.types import Role, Stats
 
 Publish = Callable[[int], Awaitable[None]]
 Training = Callable[[], AbstractAsyncContextManager[None]]

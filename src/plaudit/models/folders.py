@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plaudit.models.files import read_json
+from plaudit.support.ends import best_checkpoint
 from plaudit.support.paths import at_home
 
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -55,14 +55,6 @@ def _model_of_run(run: Path) -> Path:
             if name is not None and (run / "checkpoints" / role / name).is_dir():
                 return run / "checkpoints" / role / name
     raise FileNotFoundError(f"The run {run} has no checkpoint yet. Let it reach one, or give another model.")
-
-
-def best_checkpoint(state: Path) -> str | None:
-    """Name of the checkpoint with the best evaluation, as known to this `state` folder; None if evaluations were not
-    compared (`evaluate.best`)."""
-    values = state / "values.json"
-    best = read_json(values).get("best") if values.exists() else None
-    return None if best is None else best["checkpoint"]
 
 
 def config_file(path: str) -> Path:

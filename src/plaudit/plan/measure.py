@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from plaudit.crew.opening import Crews
 from plaudit.plan.madeup import MadeUp, asked_of, shape_of
 from plaudit.plan.profile import Curve, Line, Profile
 from plaudit.plan.work import Amounts, amounts
@@ -125,7 +124,7 @@ class _Measured:
         self.settings, self.made = self.job.settings, MadeUp(self.job)
         self.gpu = gpu = torch.cuda.is_available() and self.settings.device != "cpu"
         online, before = self.made.online, resident()
-        with Crews(self.settings, self.say) as crews:
+        with self.job.crews(self.say) as crews:
             self.crew = await crews.open(self.job.plan())
             self.cast, token = self.crew.cast(), 0.0
             token = await self._token()
@@ -298,7 +297,7 @@ def meeting() -> dict[str, Any]:
 
 async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Line]:
     """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own crew."""
-    with Crews(on_ray, say) as crews:
+    with job.crews(say, on_ray) as crews:
         crew, version = await crews.open(job.plan()), 0
         call = await timed(crew.cast().seen)
 

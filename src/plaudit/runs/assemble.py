@@ -41,7 +41,7 @@ from plaudit.loop.recorded import Compare, RecordedRun, RecordGroups
 from plaudit.loop.restart import Restart
 from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples
-from plaudit.loop.stopping import Stopped, unless
+from plaudit.loop.stopping import unless
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import ProgressBar, Reporter
 from plaudit.monitor.events import Events
@@ -61,6 +61,7 @@ from plaudit.runs.page import ShowPage
 from plaudit.runs.planned import planned
 from plaudit.runs.records import Run, let_go, other_rows, save_start
 from plaudit.settings.tree import Settings, to_plain
+from plaudit.support.ends import Stopped
 from plaudit.types import Group, Role, Stats
 
 
@@ -170,6 +171,15 @@ class Job:
         return Rollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
 
     # --- the run
+
+    @classmethod
+    def trial(cls, settings: Settings, folder: Path) -> Job:
+        """A job whose parts are measured: it saves nothing and is silent."""
+        return cls(settings, folder, Store(folder / records.CHECKPOINTS), None, Reporter(quiet=True))
+
+    def crews(self, say: Callable[[str], None], settings: Settings | None = None) -> Crews:
+        """Crews for this job, or for its models by other settings."""
+        return Crews(settings or self.settings, say)
 
     async def train(self, crews: Crews, stop: list[int], further: Iterable[Hook] = ()) -> Progress:
         """Open a crew and train from the resumed checkpoint. After an error that permits it, start again from where

@@ -27,6 +27,7 @@ from plaudit.settings.recipes import (
     spelled_out,
 )
 from plaudit.settings.tree import Settings, SettingsError, to_plain
+from plaudit.support import plugins
 from plaudit.support.paths import at_home
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
     return result
+
+
+def load_plugins(settings: PipelineSettings) -> None:
+    """Run the recipes' plugins: the data may be in a dialect of theirs."""
+    for recipe in (settings.shared, *settings.stages.values()):
+        plugins.load_plugins(recipe.get("plugins") or [])
 
 
 def run_pipeline(settings: PipelineSettings, *, reporter: Reporter | None = None) -> PipelineRun:

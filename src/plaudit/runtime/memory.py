@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from plaudit.types import Ended
+from plaudit.support.ends import Ended
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Names of the parameters in malloc.h."""
