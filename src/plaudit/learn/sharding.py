@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -189,14 +190,19 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _place(tensor: Tensor) -> str:
+    return str(tensor.device)
+
+
 @torch.no_grad()
 def finite(tensors: Iterable[Tensor]) -> bool:
     """True if all numbers are finite. Reads each once: the sum of squares shows it, with a second look if that
     overflows."""
-    held = [tensor for tensor in tensors if tensor.numel()]
+    held = sorted((one for one in tensors if one.numel()), key=_place, reverse=True)  # a GPU's before the host's
     if not held:
         return True
-    norms = [norm.to(held[0].device, torch.float32) for norm in torch._foreach_norm(held)]
+    each = [norm for _, some in groupby(held, _place) for norm in torch._foreach_norm(list(some))]
+    norms = [norm.to(held[0].device, torch.float32) for norm in each]
     found = torch.stack(norms).isfinite().tolist()  # the one wait for a GPU
     return all(sound or bool(one.isfinite().all()) for one, sound in zip(held, found, strict=True))
 
