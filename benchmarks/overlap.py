@@ -176,7 +176,7 @@ async def simulate(case: Case) -> Outcome:
 
     async def publish(version: int) -> None:
         parcel = pack({"weight": torch.zeros(1)}, version)
-        await pool.publish(Stored(parcel, version, parcel.digest))
+        await pool.publish(Stored((parcel,), version, parcel.digest))
 
     def busy_seconds() -> float:
         return sum(engine.busy_seconds for engine in engines)

@@ -26,7 +26,10 @@ ROOMS = {
     "types": (205, "rows, prompts and answers, as every room speaks of them"),
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
-    "support": (720, "paths, plugins, visible text, late imports, requests; how a setting is declared and checked"),
+    "support": (
+        720,
+        "paths, plugins, visible text, late imports, requests; how settings are declared; how runs end (45)",
+    ),
     "maths": (470, "one function for each formula"),
     "compute": (
         1730,
@@ -36,7 +39,10 @@ ROOMS = {
         2140,
         "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
     ),
-    "monitor": (2680, "records, rules of health, plots, the page; steps in a notebook (65)"),
+    "monitor": (
+        2680,
+        "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
+    ),
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
@@ -61,12 +67,18 @@ ROOMS = {
         1300,
         "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
     ),
-    "runs": (2140, "a run from settings to folder, pipelines, records; all that is wrong or doubtful before it starts"),
+    "runs": (
+        2140,
+        "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
+    ),
     "plan": (
         1990,
         "profiles (600), costs by call and process (600; 115 of them were in commands), placements and search (570)",
     ),
-    "commands": (2230, "the command line; what a run would take on a mesh (250); evaluation beside a run (80)"),
+    "commands": (
+        2230,
+        "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (90)",
+    ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
 
