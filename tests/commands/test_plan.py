@@ -49,10 +49,10 @@ def called(*words: object) -> str:
 
 def test_the_bottleneck_and_the_change_that_would_help_are_named(recipe: Path) -> None:
     text = called("plan", recipe, "--price", "3")
-    assert "grpo on four cores, 4 devices: one process, 1 threads" in text
+    assert "grpo on four cores, 4 devices: one process, threads=1" in text
     assert "bottleneck: varied" in text
     assert "what would help most: " in text
-    for name in ("now", "best", "symmetric", "heuristic", "free"):
+    for name in ("now", "best", "symmetric", "heuristic"):
         assert f"\n  {name} " in text
 
 

@@ -66,16 +66,11 @@ class Placement:
         return self.ranks * self.tensor
 
     def __str__(self) -> str:
-        if not self.ray:
-            where = "one process"
-        elif self.shared:
-            where = f"{self.trains_on} shared by ranks and rollout workers"
-        else:
-            where = (
-                f"{self.trains_on} ranks, {self.workers} rollout workers" if self.workers else f"{self.trains_on} ranks"
-            )
+        ranks = f"{self.trains_on} rank{'s'[: self.trains_on > 1]}"
+        beside = f", {self.workers} rollout worker{'s'[: self.workers > 1]}" if self.workers else ""
+        where = f"{ranks}{beside}{' on the same devices' * self.shared}" if self.ray else "one process"
         mesh = f", tensor={self.tensor}" * (self.tensor > 1) + ", sharded" * self.sharded
-        return f"{where}{mesh}, {self.threads} threads" * 1 + f", lag {self.lag}" * (self.lag > 0)
+        return f"{where}{mesh}, threads={self.threads}" + f", lag {self.lag}" * (self.lag > 0)
 
 
 def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:

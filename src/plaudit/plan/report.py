@@ -189,7 +189,7 @@ class Outcome:
         for name, one in self.named.items():
             words = " ".join(self._changed(one.placement)) if one is not self.now else "as the recipe says"
             yield f"  {name:10}{one.step:9.3f} s {one.step / fastest - 1:+6.0%}  {one.placement}: {words}"
-        if self.costs.devices > 1 and (found := self.free) is not None:
+        if self.costs.devices > 1 and (found := self.free) is not None and found.seconds < fastest:
             proved = "" if found.proved else ", the best that was found"
             yield f"  free      {found.seconds:9.3f} s{proved}: each call on devices of its own, which cannot run yet"
 
