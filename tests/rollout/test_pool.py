@@ -127,7 +127,7 @@ def test_every_process_of_a_worker_confirms_weights_and_one_that_does_not_costs_
         assert await case.publish(2)
         assert worker.lost
         assert [lost.reason for lost in case.failures] == ["does not hold the newest weights: they changed in transit"]
-        await case.pool.places.free(patience=5.0)
+        await case.pool.places.free()
         assert len(case.started) == 2
 
     do(steps, 1)

@@ -71,9 +71,9 @@ def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
         told = f"{odd[0]} has shape {shapes[odd[0]]}, the model's {share.layout.stored[odd[0]]}"
         raise ValueError(f"These are not the model's weights: {told}.")
     for one, tensor in share.slices():  # one by one: what came in pieces takes memory while it is whole
-        own, given = tensor.t() if one.transposed else tensor, box_of(weights, one)
-        own.copy_(given)
-        check_held({one.name: own}, {one.name: given})
+        own = tensor.t() if one.transposed else tensor
+        own.copy_(box_of(weights, one))
+        check_held({one.name: own}, {one.name: box_of(weights, one)})
 
 
 def box_of(weights: Mapping[str, Tensor], one: Slice) -> Tensor:
