@@ -16,7 +16,7 @@ import pytest
 from plaudit import Run, load_settings, run
 from plaudit.commands.follow import follow
 from plaudit.evaluate.settings import EvaluationSettings
-from plaudit.monitor.app import Reader
+from plaudit.monitor.app import RunsReader
 from plaudit.monitor.console import Reporter
 from plaudit.settings.tree import SettingsError
 from plaudit.tasks.demo import DemoFiles
@@ -49,7 +49,7 @@ def test_a_run_is_followed_to_its_end_and_each_checkpoint_measured_once(
     for name, line in zip(names, lines, strict=True):
         kept = json.loads((folder / "evaluations" / name / "evaluation.json").read_text())["figures"]
         assert line["evaluation/perplexity"] == kept["perplexity"]["value"]
-    columns = Reader(tmp_path).metrics({"run": folder.relative_to(tmp_path).as_posix()})
+    columns = RunsReader(tmp_path).metrics({"run": folder.relative_to(tmp_path).as_posix()})
     assert columns["step"] == [1, 2, 3]
     assert columns["evaluation/perplexity"] == [line["evaluation/perplexity"] for line in lines]
     assert None not in columns["loss/policy"]

@@ -159,7 +159,7 @@ def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str
         for number, log in enumerate(logs)
     ]
     try:
-        codes = [process.wait(120.0) for process in running]
+        codes = [process.wait(600.0) for process in running]
     finally:
         for process in running:
             process.kill()

@@ -417,7 +417,6 @@ def test_a_new_engine_answers_like_an_updated_one_and_leaves_its_process_alone(
 
 
 @pytest.mark.vllm
-@pytest.mark.vllm
 def test_processes_that_share_matrices_answer_like_one(tmp_path: Path) -> None:
     """Before and after an update; each confirms what it holds."""
     case = Case("llama", tmp_path)
@@ -444,6 +443,7 @@ def test_processes_that_share_matrices_answer_like_one(tmp_path: Path) -> None:
         case.engine.close()
 
 
+@pytest.mark.vllm
 def test_models_that_vllm_cannot_run_are_refused_at_the_start(tmp_path: Path, letters: Letters) -> None:
     transformers_model("llama").save_pretrained(tmp_path)  # heads of 12
     with pytest.raises(ValueError, match=r" 12 .*\[32, 64"):
