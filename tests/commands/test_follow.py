@@ -31,6 +31,7 @@ def recipe(make_recipe: Any, tmp_path: Path) -> Any:
     return make_recipe("sft", tmp_path, train={"steps": 3}, save={"every": 1, "keep": 0})
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_to_its_end_and_each_checkpoint_measured_once(
     recipe: Any, demo: DemoFiles, tmp_path: Path, environment: dict[str, str]
 ) -> None:

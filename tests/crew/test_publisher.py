@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from plaudit.compute.digest import digest
 from plaudit.weights.parcel import Parcel, unpack
 
+pytestmark = pytest.mark.slow
+
 Recipe = Callable[..., dict[str, Any]]
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 420}
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}

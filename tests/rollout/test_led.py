@@ -13,6 +13,8 @@ from tiny_models import VOCAB, Letters, prompts
 
 from plaudit.rollout.native import NativeEngine
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "hidden_size": 48,
     "intermediate_size": 96,
