@@ -47,7 +47,7 @@ SAVED, ON = 2, (1, 3)
 
 
 class Contender:
-    """The ranks of a system: all do as they are told, and answer in a line of JSON."""
+    """The ranks of a system. Each reads commands and answers each with a line of JSON."""
 
     def __init__(self, system: str, case: dict[str, Any], world: int, folder: Path):
         python, script = SYSTEMS[system]

@@ -1,4 +1,4 @@
-"""What a rank of either system has in common: the model, the rows, what it is told, and how its memory is measured.
+"""What ranks of both systems share: the model, the rows, the commands, and how memory is measured.
 
 Needs torch alone, as the peers' environments have no Plaudit.
 """
@@ -15,20 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from task import MODELS, VOCABULARY
 from torch import Tensor
 
-VOCABULARY = 768
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1376,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 64,
-    "vocab_size": VOCABULARY,
-    "tie_word_embeddings": False,
-}
+CONFIG = MODELS["25M"] | {"max_position_embeddings": 64, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
 ROWS, LENGTH, MICRO = 48, 64, 8
 """Rows of a step of all ranks, their tokens, and the rows of a pass."""
 RATE, BETAS, EPS, LIMIT = 1e-3, (0.9, 0.95), 1e-8, 1.0

@@ -61,8 +61,9 @@ class Room:
         ahead: Callable[[bool], None] = lambda more: None,
         again: bool = True,
     ) -> list[Result]:
-        """Run every part and return the results. `ahead` is told before each whether others follow. `clear` undoes the
-        parts of a failed attempt. Raises UnitTooLong. Without `again` there is one attempt, and its error is raised."""
+        """Run every part and return the results. Before each part, `ahead` is called with whether others follow.
+        `clear` undoes the parts of a failed attempt. Raises UnitTooLong. Without `again` there is one attempt, and its
+        error is raised."""
 
         def each(parts: Sequence[Batch]) -> Iterator[Result]:
             for number, part in enumerate(parts, 1):

@@ -71,7 +71,7 @@ class Line:
 
 
 class Leading(Decoding):
-    """The first process's `Decoding`. What needs no pass is told with the next one."""
+    """The `Decoding` of the first process. It sends what needs no pass together with the next pass."""
 
     def __init__(self, model: Decoder, line: Line):
         super().__init__(model)

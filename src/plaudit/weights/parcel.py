@@ -4,9 +4,9 @@ a parameter.
     boxes that a process holds -> pack -> Parcel (version, digest, entries, buckets) -> with those of all others
     -> unpack -> {name: tensor}: views of buckets, or put together when they are asked for
 
-The digest covers names, shapes and bits of the whole tensors as sent, whoever sends which box; a receiver compares it
-before use. Pickled buckets are numpy arrays, which shared memory and object stores pass on without a copy. `index` and
-`of_index` serve transports that move only the buckets.
+The digest covers names, shapes and bits of the whole tensors, so it does not depend on who sends which box. A receiver
+compares it before use. Pickled buckets are numpy arrays, which shared memory and object stores pass on without a copy.
+`index` and `of_index` serve transports that move only the buckets.
 """
 
 from __future__ import annotations
