@@ -66,7 +66,7 @@ class LocalCrew:
                 tokenizer,
                 slots=rollout.slots,
                 copy=rollout.max_lag > 0,
-                vllm=rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens),
+                vllm=rollout.for_vllm(longest_prompt=settings.data.max_prompt_tokens, sleeps=settings.runtime.shares),
                 say=lambda text: say(f"this process {text}"),
             )
 
@@ -85,7 +85,7 @@ class LocalCrew:
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        if self.engine is None or not self.settings.rollout.share_devices:
+        if self.engine is None or not self.settings.runtime.shares:
             yield
             return
         self.engine.sleep()

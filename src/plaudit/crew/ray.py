@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
+from plaudit.crew.ranks import Ranks
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
@@ -39,7 +40,6 @@ from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
-    from plaudit.runtime.ray_gang import RayGang
     from plaudit.runtime.ray_worker import RayWorker
 
 Result = TypeVar("Result")
@@ -61,24 +61,23 @@ class RayCrew:
         self.settings, self.plan, self.runtime, self.failures, self.say = settings, plan, runtime, failures, say
         self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
         self.attempt = 0
-        self.gang: RayGang[RankProcess]
-        self.ranks: list[RayWorker[RankProcess]] = []
+        self.ranks = Ranks(settings, runtime, self._threads)
         self.pool: Pool | None = None
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
         least, most = settings.rollout.workers_range
-        training, rollout = settings.runtime.ranks, least * settings.samples
+        rollout = least * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
-        self.shares = rollout > 0 and settings.rollout.share_devices
-        told: list[Mapping[str, float]] = [settings.runtime.resources_per_worker] * training
+        self.shares = rollout > 0 and settings.runtime.shares
+        told = self.ranks.told
         self.width = settings.runtime.rollout_width
         told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout * self.width)
         told += [reward.resources for reward in rewards]
         beside = [dict(one) for one in told if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
         self.share = share = equal_share(runtime.nodes(), len(told) - len(beside), beside=beside, gpus=gpus)
-        self.rank_bundles = [reserved(settings.runtime.resources_per_worker, share)] * training
-        self.threads = self._threads(self.rank_bundles[0])
+        self.ranks.reserve(share)
+        self.threads = self._threads(self.ranks.bundles[0])
         self.rollout_bundle = bundle = reserved(settings.runtime.resources_per_rollout_worker, share)
         # vLLM starts its processes itself, on what one of ours has reserved.
         self.drives = settings.rollout.engine == "vllm" and self.width > 1
@@ -93,7 +92,7 @@ class RayCrew:
                 failures=failures,
                 say=say,
             )
-        bundles = (self.rank_bundles[0], self.rollout_bundle)
+        bundles = (self.ranks.bundles[0], self.rollout_bundle)
         gpus = settings.device != "cpu" and not self.shares and all(bundle.get("GPU", 0.0) >= 1 for bundle in bundles)
         self.transport = transport_of(settings.runtime, gpus=gpus)
         self._rollouts = rollout
@@ -121,17 +120,17 @@ class RayCrew:
 
     async def _open(self) -> None:
         each = f" of {self.width} processes" if self.width > 1 else ""
-        what = f"{len(self.rank_bundles)} training and {self._rollouts} rollout workers{each}"
+        what = f"{self.ranks} and {self._rollouts} rollout workers{each}"
         apart = [] if self.shares else self.rollout_room * self._rollouts
-        bundles = [*self.rank_bundles, *apart, *self.judge_bundles]
+        bundles = [*self.ranks.bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
-        processes = len(self.rank_bundles) + self._rollouts * self.width + len(self.judge_bundles)
+        processes = len(self.ranks.bundles) + self._rollouts * self.width + len(self.judge_bundles)
         check_memory(self.runtime.nodes(), processes)
         if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
-            check_gpus(self.runtime.nodes(), self.rank_bundles)
+            check_gpus(self.runtime.nodes(), self.ranks.bundles)
         if advice := crowded(self.runtime.nodes(), [self._threads(bundle) for bundle in bundles]):
             self.say(advice)
-        self.rank_group = self.runtime.reserve(self.rank_bundles)
+        self.rank_group = self.runtime.reserve(self.ranks.bundles)
         if self.pool is None:
             await self._form()
         elif self.shares and self.settings.rollout.engine == "vllm":
@@ -143,11 +142,11 @@ class RayCrew:
         # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival; several
         # processes add in another order.
         exact = self.pool is None or (self.settings.rollout.engine != "vllm" and self.width == 1)
-        same = len(self.rank_bundles) == 1 and self.settings.rollout.max_lag == 0 and exact
+        same = all(gang.world == 1 for gang in self.ranks.gangs) and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
         if self.pool is not None and self.settings.runtime.weights == "store":
-            self._tell_of_store((await self.gang.each(RankProcess.parcel_bytes))[0])
+            self._tell_of_store((await self.ranks.training.each(RankProcess.parcel_bytes))[0])
 
     def _tell_of_store(self, size: int) -> None:
         if advice := small_store(self.runtime.nodes(), size):
@@ -155,36 +154,28 @@ class RayCrew:
 
     async def form_again(self, plan: Plan) -> bool:
         self.plan, self.attempt = plan, self.attempt + 1
-        self._end_ranks()
+        self.ranks.end()
         formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
         await asyncio.gather(*formed)
         if self.pool is not None and self.shares:
             await self._sampling(self.pool)  # a rank may have been lost within `training`
-        self.say(f"{len(self.ranks)} training workers are ready again")
+        self.say(f"{len(self.ranks.workers)} training workers are ready again")
         return True
 
     # --- ranks
 
     async def _form(self) -> None:
-        from plaudit.runtime.ray_gang import RayGang
-
-        world, settings = len(self.rank_bundles), self.settings.runtime
         for nodes in itertools.count(1):
             await self._room_for_ranks()
             try:
-                self.ranks = list(await asyncio.gather(*(self._rank(number) for number in range(world))))
+                await self.ranks.form(self.plan, self.rank_group, lambda place: 1 + self._sharing(place))
                 break
             except NodeLost as lost:
-                self._end_ranks()
+                self.ranks.end()
                 if nodes > NODES:
                     self.say(f"lost {lost}")
                     self.failures(lost)
                 await asyncio.sleep(nodes * PAUSE)
-        gang = RayGang(self.ranks, patience=settings.collective_timeout, width=settings.width)
-        address = await gang.first.call(RankProcess.address)
-        mine = [(address, number, world, settings.collective_timeout) for number in range(world)]
-        await gang.scatter(RankProcess.build, mine, starts=True)
-        self.gang = gang
 
     async def _room_for_ranks(self) -> None:
         """After the loss of a node, rollout workers give way to ranks and take no room before ranks have theirs."""
@@ -194,24 +185,15 @@ class RayCrew:
             self._ranks_have_room.clear()
             gave = self._opened and self._vacated("gives way to the training workers")
             if not gave and loop.time() >= until:
-                raise self.runtime.no_room(self.rank_bundles, what=f"{len(self.rank_bundles)} training workers")
+                raise self.runtime.no_room(self.ranks.bundles, what=f"{len(self.ranks.bundles)} training workers")
         self._ranks_have_room.set()
-
-    async def _rank(self, number: int) -> RayWorker[RankProcess]:
-        name, group = f"training rank {number}", self.rank_group
-        threads, sharers = self._threads(self.rank_bundles[number]), 1 + self._sharing(number)
-        return await self.runtime.spawn(
-            RankProcess, self.recipe, self.plan, name=name, group=group, place=number, threads=threads, sharers=sharers
-        )
-
-    def _end_ranks(self) -> None:
-        self.runtime.end(name="training rank")
 
     # --- rollout workers
 
     def _sharing(self, rank: int) -> int:
         """Rollout workers on a rank's devices."""
-        return len(range(rank, self._rollouts, len(self.rank_bundles))) if self.shares else 0
+        trained = self.settings.runtime.ranks
+        return len(range(rank, self._rollouts, trained)) if self.shares and rank < trained else 0
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
@@ -220,9 +202,9 @@ class RayCrew:
             return
         self._ranks_rest.clear()
         await self.pool.rest()
-        await self.gang.each(RankProcess.rise)
+        await self.ranks.training.each(RankProcess.rise)
         yield  # whatever fails here, ranks still hold the devices: `form_again` ends them and wakes rollout workers
-        await self.gang.each(RankProcess.rest)
+        await self.ranks.training.each(RankProcess.rest)
         await self._sampling(self.pool)
 
     async def _sampling(self, pool: Pool) -> None:
@@ -235,8 +217,8 @@ class RayCrew:
         bundle, name, place, sharers = self.rollout_bundle, f"rollout worker {number}", 0, 1
         alone: AbstractContextManager[None] = nullcontext()
         if self.shares:
-            place = number % len(self.rank_bundles)
-            bundle, sharers, group = self.rank_bundles[place], 1 + self._sharing(place), self.rank_group
+            place = number % self.settings.runtime.ranks
+            bundle, sharers, group = self.ranks.bundles[place], 1 + self._sharing(place), self.rank_group
             await self.runtime.placed(group, within=None)  # ranks wait for it too, and no longer than they may
             await self._ranks_rest.wait()  # ranks' calls have time-outs; then these are formed again, or all ends
             assert self.pool is not None
@@ -326,7 +308,8 @@ class RayCrew:
         return self.pool
 
     def cast(self) -> Cast:
-        return Cast.together(self.gang, self.settings.objective, self.settings.reference.ema)
+        moving = self.settings.reference.ema
+        return Cast.together(self.ranks.training, self.settings.objective, moving, self.ranks.apart)
 
     def stations(self) -> list[Station]:
         pool = self.pool
@@ -344,7 +327,7 @@ class RayCrew:
         wait for its weights. Woken by: either. Gives: the result; for a lost rank WorkerLost, after the work was
         cancelled and has ended."""
         working = asyncio.ensure_future(work)
-        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks]
+        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks.workers]
         try:
             await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
             lost = None if working.done() else next(one.result() for one in gone if one.done())
@@ -367,16 +350,16 @@ class RayCrew:
         there = {worker.name.partition(PROCESS)[0] for worker in self.runtime.workers if worker.node in leaving}
         while self._vacated("leaves its node, which will end", there):
             pass
-        if await self.pool.publish(await self.transport.pack(self.gang, version)):
+        if await self.pool.publish(await self.transport.pack(self.ranks.training, version)):
             # The packed copy may have changed in memory since: replaced workers get a new copy.
-            await self.pool.publish(await self.transport.pack(self.gang, version))
+            await self.pool.publish(await self.transport.pack(self.ranks.training, version))
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """Let rank 0 write beside the checkpoint's place, which it must be able to see."""
         staging = staging.with_name(
             f"{staging.name}-{secrets.token_hex(4)}"
         )  # a rank that was given up may still be writing
-        await self.gang.each(RankProcess.save, role, staging)
+        await self.ranks.of(role).each(RankProcess.save, role, staging)
         if not staging.is_dir():
             raise FileNotFoundError(
                 f"training rank 0 wrote {role} to {staging}, which this machine cannot see: "

@@ -9,7 +9,7 @@ rollout and rewards, which belong to the driver.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -122,7 +122,10 @@ def judge_for_critic(settings: Settings, tokenizer: Any) -> str | None:
 class Trainer:
     """A rank. `part` gives the learner or scorer of a role."""
 
-    def __init__(self, settings: Settings, plan: Plan, ranks: Ranks | None = None):
+    def __init__(
+        self, settings: Settings, plan: Plan, ranks: Ranks | None = None, roles: Collection[Role] = tuple(Role)
+    ):
+        """`roles`: those that have their model here, if the method has them."""
         self.settings, self.plan, self.ranks = settings, plan, ranks or Alone()
         self.objective: Objective = settings.objective
         self.passes = Passes.of(settings.learn)
@@ -140,19 +143,21 @@ class Trainer:
         self.store = Store(plan.checkpoints)
         self.models: dict[Role, LanguageModel] = {}
         self.placements: dict[Role, Placement] = {}
-        self._check_tokens("critic.path", settings.critic.path if Role.CRITIC in self.objective.losses() else None)
-        self._check_tokens("reference.path", settings.reference.path if Role.REFERENCE in self.objective.asks else None)
-        for role in self.objective.losses():
+        trained = self.objective.losses().keys() & {*roles}
+        refers = Role.REFERENCE in self.objective.asks and Role.REFERENCE in roles
+        self._check_tokens("critic.path", settings.critic.path if Role.CRITIC in trained else None)
+        self._check_tokens("reference.path", settings.reference.path if refers else None)
+        for role in (role for role in self.objective.losses() if role in trained):
             self._place(role, self._trained(role, head="scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"))
             if settings.learn.activation_checkpointing:
                 recompute_layers(self.models[role])
-        if Role.REFERENCE in self.objective.asks:
+        if refers:
             self._place(Role.REFERENCE, self._reference())
         role = min(self.models, key=lambda role: self.models[role].max_positions)
         self.plan.longest.check(f"the {role}", self.models[role].max_positions)
         self.watched = Watched()
         self.members = {role: self._member(role) for role in self.models}
-        if settings.rollout.share_devices and settings.samples:
+        if settings.runtime.shares and settings.samples:
             self.rest()
 
     @contextmanager
@@ -231,7 +236,7 @@ class Trainer:
         return self._initial(role, head=head) if saved is None else self._load(str(saved), head=head)
 
     def _reference(self) -> LanguageModel:
-        settings, policy = self.settings, self.models[Role.POLICY]
+        settings, policy = self.settings, self.models.get(Role.POLICY)
         saved = self.store.folder / Role.REFERENCE / (self.plan.resume or "")
         moving = settings.reference.ema > 0
         dtype = torch.float32 if moving else dtype_of(settings)  # in bfloat16, its small steps would round to nothing
@@ -239,7 +244,7 @@ class Trainer:
             reference = self._load(str(saved), dtype=dtype)
         elif settings.reference.path is not None:
             reference = self._load(settings.reference.path, dtype=dtype)
-        elif lora_of(policy) is not None:
+        elif policy is not None and lora_of(policy) is not None:
             return policy  # run with its adapters off
         else:
             reference = self._initial(Role.POLICY).to(dtype)
@@ -296,7 +301,7 @@ class Trainer:
         settings, model = self.settings, self.models[role]
         temperature = settings.rollout.temperature if self.objective.online else 1.0
         if role is Role.REFERENCE:
-            policy = self.models[Role.POLICY]
+            policy = self.models.get(Role.POLICY)
             kind = BaseScorer if model is policy else Scorer
             room, place = self.passes.score, self.placements[role]
             return kind(model, role, temperature=temperature, token_budget=room, leader=policy, placement=place)
@@ -322,8 +327,8 @@ class Trainer:
 class RankProcess(Trainer):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
-    def __init__(self, recipe: Mapping[str, Any], plan: Plan):
-        self.recipe, self.plan = recipe, plan
+    def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):
+        self.recipe, self.plan, self.roles = recipe, plan, roles
         self.sender = Sender()
 
     def address(self) -> str:
@@ -342,7 +347,7 @@ class RankProcess(Trainer):
         if shards and backend == "gloo" and device.type == "cuda":
             raise SettingsError(NO_SHARDS)
         ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)
-        super().__init__(settings, self.plan, ranks)
+        Trainer.__init__(self, settings, self.plan, ranks, self.roles)
 
     def rest(self) -> None:
         super().rest()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from plaudit.algorithms.base import Objective
 from plaudit.algorithms.figures import merge_stats
@@ -13,15 +13,16 @@ from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.watched import WATCHED, Seen, Watched
+from plaudit.runtime.coroutines import together
 from plaudit.runtime.gang import Gang
 from plaudit.types import Role, Stats
 
 
 class Scorers:
-    """The gang of a model that is run and not trained."""
+    """The gang of a model that is run and not trained. Those with the same `home` are in the same processes."""
 
-    def __init__(self, gang: Gang[Scorer]):
-        self.gang = gang
+    def __init__(self, gang: Gang[Scorer], home: object = None):
+        self.gang, self.home = gang, home
         self.moves = 0
         """Number of times that its weights were asked to move."""
 
@@ -45,8 +46,8 @@ class Learners(Scorers):
 
     gang: Gang[Learner]
 
-    def __init__(self, gang: Gang[Learner]):
-        super().__init__(gang)
+    def __init__(self, gang: Gang[Learner], home: object = None):
+        super().__init__(gang, home)
 
     async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
         """Compute gradients of a weighed batch, spread over the ranks, and return figures that all ranks agree on. Call
@@ -70,6 +71,17 @@ class Learners(Scorers):
         await self.gang.each(Learner.restore, path, values)
 
 
+Model = TypeVar("Model", bound=Scorers)
+
+
+def by_home(models: Sequence[Model]) -> list[list[Model]]:
+    """Group models that are in the same processes, in order: a gang does one call at a time."""
+    homes: dict[int, list[Model]] = {}
+    for model in models:
+        homes.setdefault(id(model.home), []).append(model)
+    return list(homes.values())
+
+
 @dataclass(frozen=True)
 class Cast:
     """The models of a run: those it trains, and the reference if the method asks for one."""
@@ -83,12 +95,24 @@ class Cast:
     watched: Gang[Watched] | None = None
 
     @classmethod
-    def together(cls, ranks: Gang[Any], objective: Objective, reference_ema: float) -> Self:
-        """Every model on every rank of one gang, as a part named for its role."""
-        trained = {role: Learners(ranks.part(Learner, role)) for role in objective.losses()}
-        asked = Role.REFERENCE in objective.asks
-        reference = Scorers(ranks.part(Scorer, Role.REFERENCE)) if asked else None
+    def together(
+        cls, ranks: Gang[Any], objective: Objective, reference_ema: float, apart: Mapping[str, Gang[Any]] | None = None
+    ) -> Self:
+        """Every model on every rank of one gang, as a part named for its role; roles that are `apart` on another."""
+        homes = {role: (apart or {}).get(role, ranks) for role in Role}
+        trained = {role: Learners(homes[role].part(Learner, role), homes[role]) for role in objective.losses()}
+        asked, home = Role.REFERENCE in objective.asks, homes[Role.REFERENCE]
+        reference = Scorers(home.part(Scorer, Role.REFERENCE), home) if asked else None
         return cls(objective, trained, reference, reference_ema, watched=ranks.part(Watched, WATCHED))
+
+    async def apply(self, prepared: Sequence[Learners], take: bool) -> None:
+        """Take or drop the step of all models that `prepare` returned."""
+
+        async def applied(models: Sequence[Learners]) -> None:
+            for model in models:
+                await model.apply(take)
+
+        await together(map(applied, by_home(prepared)))
 
     @property
     def saved(self) -> Mapping[Role, Scorers]:
@@ -113,16 +137,43 @@ class Cast:
         return [one for rank in ranks for one in rank]
 
     async def annotate(self, batch: Batch) -> Batch:
-        """Fill the columns that the objective asks for and that the rows lack."""
-        asks = self.objective.asks
+        """Fill the columns that the objective asks for and that the rows lack: at once where the models are in
+        different processes."""
+        asks, asked = self.objective.asks, list[Scorers]()
         if self.objective.recompute_old:
-            batch = await self.trained[Role.POLICY].annotate(batch)
+            asked.append(self.trained[Role.POLICY])
         if Role.REFERENCE in asks and batch.reference is None:
             assert self.reference is not None, "assemble gives a reference to every method that asks for one"
-            batch = await self.reference.annotate(batch)
+            asked.append(self.reference)
         if Role.CRITIC in asks:
-            batch = await self.trained[Role.CRITIC].annotate(batch)
-        return batch
+            asked.append(self.trained[Role.CRITIC])
+
+        async def filled(models: Sequence[Scorers]) -> Batch:
+            found = batch
+            for model in models:
+                found = await model.annotate(found)
+            return found
+
+        first, *others = await together(map(filled, by_home(asked))) if asked else [batch]
+        new = (one.columns().items() for one in others)
+        return first.with_columns(**{name: one for items in new for name, one in items if name not in batch.columns()})
+
+    async def prepare(self, batch: Batch, step: int) -> tuple[list[Learners], Stats]:
+        """Compute the gradients of an update, the policy's first. Return the models that have them, and figures; those
+        of other models are left out if the policy's are skipped or halted."""
+        stats, prepared = Stats(), list[Learners]()
+        models = sorted(self.trained.items(), key=lambda item: item[0] is not Role.POLICY)
+        homes = by_home([model for _, model in models])
+        at_once = [[home[0] for home in homes]] if len(homes) == len(models) else [[model] for _, model in models]
+        for some in at_once:
+            prepared += some
+            for told in await together(model.prepare(batch, step, self.rate) for model in some):
+                if stats.get("skipped") or stats.get("halted"):
+                    return prepared, stats
+                stats |= told
+            if stats["skipped"] or stats["halted"]:
+                break
+        return prepared, stats
 
     async def follow(self) -> None:
         """Let a moving reference follow the policy, after a step."""

@@ -27,7 +27,7 @@ from plaudit.runtime.memory import RankOutOfMemory
 from plaudit.runtime.worker import WorkerLost
 from plaudit.support.ends import Ended
 from plaudit.support.plugins import name_of
-from plaudit.types import Role, Stats
+from plaudit.types import Stats
 
 Publish = Callable[[int], Awaitable[None]]
 Training = Callable[[], AbstractAsyncContextManager[None]]
@@ -244,17 +244,10 @@ async def update(cast: Cast, batch: Batch, ending: Ending, *, step: int, seed: i
 
 async def _one_update(cast: Cast, mini: Batch, ending: Ending, step: int) -> Stats:
     """Make one optimizer step of every trained model, or of none: a critic must not move without its policy."""
-    stats: Stats = {}
-    prepared = []
-    for role in sorted(cast.trained, key=lambda role: role is not Role.POLICY):
-        prepared.append(cast.trained[role])
-        stats |= await cast.trained[role].prepare(mini, step, cast.rate)
-        if stats["skipped"] or stats["halted"]:
-            break
+    prepared, stats = await cast.prepare(mini, step)
     take = not (stats["skipped"] or stats["halted"])
     with ending.moving() if take else nullcontext():
-        for actor in prepared:
-            await actor.apply(take)
+        await cast.apply(prepared, take)
     return stats
 
 

@@ -48,8 +48,8 @@ BUSY = 0.3
 
 def alone(s: Settings) -> Settings:
     """The same run in one process, without lag: what is profiled."""
-    runtime = replace(s.runtime, kind="local", num_training_workers=1, mesh={}, strategy="replicate")
-    rollout = replace(s.rollout, max_lag=0, workers=1, share_devices=False, record=False, replay=None)
+    runtime = replace(s.runtime, kind="local", num_training_workers=1, mesh={}, placement={}, strategy="replicate")
+    rollout = replace(s.rollout, max_lag=0, workers=1, record=False, replay=None)
     return replace(s, runtime=runtime, rollout=rollout, resume=None)
 
 

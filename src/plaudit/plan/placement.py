@@ -13,6 +13,8 @@ from plaudit.models.config import DecoderConfig
 from plaudit.models.mesh import Mesh, faults
 from plaudit.settings.tree import Settings
 
+SHARED: dict[str, Any] = {"generate": {"shares": "train"}}
+"""Rollout workers and ranks in turn on the same devices, as `runtime.placement` says it."""
 WIDTHS = (1, 2, 4, 8, 16)
 """Ranks that may share each matrix."""
 
@@ -42,22 +44,21 @@ class Placement:
             found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
             found |= {"runtime.mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
             found |= {"runtime.strategy": "fsdp"} if self.sharded else {}
-            found |= {"rollout.share_devices": True} if self.shared else {}
+            found |= {"runtime.placement": SHARED} if self.shared else {}
         return found | {"threads": self.threads}
 
     def words(self) -> list[str]:
         """As overrides of the command line."""
-        return [
-            f"{key}={f'{{tensor: {self.tensor}}}' if isinstance(value, dict) else str(value).lower()}"
-            for key, value in self.overrides().items()
-        ]
+        return [f"{key}={str(value).replace(chr(39), '').lower()}" for key, value in self.overrides().items()]
 
     def placed(self, s: Settings) -> Settings:
         """The same run, so placed."""
         strategy = "fsdp" if self.sharded else "replicate"
         kind, mesh = "ray" if self.ray else "local", {"tensor": self.tensor} if self.tensor > 1 else {}
-        runtime = replace(s.runtime, kind=kind, num_training_workers=self.ranks, mesh=mesh, strategy=strategy)
-        rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers, share_devices=self.shared)
+        where = SHARED if self.shared else {}
+        ranks: dict[str, Any] = {"num_training_workers": self.ranks, "mesh": mesh, "strategy": strategy}
+        runtime = replace(s.runtime, kind=kind, placement=where, **ranks)
+        rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers)
         return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
 
     @property
@@ -77,7 +78,7 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
     """What the settings say now."""
     runtime, ray = s.runtime, s.runtime.kind == "ray"
     workers = s.rollout.workers_range[0] if s.samples else 0
-    shared = ray and s.samples and s.rollout.share_devices
+    shared = ray and s.samples and s.runtime.shares
     ranks = runtime.workers if ray else 1
     tensor = runtime.width if ray else 1
     processes = 1 if not ray else ranks * tensor + (0 if shared else workers)

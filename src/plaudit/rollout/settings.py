@@ -95,9 +95,6 @@ class RolloutSettings(DrawSettings):
     while nodes have room for them."""
     max_lag: int = setting(0, least=0)
     """Most policy versions that a sample may be old; 0 is synchronous."""
-    share_devices: bool = False
-    """Let learner and engine take turns: the engine frees its memory while the learner works, and the learner's moments
-    are in host memory while the engine works. Needs max_lag=0."""
     interrupt: bool = True
     """With max_lag: continue running answers with new weights. False finishes them with the old weights first, and
     starts no others meanwhile."""
@@ -110,15 +107,15 @@ class RolloutSettings(DrawSettings):
     replay: str | None = None
     """Folder of a recorded run: learn from its samples instead of drawing new ones."""
 
-    def for_vllm(self, *, longest_prompt: int, devices: int = 1) -> VllmStart | None:
+    def for_vllm(self, *, longest_prompt: int, sleeps: bool, devices: int = 1) -> VllmStart | None:
         """Return what vLLM is started with, None for the native engine. An engine with its own device need not
-        sleep."""
+        sleep (`sleeps`)."""
         if self.engine != "vllm":
             return None
         return VllmStart(
             **asdict(self.vllm),
             max_length=longest_prompt + self.max_tokens,
-            sleeps=self.share_devices,
+            sleeps=sleeps,
             devices=devices,
         )
 
@@ -139,14 +136,3 @@ class RolloutSettings(DrawSettings):
         whole = len(asked) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n <= 2**64 for n in asked)
         if not whole or not 1 <= asked[0] <= asked[1]:
             yield f"workers={shown(self.workers)} must be a number of at least 1, or [least, most]"
-            return
-        if self.share_devices and self.max_lag > 0:
-            yield (
-                f"max_lag={self.max_lag} cannot be used with rollout.share_devices=true: the engine sleeps while the "
-                "learner works. Set max_lag=0, or share_devices=false with devices for both"
-            )
-        if self.share_devices and asked[0] < asked[1]:
-            yield (
-                f"workers={list(asked)} cannot be used with rollout.share_devices=true: rollout workers are where "
-                "training ranks are, and no others join. Give one number"
-            )

@@ -138,8 +138,8 @@ def check_sleep(settings: VllmStart) -> None:
 
     if settings.sleeps and not on_cpu() and not current_platform.is_sleep_mode_available():
         raise ValueError(
-            f"rollout.share_devices=true: vLLM cannot free memory of {type(current_platform).__name__}. Set "
-            "rollout.share_devices=false."
+            f"runtime.placement={{generate: {{shares: train}}}}: vLLM cannot free memory of "
+            f"{type(current_platform).__name__}. Leave it out."
         )
 
 

@@ -124,7 +124,8 @@ def about_devices(s: Settings) -> list[str]:
             problems.append(f"device={s.device}: this machine shows {len(here)} GPUs. Set device=cpu or auto")
     if s.runtime.kind == "ray" and s.runtime.address is None:
         runtime = s.runtime
-        asked = [dict(runtime.resources_per_worker)] * runtime.ranks
+        gangs = (runtime, *runtime.apart.values())
+        asked = [dict(gang.resources_per_worker) for gang in gangs for _ in range(gang.ranks)]
         asked += [dict(runtime.resources_per_rollout_worker)] * (_rollouts(s) * runtime.rollout_width)
         nodes = [{"CPU": float(cores()), "GPU": float(len(here)), "memory": memory_there(gpu=False)}]
         try:
@@ -137,7 +138,7 @@ def about_devices(s: Settings) -> list[str]:
 def _rollouts(s: Settings) -> int:
     """Number of rollout workers that reserve their own devices at the start; 0 if the setting is wrong, which another
     check reports."""
-    if not s.samples or s.rollout.share_devices or list(s.rollout.contradictions()):
+    if not s.samples or s.runtime.shares or s.runtime.inside or list(s.rollout.contradictions()):
         return 0
     return s.rollout.workers_range[0]
 

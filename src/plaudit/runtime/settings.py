@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from plaudit.runtime.placement import GENERATE, TRAIN, Where, faults, placed
 from plaudit.support.fields import Section, leaves, nearest, setting
 
 STAGES = {"replicate": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
@@ -40,7 +42,7 @@ NO_SHARDS = (
 )
 
 SHARED = (
-    "runtime.backend=nccl cannot send weights to rollout workers that share a rank's GPU (rollout.share_devices): "
+    "runtime.backend=nccl cannot send weights to rollout workers that share a rank's GPU (runtime.placement): "
     "set runtime.weights=store, or runtime.backend=gloo"
 )
 
@@ -59,6 +61,10 @@ class RuntimeSettings(Section):
     """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix (docs/sharding.md); data multiplies
     runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards. rollout_tensor is
     the number of processes that share each matrix of a rollout worker."""
+    placement: Any = setting(dict)
+    """Where calls are computed (docs/placement.md). {reference: {workers: 2, mesh: {tensor: 2}}} gives a reference, or
+    critic, ranks of its own; {critic: {inside: reference}} puts it there too. {generate: {shares: train}} lets rollout
+    workers and ranks take turns on the same devices; with {generate: {inside: train}}, ranks sample themselves."""
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
@@ -124,7 +130,41 @@ class RuntimeSettings(Section):
     def ranks(self) -> int:
         return self.workers * self.width
 
+    @property
+    def calls(self) -> dict[str, Where]:
+        """Calls with a place of their own."""
+        return placed(self.placement)
+
+    @property
+    def shares(self) -> bool:
+        """True if learner and engine take turns on the same devices: the one's moments are in host memory while the
+        other works, which frees its cache then. Needs max_lag=0."""
+        return bool(self.calls.get(GENERATE, Where()).shares)
+
+    @property
+    def inside(self) -> bool:
+        """True if training ranks sample too."""
+        return self.calls.get(GENERATE, Where()).inside == TRAIN
+
+    @property
+    def apart(self) -> dict[str, RuntimeSettings]:
+        """Calls with ranks of their own, and these settings for them, as if there were no others."""
+        own = {call: where for call, where in self.calls.items() if not (where.inside or where.shares)}
+        common = replace(self, placement={})
+        return {
+            call: replace(
+                common,
+                num_training_workers=where.workers,
+                mesh=dict(where.mesh),
+                resources_per_worker=dict(where.resources) or self.resources_per_worker,
+            )
+            for call, where in own.items()
+        }
+
     def contradictions(self) -> Iterator[str]:
+        yield from (f"placement{told}" for told in faults(self.placement))
+        for call, ranks in self.apart.items():
+            yield from (f"placement.{call}.{told}" for told in ranks.contradictions() if told.startswith("mesh"))
         for axis, size in self.mesh.items():
             if axis in LATER and size > 1:
                 yield f"mesh has {axis}={size}, an axis that does not exist yet: take {', '.join(AXES)}"
@@ -146,7 +186,8 @@ class RuntimeSettings(Section):
 
     def unread(self, *, replays: bool) -> list[str]:
         """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""
-        keys = () if self.kind == "ray" else OF_RANKS if replays else OF_RAY
+        own = ["placement"] * (not self.shares)  # one process takes turns too
+        keys = () if self.kind == "ray" else OF_RANKS if replays else (*OF_RAY, *own)
         return [f"{told} needs runtime=ray" for told in self._changed(keys)]
 
     def about_backend(self, *, device: str, samples: bool, shared: bool) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
+from plaudit.runtime.placement import GENERATE, TRAIN
 from plaudit.runtime.settings import ROLLOUT_TENSOR
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
@@ -255,18 +256,13 @@ def _about_others(s: Settings, what: str, thing: object) -> list[str]:
 def _about_runtime(s: Settings) -> list[str]:
     problems = [f"runtime.{told}" for told in s.runtime.unread(replays=s.rollout.replay is not None)]
     problems += _about_others(s, f"method={s.method}", type(s.algorithm))
-    problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.rollout.share_devices)
+    problems += s.runtime.about_backend(device=s.device, samples=s.samples, shared=s.runtime.shares)
     if s.runtime.offloaded and s.device == "cpu":
         problems.append("runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
     if s.rollout.replay is not None and not s.algorithm.online:
         problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
-    if s.rollout.share_devices and s.runtime.resources_per_rollout_worker:
-        problems.append(
-            f"runtime.resources_per_rollout_worker={s.runtime.resources_per_rollout_worker} has no effect with "
-            "rollout.share_devices=true: rollout workers share what training ranks reserve"
-        )
     if s.rollout.engine == "vllm" and s.samples and s.runtime.address is None and not _installed("vllm"):
         problems.append(
             "rollout.engine=vllm needs vLLM, which is not installed: pip install -e '.[vllm]' in Plaudit's folder for "
@@ -279,31 +275,68 @@ def _about_runtime(s: Settings) -> list[str]:
 
 def _about_mesh(s: Settings) -> list[str]:
     """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
-    if {s.runtime.width, s.runtime.rollout_width} == {1} or list(s.runtime.contradictions()):
+    own = s.runtime.apart
+    wide = [one for one in (s.runtime, *own.values()) if one.width > 1]
+    if not (wide or s.runtime.rollout_width > 1) or list(s.runtime.contradictions()):
         return []
     from plaudit.models.described import check_cut, folder_config
     from plaudit.models.folders import local_folder
     from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 
     native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
-    ranks = Mesh(data=s.runtime.workers, tensor=s.runtime.width)
-    rollout = Mesh(tensor=s.runtime.rollout_width if native else 1)
+    rollout = ("rollout workers", s.model.path, s.runtime.mesh, Mesh(tensor=s.runtime.rollout_width if native else 1))
     problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
-    asked = (
-        ("the model", s.model.path, ranks, check_mesh),
-        ("the critic", s.critic.path, ranks, check_mesh),
-        ("the reference", s.reference.path, ranks, check_mesh),
-        ("rollout workers", s.model.path, rollout, check_tensor),
-    )
-    for key, path, mesh, check in asked:
-        if path is not None and not (at_home(path).is_dir() and (local_folder(path) / "config.json").exists()):
-            continue
-        if mesh.tensor > 1 and (path is not None or mesh is rollout or key == "the model"):
+    asked = [("the model", s.model.path, s.runtime)]
+    for call, path in (("critic", s.critic.path), ("reference", s.reference.path)):
+        if call in own or path is not None:
+            asked.append((f"the {call}", path or s.model.path, own.get(call, s.runtime)))
+    cut = [(key, path, one.mesh, Mesh(data=one.workers, tensor=one.width)) for key, path, one in asked]
+    for key, path, given, mesh in (*cut, rollout):
+        here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
+        if mesh.tensor > 1 and here:
+            keys = s.model.config if path is None else folder_config(local_folder(path))
             try:
-                check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
+                check_cut(keys, mesh, check_tensor if key == rollout[0] else check_mesh)
             except (ValueError, OSError) as error:
-                problems.append(f"runtime.mesh={s.runtime.mesh} for {key}: {error}")
+                problems.append(f"runtime.mesh={given} for {key}: {error}")
     return problems
+
+
+def _about_placement(s: Settings) -> list[str]:
+    """What the places of calls cannot be used with."""
+    problems, calls = [], s.runtime.calls
+    asks = {role.value for role in s.objective.asks} | ({GENERATE} if s.algorithm.online else set())
+    for call in sorted(calls.keys() - asks):
+        problems.append(f"runtime.placement.{call} has no effect: {s.method} with these settings has no {call}")
+    if "reference" in calls and s.reference.ema:
+        problems.append(
+            f"runtime.placement.reference cannot be used with reference.ema={s.reference.ema}: it moves towards the "
+            "policy, whose weights are on the training ranks. Leave it out"
+        )
+    where = calls.get(GENERATE)
+    if where is None or list(s.rollout.contradictions()):
+        return problems
+    given, rollout = f"runtime.placement.{GENERATE}={{{where}}}", s.rollout
+    least, most = rollout.workers_range
+    tensor = s.runtime.rollout_width
+    cannot = {
+        f"rollout.max_lag={rollout.max_lag}: who learns does not sample meanwhile": rollout.max_lag > 0,
+        f"rollout.workers={[least, most]}: none join where training ranks are": least < most,
+        f"runtime.mesh.{ROLLOUT_TENSOR}={tensor}: each process there has a whole model": tensor > 1,
+        "runtime.resources_per_rollout_worker: training ranks have reserved all": bool(
+            s.runtime.resources_per_rollout_worker
+        ),
+    }
+    if where.inside:
+        lora = s.model.lora.rank > 0 and (s.runtime.width > 1 or s.runtime.sharded)
+        cannot |= {
+            f"rollout.engine={rollout.engine}: it has processes of its own. Take {{shares: {TRAIN}}}": (
+                rollout.engine != "native"
+            ),
+            f"rollout.workers={least}: each training rank is one": least != 1,
+            f"model.lora.rank={s.model.lora.rank} and adapters in parts": lora,
+        }
+    return problems + [f"{given} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong]
 
 
 def _about_rollout_mesh(s: Settings) -> list[str]:
@@ -312,11 +345,6 @@ def _about_rollout_mesh(s: Settings) -> list[str]:
     problems = []
     if not s.algorithm.online:
         problems.append(f"{given} has no effect: {s.method} learns from data and samples nothing. Leave it out")
-    if s.rollout.share_devices:
-        problems.append(
-            f"{given} cannot be used with rollout.share_devices=true: a rollout worker is one process there. Set "
-            "share_devices=false with devices for both, or leave it out"
-        )
     if s.model.lora.rank and s.rollout.engine == "native":
         problems.append(
             f"{given} cannot be used with model.lora.rank={s.model.lora.rank}: rollout workers merge adapters into "
@@ -332,4 +360,13 @@ def _installed(library: str) -> bool:
     return False
 
 
-FINDERS = (_about_model, _about_data, _about_method, _about_best, _about_rewards, _about_runtime, _about_mesh)
+FINDERS = (
+    _about_model,
+    _about_data,
+    _about_method,
+    _about_best,
+    _about_rewards,
+    _about_runtime,
+    _about_placement,
+    _about_mesh,
+)

@@ -348,7 +348,7 @@ def vllm(r: Translation) -> Found:
     if r("vllm_mode", "colocate") != "colocate":
         r.refuse("vllm_mode", "a run starts its own engines (rollout.workers): set colocate")
     if r("vllm_enable_sleep_mode"):
-        yield "rollout.share_devices", True
+        yield "runtime.placement", {"generate": {"shares": "train"}}
     how = r("vllm_importance_sampling_mode", "token_truncate")
     if how not in CORRECTIONS:
         r.refuse("vllm_importance_sampling_mode", f"it must be one of {', '.join(CORRECTIONS)}")

@@ -1,0 +1,124 @@
+"""The ranks of a run under Ray: those that train the policy, and those of models with processes of their own.
+
+    settings -> Post, ... -> a bundle for each rank -> started, joined -> a gang for each post
+
+Left out: room for them, and what follows a loss (`ray.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from plaudit.crew.trainer import Plan, RankProcess
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.settings import RuntimeSettings
+from plaudit.settings.tree import Settings, to_plain
+from plaudit.types import Role
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_gang import RayGang
+    from plaudit.runtime.ray_worker import RayWorker
+
+
+@dataclass(frozen=True)
+class Post:
+    """Ranks of one mesh, and the models that they have."""
+
+    name: str
+    roles: tuple[Role, ...]
+    settings: Settings
+
+    @property
+    def runtime(self) -> RuntimeSettings:
+        return self.settings.runtime
+
+    @property
+    def told(self) -> list[Mapping[str, float]]:
+        """What its ranks reserve, as far as settings say."""
+        return [self.runtime.resources_per_worker] * self.runtime.ranks
+
+
+def posts(settings: Settings) -> list[Post]:
+    """The training ranks first, then those of calls with processes of their own."""
+    calls, own = settings.runtime.calls, settings.runtime.apart
+    hosts = {role: calls[role].inside or role if role in calls else "train" for role in Role}
+    found = [Post("training", tuple(role for role in Role if hosts[role] == "train"), settings)]
+    for call, runtime in own.items():
+        roles = tuple(role for role in Role if hosts[role] == call)
+        found.append(Post(call, roles, replace(settings, runtime=runtime)))
+    return found
+
+
+class Ranks:
+    """All ranks of a run. The first gang trains the policy."""
+
+    def __init__(self, settings: Settings, runtime: RayRuntime, threads: Callable[[Mapping[str, float]], int]):
+        self.posts, self.runtime, self._threads = posts(settings), runtime, threads
+        self.gangs: list[RayGang[RankProcess]] = []
+        self.bundles: list[Resources] = []
+
+    @property
+    def told(self) -> list[Mapping[str, float]]:
+        return [one for post in self.posts for one in post.told]
+
+    def reserve(self, share: Resources) -> None:
+        self.bundles = [reserved(one, share) for one in self.told]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{post.runtime.ranks} {post.name}" for post in self.posts)
+
+    @property
+    def training(self) -> RayGang[RankProcess]:
+        return self.gangs[0]
+
+    @property
+    def workers(self) -> list[RayWorker[RankProcess]]:
+        return [worker for gang in self.gangs for worker in gang.workers]
+
+    @property
+    def apart(self) -> dict[str, RayGang[RankProcess]]:
+        """The gangs of models that are not on the training ranks, by role."""
+        pairs = zip(self.posts[1:], self.gangs[1:], strict=False)
+        return {role: gang for post, gang in pairs for role in post.roles}
+
+    def of(self, role: str) -> RayGang[RankProcess]:
+        return self.apart.get(role, self.training)
+
+    async def form(self, plan: Plan, group: Any, sharers: Callable[[int], int]) -> None:
+        """Start all ranks in the places of a group, and join those of each gang. `sharers`: processes on a training
+        rank's devices."""
+        from plaudit.runtime.ray_gang import RayGang
+
+        place, started = 0, []
+        for post in self.posts:
+            recipe = to_plain(post.settings) | {"resume": None}
+            for number in range(post.runtime.ranks):
+                common: dict[str, Any] = {"name": f"{post.name} rank {number}", "group": group, "place": place}
+                common |= {"threads": self._threads(self.bundles[place]), "sharers": sharers(place)}
+                started.append(self.runtime.spawn(RankProcess, recipe, plan, post.roles, **common))
+                place += 1
+        ready = iter(await asyncio.gather(*started))
+        self.gangs = [
+            RayGang(
+                [next(ready) for _ in post.told],
+                patience=post.runtime.collective_timeout,
+                width=post.runtime.width,
+            )
+            for post in self.posts
+        ]
+        await together(map(self._join, self.posts, self.gangs))
+
+    async def _join(self, post: Post, gang: RayGang[RankProcess]) -> None:
+        address, timeout = await gang.first.call(RankProcess.address), post.runtime.collective_timeout
+        mine = [(address, number, gang.world, timeout) for number in range(gang.world)]
+        await gang.scatter(RankProcess.build, mine, starts=True)
+
+    def end(self) -> None:
+        for post in self.posts:
+            self.runtime.end(name=f"{post.name} rank")
+        self.gangs = []
