@@ -45,6 +45,8 @@ CALLS = {"generate": "rollout", "of_sequences": "reward", "load": "publish", "sa
 PARTS = {"prepare": "update", "apply": "apply"}
 WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge"}
 """What the runtime calls the workers of a role."""
+APART = {"reference": "reference rank", "critic": "critic rank"}
+"""Those of ranks with a placement of their own."""
 NODES = ("node", "partition")
 """Roles where everything on a node is lost."""
 SIGNALS = {signal.SIGKILL: "killed", signal.SIGSTOP: "frozen"}
@@ -188,7 +190,7 @@ class Killer:
             kill.at, kill.reached = time.monotonic(), self.steps
             os.kill(os.getpid(), kill.signal)
             return
-        name = WORKERS.get(kill.role, "")
+        name = (WORKERS | APART).get(kill.role, "")
         if kill.role in NODES and not self.whole():
             return
         of_role = [worker for worker in self.workers if worker.name.startswith(name) and alive(worker)]

@@ -25,10 +25,10 @@ class Enough(Exception):
 def grpo(extent: Extent, best: Peak) -> list[Figure]:
     """Steps of a whole run: the demo's prompts, random weights, a reward that tokens decide. Twice: with everything on
     the device all the time, and with what waits in host memory meanwhile."""
-    shares: dict[str, Any] = {"runtime": {"offload": ["reference"]}, "rollout": {"share_devices": True}}
+    shares: dict[str, Any] = {"runtime": {"offload": ["reference"], "placement": {"generate": {"shares": "train"}}}}
     figures = told(extent, *steps_of(extent))
     [again, *_] = told(extent, *steps_of(extent, **shares))
-    what = "the same with runtime.offload=[reference] and rollout.share_devices"
+    what = "the same with runtime.offload=[reference] and placement={generate: {shares: train}}"
     return [*figures, again | {"what": what}]
 
 

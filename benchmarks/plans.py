@@ -53,7 +53,8 @@ METHODS = {
     "grpo": ["rollout.prompts_per_step=8", "algorithm.samples=8"],
 }
 RAY = ["runtime=ray", "threads=1"]
-SHARED = [*RAY, "runtime.num_training_workers=2", "rollout.workers=2", "rollout.share_devices=true"]
+TURNS = "runtime.placement={generate: {shares: train}}"
+SHARED = [*RAY, "runtime.num_training_workers=2", "rollout.workers=2", TURNS]
 CASES: Sequence[tuple[str, list[str]]] = (
     ("one process, two threads", ["threads=2"]),
     ("one process, one thread", ["threads=1"]),

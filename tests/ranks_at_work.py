@@ -35,7 +35,8 @@ from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute import logprobs
 from plaudit.crew import publisher
-from plaudit.crew.trainer import Plan, Trainer
+from plaudit.crew.inside import Reallocation
+from plaudit.crew.trainer import Plan, Trainer, initial_model
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import Ranks, Together, join
@@ -44,6 +45,8 @@ from plaudit.loop.cast import Cast, Learners
 from plaudit.loop.checkpoint import Writer
 from plaudit.loop.progress import Delivery
 from plaudit.loop.train import Ending, learn
+from plaudit.models.decoder import Decoder
+from plaudit.models.share import Share
 from plaudit.runtime.gang import Gang
 from plaudit.runtime.local import do as ask
 from plaudit.runtime.network import free_address
@@ -184,6 +187,26 @@ def publish(trainer: Trainer, out: Path) -> None:
         (out / name).write_bytes(pickle.dumps(publishing.parcel(part)))
     assert publishing.parcel(len(publishing.parts)) is None
     assert not any(publishing.parts), "views and gathered tensors are let go"
+    share = trainer.placements[Role.POLICY].share()
+    if share is not None and trainer.ranks.world > 1 and not publishing.adapters:
+        sample(trainer, share, out)
+
+
+def sample(trainer: Trainer, share: Share, out: Path) -> None:
+    """Leave the whole model that this rank would sample from, and what it got from others."""
+    policy = trainer.models[Role.POLICY]
+    whole = initial_model(trainer.settings, trainer.tokenizer, trainer.device)
+    assert isinstance(whole, Decoder)
+    moved = Reallocation(share, whole, trainer.ranks)
+    moved.run()
+    moved.run()
+    both = zip(whole.named_parameters(), policy.named_parameters(), strict=True)
+    shared = sum(a.numel() for (_, a), (_, b) in both if a.data_ptr() == local(b).data_ptr())
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in whole.hf_tensors()},
+        out / f"inside{trainer.ranks.rank}.safetensors",
+        {"bytes": str(moved.bytes), "shared": str(shared)},
+    )
 
 
 async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> None:

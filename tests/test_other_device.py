@@ -122,7 +122,7 @@ def test_a_run_on_cuda(case: str, do: Do, caplog: pytest.LogCaptureFixture) -> N
     if case in ("grpo", "half"):
         more["runtime"] = {"offload": ["reference", "optimizer"]}
     if case in ("grpo", "lora"):
-        more["rollout"] = {"share_devices": True}
+        more["runtime"] = more.get("runtime", {}) | {"placement": {"generate": {"shares": "train"}}}
     if case == "ppo":
         more["judge"] = {"offload": True}
     there, here = do(case, "there", **more), do(case, "here", device="cpu")

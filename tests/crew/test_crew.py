@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from plaudit.crew.ranks import Ranks, posts
 from plaudit.crew.ray import RayCrew
 from plaudit.loop.checkpoint import Store
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.local import LocalGang
+from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import Failures, WorkerLost
 from plaudit.settings.tree import Settings
+from plaudit.types import Role
 
 
 class Rank:
@@ -31,9 +34,16 @@ class Rank:
         (folder / "model").write_text(str(len(self.folders)))
 
 
+def ranks_of(rank: Any) -> Ranks:
+    """A gang of one that trains everything."""
+    ranks: Any = Ranks(Settings(), Any, len)  # type: ignore[arg-type]
+    ranks.gangs, ranks.bundles = [LocalGang(rank)], [{}]
+    return ranks
+
+
 def test_a_rank_that_was_given_up_and_still_writes_harms_no_later_checkpoint(tmp_path: Path) -> None:
     crew, rank, store = object.__new__(RayCrew), Rank(), Store(tmp_path)
-    crew.gang = LocalGang(rank)
+    crew.ranks = ranks_of(rank)
 
     async def steps() -> None:
         await crew.writer("policy", store.staging("policy"))  # the run goes back to a checkpoint: nobody takes it
@@ -70,10 +80,10 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     crew.settings = SimpleNamespace(device="cpu", threads=None, runtime=runtime, rollout=rollout)
     nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes)
-    crew.gang = LocalGang(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
-    crew.rank_bundles, crew.rollout_room, crew.judge_bundles, crew._rollouts, crew.width = [{}], [{}], [], 1, 1
+    crew.ranks = ranks_of(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
+    crew.rollout_room, crew.judge_bundles, crew._rollouts, crew.width = [{}], [], 1, 1
     said: list[str] = []
-    crew.shares, crew.threads, crew.say = shares, 1, said.append
+    crew.shares, crew.inside, crew.threads, crew.say = shares, False, 1, said.append
     crew._form = lambda: starting("ranks start", "ranks rest")
     crew.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
     asyncio.run(crew._open())
@@ -88,7 +98,9 @@ def test_a_rank_that_is_lost_while_nobody_asks_it_ends_what_the_run_does() -> No
 
     def crew_of(*gone: asyncio.Future[WorkerLost]) -> Any:
         crew: Any = object.__new__(RayCrew)
-        crew.ranks = [SimpleNamespace(gone=partial(asyncio.wait_for, one, None)) for one in gone]
+        crew.ranks = SimpleNamespace(
+            workers=[SimpleNamespace(gone=partial(asyncio.wait_for, one, None)) for one in gone]
+        )
         return crew
 
     async def work(seconds: float, error: Exception | None = None) -> str:
@@ -138,3 +150,17 @@ def test_judges_begin_to_start_before_they_are_asked_anything() -> None:
 
     asyncio.run(first_answers())
     assert begun == [0, 1]
+
+
+def test_each_model_is_on_the_ranks_that_the_placement_names() -> None:
+    runtime = RuntimeSettings(
+        kind="ray",
+        mesh={"tensor": 2},
+        placement={"critic": {"workers": 3, "resources": {"CPU": 2}}, "reference": {"inside": "critic"}},
+    )
+    training, critic = posts(Settings(runtime=runtime))
+    assert (training.name, training.roles, training.runtime.ranks) == ("training", (Role.POLICY, Role.JUDGE), 2)
+    assert (critic.name, critic.roles, critic.runtime.ranks) == ("critic", (Role.REFERENCE, Role.CRITIC), 3)
+    assert critic.told == [{"CPU": 2}] * 3
+    [together] = posts(Settings(runtime=RuntimeSettings(placement={"generate": {"shares": "train"}})))
+    assert together.roles == tuple(Role)

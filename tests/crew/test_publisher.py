@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ranks_at_work import Job, at_work, do
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from plaudit.compute.digest import digest
@@ -104,6 +105,21 @@ def test_no_rank_gives_more_than_its_share(model: str, how: str, world: int, don
         assert parcel.bytes <= 20_000 + 64 * len(parcel.entries)
     assert len(sizes) == world
     assert max(sizes.values()) <= 1.05 * sum(sizes.values()) / world
+
+
+@pytest.mark.parametrize(("model", "how", "world"), DIVIDED)
+def test_ranks_that_sample_get_what_they_lack(model: str, how: str, world: int, done: Path) -> None:
+    """Every one has the whole model, and nothing travels that is there already."""
+    whole = load_file(done / model / how / "policy.safetensors")
+    size = sum(tensor.nbytes for tensor in whole.values())
+    for rank in range(world):
+        file = done / model / how / f"inside{rank}.safetensors"
+        assert digest(load_file(file)) == digest(whole)
+        with safe_open(file, "pt") as found:
+            got, shared = (int(found.metadata()[key]) for key in ("bytes", "shared"))
+        held = {"copies": 1.0, "shards of parts": 0.25}.get(how, 0.5)
+        assert got == pytest.approx((1 - held) * size, rel=0.1)
+        assert (shared > 0) == ("shards" not in how)
 
 
 @pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in ("lora", "neox")])

@@ -102,9 +102,10 @@ def test_a_judge_comes_to_score(device: str, offloads: None, judge: Path) -> Non
     assert waiting.of_sequences(asked) == plain.of_sequences(asked)
 
 
+TURNS = {"placement": {"generate": {"shares": "train"}}}
 CASES: dict[str, dict[str, Any]] = {
-    "grpo": {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}, "rollout": {"share_devices": True}},
-    "dpo": {"data": {"limit": 8}, "reference": {}},  # read twice: the columns are computed once
+    "grpo": {"algorithm": {"kl_in_loss": 0.1}, "reference": {"ema": 0.1}, "runtime": TURNS},
+    "dpo": {"data": {"limit": 8}, "reference": {}, "runtime": {}},  # read twice: the columns are computed once
 }
 EVENTS = {"grpo": "(comes goes learns ){4}", "dpo": "(comes goes )+(learns ){4}"}
 
@@ -136,7 +137,7 @@ def test_a_run_is_the_same(
         events.clear()
         more = CASES[method] | {"device": device}
         waiting = ["reference", *["optimizer"] * (device == "cpu")]  # the optimizer's arithmetic is the CPU's then
-        more["runtime"] = {"offload": waiting if offload else []}
+        more["runtime"] = CASES[method]["runtime"] | {"offload": waiting if offload else []}
         runs.append(run(load_settings(make_recipe(method, tmp_path / str(offload), **more))))
         assert re.fullmatch(EVENTS[method] if offload else "(learns ){4}", "".join(events))
     stays, waits = runs

@@ -498,8 +498,6 @@ def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     [
         ({"engine": "vlm"}, r"rollout\.engine=vlm .*native, vllm"),
         ({"engine": "vllm", "temperature": 0.005}, r"rollout\.temperature=0\.005 .* 0\.01"),
-        ({"share_devices": True, "max_lag": 1}, r"rollout\.max_lag=1 .*rollout\.share_devices=true"),
-        ({"share_devices": True, "workers": [1, 4]}, r"rollout\.workers=\[1, 4\] .*share_devices"),
         ({"vllm": {"memory": 1.5}}, r"rollout\.vllm\.memory=1\.5"),
     ],
 )
@@ -512,10 +510,9 @@ def test_what_vllm_is_started_with_follows_from_the_runs_settings() -> None:
     """Room for the longest prompt and answer, so that it cuts none; sleep only where memory is shared."""
     given = RolloutSettings(engine="vllm", max_tokens=30, vllm=VllmSettings(memory=0.3))
     expected = VllmStart(memory=0.3, max_length=130, sleeps=False)
-    assert given.for_vllm(longest_prompt=100) == expected
-    shared = replace(given, share_devices=True).for_vllm(longest_prompt=100)
-    assert shared == replace(expected, sleeps=True)
-    assert RolloutSettings().for_vllm(longest_prompt=100) is None
+    assert given.for_vllm(longest_prompt=100, sleeps=False) == expected
+    assert given.for_vllm(longest_prompt=100, sleeps=True) == replace(expected, sleeps=True)
+    assert RolloutSettings().for_vllm(longest_prompt=100, sleeps=False) is None
 
 
 @pytest.mark.vllm
@@ -528,7 +525,7 @@ def test_a_run_learns_from_what_vllm_samples(make_recipe: Any, tmp_path: Path, m
     more: dict[str, Any] = {"model": {"config": shape}, "rollout": rollout, "algorithm": {"samples": 4}}
     runs = [run(load_settings(make_recipe("grpo", tmp_path / "first", **more)))]
     if max_lag == 0:
-        rollout["share_devices"] = True
+        more["runtime"] = {"placement": {"generate": {"shares": "train"}}}
         runs.append(run(load_settings(make_recipe("grpo", tmp_path / "second", **more))))
     metrics = runs[0].metrics
     assert len(metrics) == 4

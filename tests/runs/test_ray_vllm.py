@@ -27,13 +27,14 @@ MODEL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_posit
 
 
 def killed(
-    recipe: Recipe, folder: Path, *, lora: int, weights: str, devices: int = 1, **rollout: Any
+    recipe: Recipe, folder: Path, *, lora: int, weights: str, devices: int = 1, shares: str = "", **rollout: Any
 ) -> tuple[Run, Killer]:
     """A run whose rollout worker 0 is killed while it takes the weights of version 2."""
     more: dict[str, Any] = {"model": {"config": MODEL, "lora": {"rank": lora}}, "algorithm": {"samples": 4}}
     more["rollout"] = {"engine": "vllm", **rollout}
     more["runtime"] = {"kind": "ray", "object_store_mb": 100, "weights": weights}
     more["runtime"] |= {"mesh": {"rollout_tensor": devices}} if devices > 1 else {}
+    more["runtime"] |= {"placement": {"generate": {"shares": shares}}} if shares else {}
     killer = Killer([Kill("rollout", "publish", 2)])
     with killer.at_work():
         done = run(load_settings(recipe("grpo", folder, log={"quiet": False}, **more)), hooks=[killer.hook])
@@ -48,7 +49,7 @@ def test_a_run_goes_on_when_its_vllm_is_killed(
 ) -> None:
     """One worker, which sleeps while the learner works. The run waits for the one in its place, which must hold the
     newest weights: in every step the log-probs of what it drew are the learner's, and tokens of the newest version."""
-    done, killer = killed(make_recipe, tmp_path, lora=0, weights="store", share_devices=True)
+    done, killer = killed(make_recipe, tmp_path, lora=0, weights="store", shares="train")
     assert len(killer.workers) == 3, "a rank, a rollout worker and the one in its place"
     for record in done.metrics:
         assert abs(record["kl/sampler"]) < 1e-9

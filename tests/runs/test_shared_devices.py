@@ -13,6 +13,7 @@ from plaudit import Run, SettingsError, load_settings, run
 from plaudit.crew.local import LocalCrew
 
 Recipe = Callable[..., dict[str, Any]]
+TURNS = {"generate": {"shares": "train"}}
 
 
 def weights(done: Run) -> bytes:
@@ -39,7 +40,7 @@ def test_a_local_run_is_the_same(make_recipe: Recipe, tmp_path: Path, monkeypatc
     monkeypatch.setattr(learn, watched)
     more: dict[str, Any] = {"evaluate": {"every": 2}}
     apart = run(load_settings(make_recipe("ppo", tmp_path / "apart", **more)))
-    shared = run(load_settings(make_recipe("ppo", tmp_path / "shared", rollout={"share_devices": True}, **more)))
+    shared = run(load_settings(make_recipe("ppo", tmp_path / "shared", runtime={"placement": TURNS}, **more)))
     assert caches == [True] * 4 + [False] * 4
     assert [s["completion"] for s in apart.samples] == [s["completion"] for s in shared.samples]
     assert weights(apart) == weights(shared)
@@ -53,8 +54,8 @@ def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe
     from faults import Kill, Killer
 
     local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
-    more: dict[str, Any] = {"rollout": {"share_devices": True, "workers": 3}, "save": {"every": 1}}
-    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2}
+    more: dict[str, Any] = {"rollout": {"workers": 3}, "save": {"every": 1}}
+    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2, "placement": TURNS}
     more["runtime"]["resources_per_worker"] = {"CPU": 1}
     calm = run(load_settings(make_recipe("grpo", tmp_path / "calm", **more)))
     kills = [Kill("rank", "rollout", 1, which=1), Kill("rollout", "update", 2), Kill("rank", "update", 3)]
@@ -71,6 +72,6 @@ def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe
 
 
 def test_what_rollout_workers_would_reserve_apart_is_refused(make_recipe: Recipe, tmp_path: Path) -> None:
-    runtime = {"kind": "ray", "resources_per_rollout_worker": {"CPU": 1}}
-    with pytest.raises(SettingsError, match=r"resources_per_rollout_worker=.*rollout\.share_devices"):
-        run(load_settings(make_recipe("grpo", tmp_path, runtime=runtime, rollout={"share_devices": True})))
+    runtime = {"kind": "ray", "resources_per_rollout_worker": {"CPU": 1}, "placement": TURNS}
+    with pytest.raises(SettingsError, match=r"placement\.generate.*resources_per_rollout_worker"):
+        run(load_settings(make_recipe("grpo", tmp_path, runtime=runtime)))

@@ -24,6 +24,9 @@ pytestmark = pytest.mark.slow
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 CUT = ["runtime=ray", "runtime.mesh.tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
 SHARED = ["runtime=ray", "runtime.mesh.rollout_tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
+TURNS = "runtime.placement={generate: {shares: train}}"
+INSIDE = "runtime.placement={generate: {inside: train}}"
+APART = "runtime.placement={{{}: {{workers: 1}}}}"
 DYNAMIC = ["algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling_part=right/x"]
 VALID: dict[str, Any] = {
     "model": {"path": "some/model"},
@@ -143,7 +146,34 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("grpo", [*SHARED, "model.config={model_type: gpt2}"], "3072 channels of the MLP. Take 6."),
         ("grpo", [*SHARED, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
         ("sft", SHARED[:2], "runtime.mesh.rollout_tensor=5 has no effect: sft learns from data"),
-        ("ppo", [*SHARED[:2], "rollout.share_devices=true"], "rollout_tensor=5 cannot be used with rollout.share_dev"),
+        ("ppo", [*SHARED[:2], TURNS], "placement.generate .. rollout_tensor=5"),
+        ("ppo", [TURNS, "rollout.max_lag=1"], "placement.generate .. rollout.max_lag=1"),
+        ("ppo", [*SHARED[:1], TURNS, "rollout.workers=[1, 4]"], "placement.generate .. rollout.workers=[1, 4]"),
+        ("sft", [TURNS], "placement.generate .. sft"),
+        ("rloo", [APART.format("critic")], "placement.critic .. rloo .. critic"),
+        ("ppo", ["runtime.placement={critic: {workers: 1}}"], "placement .. runtime=ray"),
+        ("ppo", [APART.format("reference"), "reference.ema=0.1"], "placement.reference .. reference.ema=0.1"),
+        ("ppo", [APART.format("train")], "placement .. train .. runtime.mesh"),
+        ("ppo", [APART.format("judge")], "placement .. judge .. rewards.N.workers"),
+        ("ppo", [APART.format("refrence")], "placement .. refrence .. reference"),
+        ("ppo", ["runtime.placement=3"], "runtime.placement=3 .. mapping"),
+        ("ppo", ["runtime.placement={critic: 2}"], "placement.critic=2 must be"),
+        ("ppo", ["runtime.placement={critic: {worker: 2}}"], "placement.critic .. worker .. workers"),
+        ("ppo", ["runtime.placement={critic: {workers: 0}}"], "placement.critic.workers=0 must be"),
+        ("ppo", ["runtime.placement={critic: {mesh: {context: 2}}}"], "placement.critic.mesh .. tensor"),
+        ("ppo", ["runtime.placement={critic: {mesh: {replicas: 2}}}"], "placement.critic.mesh .. replicas=2"),
+        ("ppo", ["runtime.placement={critic: {resources: {CPU: many}}}"], "placement.critic.resources"),
+        ("ppo", ["runtime.placement={critic: {inside: reference}}"], "placement.critic.inside=reference .. train"),
+        ("ppo", ["runtime.placement={critic: {inside: train, workers: 2}}"], "placement.critic .. inside"),
+        ("ppo", ["runtime.placement={generate: {inside: critic}}"], "placement.generate.inside=critic .. train"),
+        ("ppo", [INSIDE, "rollout.workers=2"], "placement.generate .. rollout.workers=2"),
+        ("ppo", [INSIDE, "rollout.engine=vllm"], "placement.generate .. rollout.engine=vllm"),
+        ("ppo", [INSIDE, "runtime.strategy=fsdp", "model.lora.rank=4"], "placement.generate .. model.lora.rank=4"),
+        (
+            "ppo",
+            [CUT[0], *CUT[2:], "runtime.placement={critic: {mesh: {tensor: 5}}}", "model.config={model_type: gpt2}"],
+            "critic: tensor=5 .. 12 attention heads",
+        ),
         ("ppo", [*SHARED[:2], "model.lora.rank=4"], "rollout_tensor=5 cannot be used with model.lora.rank=4"),
         ("ppo", SHARED[1:2], "mesh={'rollout_tensor': 5} needs runtime=ray"),
         ("sft", ["runtime.start_timeout=60"], "runtime.start_timeout=60.0 needs runtime=ray"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from plaudit.crew.inside import SamplingRank
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, reserved
@@ -77,6 +78,11 @@ class Ranks:
         return self.gangs[0]
 
     @property
+    def sampling(self) -> list[RayWorker[Any]]:
+        """The training ranks, if they sample."""
+        return list(self.training.workers) if self.gangs else []
+
+    @property
     def workers(self) -> list[RayWorker[RankProcess]]:
         return [worker for gang in self.gangs for worker in gang.workers]
 
@@ -95,15 +101,17 @@ class Ranks:
         from plaudit.runtime.ray_gang import RayGang
 
         place, started = 0, []
+        samples = self.posts[0].settings.samples and self.posts[0].runtime.inside
         for post in self.posts:
             recipe = to_plain(post.settings) | {"resume": None}
             for number in range(post.runtime.ranks):
                 common: dict[str, Any] = {"name": f"{post.name} rank {number}", "group": group, "place": place}
                 common |= {"threads": self._threads(self.bundles[place]), "sharers": sharers(place)}
-                started.append(self.runtime.spawn(RankProcess, recipe, plan, post.roles, **common))
+                kind = SamplingRank if samples and post is self.posts[0] else RankProcess
+                started.append(self.runtime.spawn(kind, recipe, plan, post.roles, **common))
                 place += 1
         ready = iter(await asyncio.gather(*started))
-        self.gangs = [
+        gangs = [
             RayGang(
                 [next(ready) for _ in post.told],
                 patience=post.runtime.collective_timeout,
@@ -111,7 +119,8 @@ class Ranks:
             )
             for post in self.posts
         ]
-        await together(map(self._join, self.posts, self.gangs))
+        await together(map(self._join, self.posts, gangs))
+        self.gangs = gangs
 
     async def _join(self, post: Post, gang: RayGang[RankProcess]) -> None:
         address, timeout = await gang.first.call(RankProcess.address), post.runtime.collective_timeout

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plaudit.crew.inside import InProcess
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
 from plaudit.crew.trainer import Plan, RankProcess
@@ -69,6 +70,8 @@ class RayCrew:
         rollout = least * settings.samples
         rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
         self.shares = rollout > 0 and settings.runtime.shares
+        self.inside = rollout > 0 and settings.runtime.inside
+        rollout *= not self.inside
         told = self.ranks.told
         self.width = settings.runtime.rollout_width
         told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout * self.width)
@@ -83,18 +86,19 @@ class RayCrew:
         self.drives = settings.rollout.engine == "vllm" and self.width > 1
         together = {name: amount * self.width for name, amount in bundle.items()}
         self.rollout_room = [together] if self.drives else [bundle] * self.width
-        if rollout:
+        if settings.samples:
+            # What ranks inside lose is the run's loss, not the pool's, so none is counted there.
             self.pool = Pool(
-                self._rollout_worker,
+                self._sampling_rank if self.inside else self._rollout_worker,
                 rollout,
-                most=most,
+                most=settings.runtime.ranks if self.inside else most,
                 patience=self._patience,
                 failures=failures,
                 say=say,
             )
         bundles = (self.ranks.bundles[0], self.rollout_bundle)
         gpus = settings.device != "cpu" and not self.shares and all(bundle.get("GPU", 0.0) >= 1 for bundle in bundles)
-        self.transport = transport_of(settings.runtime, gpus=gpus)
+        self.transport = InProcess() if self.inside else transport_of(settings.runtime, gpus=gpus)
         self._rollouts = rollout
         self._opened = False
         self.judge_bundles = [reserved(reward.resources, share) for reward in rewards]
@@ -120,7 +124,8 @@ class RayCrew:
 
     async def _open(self) -> None:
         each = f" of {self.width} processes" if self.width > 1 else ""
-        what = f"{self.ranks} and {self._rollouts} rollout workers{each}"
+        beside = "" if self.inside else f" and {self._rollouts} rollout"
+        what = f"{self.ranks}{beside} workers{each}"
         apart = [] if self.shares else self.rollout_room * self._rollouts
         bundles = [*self.ranks.bundles, *apart, *self.judge_bundles]
         self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
@@ -145,7 +150,7 @@ class RayCrew:
         same = all(gang.world == 1 for gang in self.ranks.gangs) and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
-        if self.pool is not None and self.settings.runtime.weights == "store":
+        if self.pool is not None and self.settings.runtime.weights == "store" and not self.inside:
             self._tell_of_store((await self.ranks.training.each(RankProcess.parcel_bytes))[0])
 
     def _tell_of_store(self, size: int) -> None:
@@ -245,6 +250,12 @@ class RayCrew:
             )
             return driven(worker) if self.drives else worker
 
+    async def _sampling_rank(self, number: int) -> Worker[RolloutWorker]:
+        """Wait for a rank that samples; after a loss, until all are formed again."""
+        while not (ranks := self.ranks.sampling) or not ranks[number].alive:
+            await asyncio.sleep(0.1)
+        return ranks[number]
+
     # --- judges
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
@@ -291,7 +302,7 @@ class RayCrew:
 
     def _vacated(self, why: str, among: Container[str] | None = None) -> bool:
         """Let a rollout worker (of those named) free its room, unless it is the last one."""
-        if self.pool is None or self.shares or (number := self.pool.places.give_way(among)) is None:
+        if self.pool is None or self.shares or self.inside or (number := self.pool.places.give_way(among)) is None:
             return False
         self.runtime.give_back(self._rooms.pop(("rollout", number)))
         self.say(f"rollout worker {number} {why}")
