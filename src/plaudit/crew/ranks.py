@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit.crew.inside import SamplingRank
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.runtime.coroutines import together
+from plaudit.runtime.placement import TRAIN
 from plaudit.runtime.resources import Resources, reserved
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.settings.tree import Settings, to_plain
@@ -46,13 +47,16 @@ class Post:
 
 def posts(settings: Settings) -> list[Post]:
     """The training ranks first, then those of calls with processes of their own."""
-    calls, own = settings.runtime.calls, settings.runtime.apart
-    hosts = {role: calls[role].inside or role if role in calls else "train" for role in Role}
-    found = [Post("training", tuple(role for role in Role if hosts[role] == "train"), settings)]
-    for call, runtime in own.items():
-        roles = tuple(role for role in Role if hosts[role] == call)
-        found.append(Post(call, roles, replace(settings, runtime=runtime)))
-    return found
+    hosts = {role: settings.runtime.host(role) for role in Role}
+    given = {TRAIN: settings.runtime, **settings.runtime.apart}
+    return [
+        Post(
+            "training" if call == TRAIN else call,
+            tuple(role for role in Role if hosts[role] == call),
+            replace(settings, runtime=runtime),
+        )
+        for call, runtime in given.items()
+    ]
 
 
 class Ranks:

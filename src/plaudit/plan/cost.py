@@ -60,7 +60,7 @@ class Costs:
     @cached_property
     def models(self) -> list[Model]:
         """Whole, as one rank would hold them."""
-        return models_of(self.settings, None, 1)
+        return models_of(replace(self.settings, runtime=replace(self.settings.runtime, placement={})), None, 1)
 
     @cached_property
     def policy(self) -> DecoderConfig:
@@ -85,8 +85,7 @@ class Costs:
     def estimate(self, at: Placement) -> Estimate:
         calls = self.calls(at)
         step, busy = self._step(at, calls)
-        devices = 1 if not at.ray else at.trains_on + (0 if at.shared else at.workers)
-        idle = max(0.0, 1 - busy / (devices * step)) if step else 0.0
+        idle = max(0.0, 1 - busy / (at.devices * step)) if step else 0.0
         return Estimate(at, calls, step, idle, self.memory(at))
 
     def calls(self, at: Placement) -> dict[str, float]:
@@ -95,11 +94,10 @@ class Costs:
         if work.sampled:
             found["generate"] = self.generate(at)
             found |= self._rewards(at)
-        share = work.share(at.ranks)
         for role in work.scored:
-            found[f"{role} scores"] = self._scores(at, role, share)
+            found[f"{role} scores"] = self._scores(at.of(role), role, work.share(at.of(role).ranks))
         for role in work.trained:
-            found[f"{role} trains"] = self._trains(at, role, share)
+            found[f"{role} trains"] = self._trains(at.of(role), role, work.share(at.of(role).ranks))
         if (at.ray and work.sampled) or at.lag:
             found["publish"] = self._publish(at)
         return found
@@ -185,10 +183,12 @@ class Costs:
     def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
         """Seconds of a step, and device-seconds of work in it."""
         generate, publish = calls.get("generate", 0.0), calls.get("publish", 0.0)
-        learn = sum(seconds for name, seconds in calls.items() if name.endswith((" scores", " trains")))
-        rewards = sum(calls.values()) - generate - publish - learn
-        ranks, workers = (at.trains_on, at.workers) if at.ray else (1, 1)
-        busy = generate * workers + learn * ranks
+        by_role = {name: seconds for name, seconds in calls.items() if name.endswith((" scores", " trains"))}
+        rewards = sum(calls.values()) - generate - publish - sum(by_role.values())
+        learn = sum(self._at_once(at, by_role, what) for what in ("scores", "trains"))
+        workers, ranks = (at.workers, sum(at.counts.values()) - at.workers) if at.ray else (1, 1)
+        used = sum(seconds * at.of(name.split()[0]).trains_on for name, seconds in by_role.items()) if at.ray else learn
+        busy = generate * workers + used
         if not at.ray:
             return sum(calls.values()), busy + rewards
         if at.shared or not at.lag:
@@ -198,11 +198,22 @@ class Costs:
         cores = math.inf if self.profile.gpu else self.devices
         slow = self._crowding(at, (ranks + workers) * at.threads)
         flow = self.generate(at, flowing=True) if generate else 0.0
-        busy = flow * workers + learn * ranks
-        used = (busy * at.threads + rewards) / cores
+        busy = flow * workers + used
+        held = (busy * at.threads + rewards) / cores
         path = (generate + rewards / 8 + learn + publish) / (at.lag + 1)
-        step = slow * max(flow, learn + publish, rewards, used, path)
-        return step, min(generate, step) * workers + learn * ranks
+        step = slow * max(flow, learn + publish, rewards, held, path)
+        return step, min(generate, step) * workers + used
+
+    def _at_once(self, at: Placement, by_role: Mapping[str, float], what: str) -> float:
+        """Seconds of the scores of a step, or of its training: models on the same ranks take turns, others do not wait
+        for each other."""
+        gangs: dict[tuple[str, ...], float] = {(): 0.0}
+        for name, seconds in by_role.items():
+            role, _, kind = name.rpartition(" ")
+            if kind == what:
+                where = next((one.roles for one in at.apart if role in one.roles), ())
+                gangs[where] = gangs.get(where, 0.0) + seconds
+        return max(gangs.values())
 
     def _tail(self, generate: float, rewards: float) -> float:
         """Rewards that are left when the last answer ends: the driver scores answers while others are generated."""
@@ -245,18 +256,16 @@ class Costs:
     def memory(self, at: Placement) -> dict[str, dict[str, float]]:
         """Bytes by part of each kind of process."""
         s, profile, placed = self.settings, self.profile, at.placed(self.settings)
-        models = models_of(placed) if at.ray else self.models
-        place = models[0].layout.mesh.place(0)
         base = profile.memory.get("process", 0.0)
-        rank: dict[str, float] = {"process": base}
-        for part in ("weights", "gradients", "moments", "masters"):
-            rank[part] = float(sum(model.held(place)[part] for model in models))
-        rank["gathered"] = float(max(model.gathered(0) for model in models))
-        rank["activations"] = self.activations(at.ranks, at.tensor)
-        rank["kept"] = self._kept * min(1.0, rank["activations"] / max(1.0, self.activations(1, 1)))
+        rank = self._rank(models_of(placed) if at.ray else self.models, at)
+        own: dict[str, dict[str, float]] = {}
+        for one in at.apart:
+            runtime = replace(placed.runtime.apart[one.name], placement={})
+            models = [m for m in models_of(replace(placed, runtime=runtime)) if m.role in one.roles]
+            own[f"{one.name} rank"] = self._rank(models, at.of(one.name))
         judges = {"judges": float(self.width * sum(config.parameters for config in self.judges.values()))}
         if not self.work.sampled:
-            return {"rank" if at.ray else "run": rank}
+            return {"rank" if at.ray else "run": rank} | own
         weights = float(self.width * self.policy.parameters)
         cache = {"cache": self.cache(at)}
         if not at.ray:
@@ -265,7 +274,18 @@ class Costs:
         moved = {"moved": BUFFERS * weights}
         worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
         driver = {"process": base} | ({} if any(one.workers for one in s.rewards) else judges)
-        return {"driver": driver, "rank": rank | moved, "rollout worker": worker | cache | moved}
+        return {"driver": driver, "rank": rank | moved, **own, "rollout worker": worker | cache | moved}
+
+    def _rank(self, models: Sequence[Model], at: Placement) -> dict[str, float]:
+        """Bytes of a rank with these models, by part."""
+        place = models[0].layout.mesh.place(0)
+        rank = {"process": self.profile.memory.get("process", 0.0)}
+        for part in ("weights", "gradients", "moments", "masters"):
+            rank[part] = float(sum(model.held(place)[part] for model in models))
+        rank["gathered"] = float(max(model.gathered(0) for model in models))
+        rank["activations"] = self.activations(at.ranks, at.tensor)
+        rank["kept"] = self._kept * min(1.0, rank["activations"] / max(1.0, self.activations(1, 1)))
+        return rank
 
     @cached_property
     def _kept(self) -> float:

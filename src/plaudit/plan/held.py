@@ -18,6 +18,7 @@ from plaudit.models.mesh import Mesh, Place, check_mesh
 from plaudit.models.parts import numbered
 from plaudit.models.settings import LoraSettings
 from plaudit.models.tokenizer import load_tokenizer
+from plaudit.runtime.placement import TRAIN
 from plaudit.settings.tree import Settings
 from plaudit.types import Role
 
@@ -82,8 +83,8 @@ class Model:
 
 
 def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = None) -> list[Model]:
-    """A run's models on a mesh; without one, on `ranks` ranks as the section `runtime` says. Raises MeshError, with the
-    nearest mesh that fits."""
+    """The models of a run's training ranks on a mesh; without one, on `ranks` ranks as the section `runtime` says.
+    Raises MeshError, with the nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
     workers = max(1, ranks // runtime.width) if ranks else runtime.workers
     copies = runtime.replicas if runtime.sharded else workers
@@ -93,6 +94,8 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
     models = []
 
     def add(role: Role, config: DecoderConfig, *, trained: bool, lora: LoraSettings, bytes: int) -> None:
+        if runtime.host(role) != TRAIN:
+            return
         head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
         check_mesh(config, axes, ranks)
         models.append(Model(role, Layout(config, head, axes, lora), trained, bytes, runtime.stage or 3))

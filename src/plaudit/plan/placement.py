@@ -20,8 +20,27 @@ WIDTHS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, order=True)
+class Apart:
+    """Ranks of models that are not on the training ranks."""
+
+    roles: tuple[str, ...]
+    ranks: int = 1
+    tensor: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.roles[0]
+
+    def said(self) -> dict[str, Any]:
+        """As `runtime.placement` says it."""
+        mesh = {"mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
+        own = {self.name: {"workers": self.ranks} | mesh}
+        return own | {role: {"inside": self.name} for role in self.roles[1:]}
+
+
+@dataclass(frozen=True, order=True)
 class Placement:
-    """Processes of a run. Train, reference and critic are on the same ranks."""
+    """Processes of a run. Reference and critic are on the training ranks, unless they are apart."""
 
     ray: bool = False
     ranks: int = 1
@@ -36,6 +55,7 @@ class Placement:
     lag: int = 0
     threads: int = 1
     """Of a process, on CPUs."""
+    apart: tuple[Apart, ...] = ()
 
     def overrides(self) -> dict[str, Any]:
         """The settings that say it."""
@@ -44,7 +64,7 @@ class Placement:
             found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
             found |= {"runtime.mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
             found |= {"runtime.strategy": "fsdp"} if self.sharded else {}
-            found |= {"runtime.placement": SHARED} if self.shared else {}
+            found |= {"runtime.placement": where} if (where := self.where) else {}
         return found | {"threads": self.threads}
 
     def words(self) -> list[str]:
@@ -55,21 +75,46 @@ class Placement:
         """The same run, so placed."""
         strategy = "fsdp" if self.sharded else "replicate"
         kind, mesh = "ray" if self.ray else "local", {"tensor": self.tensor} if self.tensor > 1 else {}
-        where = SHARED if self.shared else {}
         ranks: dict[str, Any] = {"num_training_workers": self.ranks, "mesh": mesh, "strategy": strategy}
-        runtime = replace(s.runtime, kind=kind, placement=where, **ranks)
+        runtime = replace(s.runtime, kind=kind, placement=self.where, **ranks)
         rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers)
         return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
 
     @property
+    def where(self) -> dict[str, Any]:
+        """As `runtime.placement` says it."""
+        found: dict[str, Any] = {**SHARED} if self.shared else {}
+        for one in self.apart:
+            found |= one.said()
+        return found
+
+    def of(self, role: str) -> Placement:
+        """The same with the ranks that have a role's model as those that train."""
+        own = next((one for one in self.apart if role in one.roles), None)
+        return self if own is None else replace(self, ranks=own.ranks, tensor=own.tensor, apart=())
+
+    @property
     def trains_on(self) -> int:
-        """Ranks in all."""
+        """Training ranks in all."""
         return self.ranks * self.tensor
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Processes by kind, beside the run's own."""
+        own = {f"{one.name} rank": one.ranks * one.tensor for one in self.apart}
+        return {"rank": self.trains_on, **own, "rollout worker": self.workers}
+
+    @property
+    def devices(self) -> int:
+        """Devices that processes have to themselves."""
+        return sum(self.counts.values()) - self.workers * self.shared if self.ray else 1
 
     def __str__(self) -> str:
         ranks = f"{self.trains_on} rank{'s'[: self.trains_on > 1]}"
         beside = f", {self.workers} rollout worker{'s'[: self.workers > 1]}" if self.workers else ""
         where = f"{ranks}{beside}{' on the same devices' * self.shared}" if self.ray else "one process"
+        own = "".join(f", {one.ranks * one.tensor} for {' and '.join(one.roles)}" for one in self.apart)
+        where += own
         mesh = f", tensor={self.tensor}" * (self.tensor > 1) + ", sharded" * self.sharded
         return f"{where}{mesh}, threads={self.threads}" + f", lag {self.lag}" * (self.lag > 0)
 
@@ -78,10 +123,19 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
     """What the settings say now."""
     runtime, ray = s.runtime, s.runtime.kind == "ray"
     workers = s.rollout.workers_range[0] if s.samples else 0
-    shared = ray and s.samples and s.runtime.shares
+    shared = ray and s.samples and (runtime.shares or runtime.inside)
     ranks = runtime.workers if ray else 1
     tensor = runtime.width if ray else 1
-    processes = 1 if not ray else ranks * tensor + (0 if shared else workers)
+    apart = tuple(
+        Apart(
+            tuple(sorted((call, *(c for c in runtime.calls if c != call and runtime.host(c) == call)))),
+            one.workers,
+            one.width,
+        )
+        for call, one in runtime.apart.items()
+    )
+    others = sum(one.ranks * one.tensor for one in apart)
+    processes = 1 if not ray else ranks * tensor + others + (0 if shared else workers)
     threads = 1 if gpu else s.threads or max(1, cores // processes)
     return Placement(
         ray=ray,
@@ -92,6 +146,7 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
         shared=shared,
         lag=s.rollout.max_lag if s.samples else 0,
         threads=threads,
+        apart=apart if ray else (),
     )
 
 
@@ -131,22 +186,37 @@ def _beside(
         if trained > 1:
             yield Placement(**common, workers=0, threads=threads(trained))
         return
-    if lag == 0 and (trained > 1 or not gpu):
-        yield Placement(**common, workers=trained, shared=True, threads=threads(trained))
-    if rest := devices - trained:
-        for workers in {rest, 1} if gpu else range(1, rest + 1):
-            yield Placement(**common, workers=workers, threads=threads(trained + workers))
+    for apart in _apart(s, devices - trained):
+        used = trained + sum(one.ranks for one in apart)
+        common["apart"] = apart
+        if lag == 0 and (trained > 1 or not gpu or apart):
+            yield Placement(**common, workers=trained, shared=True, threads=threads(used))
+        if rest := devices - used:
+            for workers in {rest, 1} if gpu else range(1, rest + 1):
+                yield Placement(**common, workers=workers, threads=threads(used + workers))
+
+
+def _apart(s: Settings, rest: int) -> Iterator[tuple[Apart, ...]]:
+    """Reference and critic with the policy, or on some of the rest of the devices: each, or both."""
+    yield ()
+    asks = {role.value for role in s.objective.asks}
+    moves = {"critic"} if s.reference.ema else {"critic", "reference"}
+    for roles in (("critic",), ("reference",), ("critic", "reference")):
+        if {*roles} <= asks & moves:
+            for ranks in sorted({1, rest // 4, rest // 2, rest} - {0}):
+                if ranks <= rest:
+                    yield (Apart(roles, ranks),)
 
 
 def symmetric(found: list[Placement], now: Placement) -> Placement | None:
     """All calls on all devices in turn, in one mesh: of ranks that rollout workers share, those with most data."""
-    alike = [one for one in found if one.ray and (one.shared or not one.workers) and one.lag == 0]
+    alike = [one for one in found if one.ray and (one.shared or not one.workers) and not (one.lag or one.apart)]
     return max(alike, key=lambda one: (one.trains_on, one.ranks, not one.sharded), default=None)
 
 
 def heuristic(found: list[Placement], now: Placement) -> Placement | None:
     """What people choose by hand: half of the devices learn, half generate, one step ahead if the recipe allows lag."""
-    apart = [one for one in found if one.ray and one.workers and not one.shared and one.lag <= now.lag]
+    halves = [one for one in found if one.ray and one.workers and not (one.shared or one.apart) and one.lag <= now.lag]
     return max(
-        apart, key=lambda one: (-abs(one.trains_on - one.workers), one.lag, one.workers, one.ranks), default=None
+        halves, key=lambda one: (-abs(one.trains_on - one.workers), one.lag, one.workers, one.ranks), default=None
     )

@@ -65,8 +65,9 @@ class Outcome:
         if self.profile.gpu:
             return one.largest <= self.profile.room
         at = one.placement
-        counts = {"rank": at.trains_on, "rollout worker": at.workers}
-        return sum(sum(parts.values()) * counts.get(name, 1) for name, parts in one.memory.items()) <= self.profile.room
+        return (
+            sum(sum(parts.values()) * at.counts.get(name, 1) for name, parts in one.memory.items()) <= self.profile.room
+        )
 
     @cached_property
     def named(self) -> dict[str, Estimate]:
@@ -154,7 +155,7 @@ class Outcome:
         """Devices that a placement takes: GPUs, or all cores."""
         if not self.profile.gpu:
             return self.costs.devices
-        return at.trains_on + (0 if at.shared or not at.ray else at.workers)
+        return at.devices
 
     @property
     def parameters(self) -> dict[str, int]:

@@ -146,6 +146,11 @@ class RuntimeSettings(Section):
         """True if training ranks sample too."""
         return self.calls.get(GENERATE, Where()).inside == TRAIN
 
+    def host(self, call: str) -> str:
+        """The call in whose processes a call is: itself, or `train`."""
+        where = self.calls.get(call)
+        return TRAIN if where is None else where.inside or call
+
     @property
     def apart(self) -> dict[str, RuntimeSettings]:
         """Calls with ranks of their own, and these settings for them, as if there were no others."""
