@@ -6,20 +6,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from told import says
 
+from plaudit import SettingsError, load_settings, run
 from plaudit.commands.cli import main
 from plaudit.commands.plan import steps_of
 from plaudit.plan.cost import Costs
 from plaudit.plan.placement import Placement
 from plaudit.plan.profile import Curve, Line, Profile
 from plaudit.plan.report import Outcome
+from plaudit.runs.planned import key_of
 from plaudit.settings.recipes import read_settings
+from plaudit.settings.tree import Settings
 
 Recipe = Callable[..., dict[str, Any]]
 FLAT = Curve((0.001, 1e-4, 0.0, 0.0), (0.001, 1e-4, 0.0, 0.0))
@@ -70,6 +75,30 @@ def test_json_says_the_same_and_the_plan_lies_beside_the_run(recipe: Path) -> No
         str(recipe), [f"{k}={str(v).lower()}" for k, v in told["plans"]["heuristic"]["settings"].items()]
     )
     assert again.runtime.kind == "ray"
+
+
+@pytest.mark.parametrize("name", ["auto", "heuristic"])
+def test_a_run_is_placed_by_a_plan(name: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest, or what people choose: it says which, what else it would take, and keeps the plan beside the run."""
+    ran: list[Settings] = []
+    monkeypatch.setattr("plaudit.runs.start.run", lambda settings, reporter: ran.append(settings))
+    text = called("grpo", recipe, f"runtime.placement={name}", "log.quiet=false")
+    told = json.loads((recipe.parent / "run.plan.json").read_text())["plans"]
+    plan = told["best" if name == "auto" else name]
+    assert f"runtime.placement={name}: " in text
+    assert f"{plan['step']:.3g} s a step planned" in text
+    [settings] = ran
+    assert settings.runtime.kind == plan["settings"]["runtime.kind"]
+    assert settings.rollout.workers == plan["settings"].get("rollout.workers", 1)
+    assert key_of(settings) == plan["key"], "the run compares itself with the plan"
+
+
+def test_a_placement_to_be_chosen_is_not_run_as_it_is(recipe: Path) -> None:
+    with pytest.raises(SettingsError, match=r"runtime\.placement=auto .*`plaudit grpo RECIPE`"):
+        run(load_settings(str(recipe), ["runtime.placement=auto"]))
+    (recipe.parent / "run.profile.json").write_text(replace(profile(), room=1.0).text())
+    result = CliRunner().invoke(main, ["grpo", str(recipe), "runtime.placement=auto"])
+    assert says(result.output, "runtime.placement=auto .. run.profile.json .. 4 devices")
 
 
 def test_other_machines_and_more_devices(recipe: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import yaml
 from overlap import Case
 
 from plaudit.plan.cost import Costs
-from plaudit.plan.placement import Placement, heuristic, placement_of, placements, symmetric
+from plaudit.plan.placement import Apart, Placement, heuristic, placement_of, placements, symmetric
 from plaudit.plan.profile import Curve, Line, Profile
 from plaudit.settings.recipes import read_settings
 from plaudit.settings.tree import Settings
@@ -148,11 +148,36 @@ def test_settings_and_placements_are_the_same_said_twice() -> None:
     assert placement_of(at.placed(settings()), 8, gpu=True) == at
 
 
+def test_models_on_ranks_of_their_own_do_not_wait_for_others() -> None:
+    """Three gangs: scores take the reference's on two ranks or the critic's, training the policy's or the critic's."""
+    costs = Costs(settings(), profile(), 8)
+    apart = (Apart(("critic",)), Apart(("reference",), ranks=2))
+    together, own = (costs.estimate(Placement(ray=True, workers=1, apart=one)) for one in ((), apart))
+    policy, critic = 240 * 0.01 + 2 * 0.5, 240 * 0.02 + 2 * 0.25
+    rest = 2.0 + own.calls["publish"]
+    assert together.step == pytest.approx(240 * 0.002 + 240 * 0.003 + policy + critic + rest)
+    assert own.step == pytest.approx(max(120 * 0.002, 240 * 0.003) + max(policy, critic) + rest)
+    busy = 2.0 + 2 * 120 * 0.002 + 240 * 0.003 + policy + critic
+    assert own.idle == pytest.approx(1 - busy / (5 * own.step))
+    assert own.memory["rank"]["moments"] + own.memory["critic rank"]["moments"] == together.memory["rank"]["moments"]
+    assert own.memory["reference rank"]["moments"] == 0
+    said = read_settings(None, own.placement.words(), method="ppo")
+    assert placement_of(said, 8, gpu=True) == own.placement
+    both = placement_of(
+        settings("runtime=ray", "runtime.placement={critic: {mesh: {tensor: 2}}, reference: {inside: critic}}"),
+        8,
+        gpu=True,
+    )
+    assert both.apart == (Apart(("critic", "reference"), tensor=2),)
+    assert placement_of(both.placed(settings()), 8, gpu=True) == both
+
+
 def test_every_placement_fits_the_devices_and_the_usual_ones_are_among_them() -> None:
     given = settings()
     found = list(placements(given, Costs(given, profile(), 8).policy, 8, gpu=True, lags=(0,)))
     assert len(found) == len(set(found))
-    assert all(one.trains_on + (0 if one.shared else one.workers) <= 8 for one in found)
+    assert all(one.devices <= 8 for one in found)
+    assert {one.apart[0].roles for one in found if one.apart} == {("critic",), ("reference",), ("critic", "reference")}
     assert {one.tensor for one in found} == {1, 2}, "the model has two heads"
     now = Placement()
     assert symmetric(found, now) == Placement(ray=True, ranks=8, workers=8, shared=True)

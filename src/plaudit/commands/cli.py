@@ -55,6 +55,7 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
+        from plaudit.runtime.placement import PLANNED
         from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 
@@ -63,6 +64,10 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
         given = as_ours(None if none else recipe, method, deepspeed)
         settings = load_settings(given.recipe, [recipe, *overrides] if none else overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
+        if settings.runtime.placement in PLANNED:
+            from plaudit.commands.plan import chosen
+
+            settings = chosen(settings, reporter)
         if given.system:
             reporter.say(
                 f"{recipe} has settings of {given.system}. As a recipe of Plaudit:\n{given.text(settings.method)}"

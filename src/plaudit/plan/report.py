@@ -70,10 +70,16 @@ class Outcome:
         )
 
     @cached_property
+    def fastest(self) -> list[Estimate]:
+        """All placements that fit, the recipe's own too, the fastest first; only the recipe's if none does."""
+        mine = [self.now] if self.fits(self.now) else []
+        return sorted((*mine, *self.others), key=lambda one: one.step) or [self.now]
+
+    @cached_property
     def named(self) -> dict[str, Estimate]:
         """The recipe's placement, the best one, and those that people choose by hand."""
         every = {one.placement: one for one in (self.now, *self.others)}
-        found = {"now": self.now, "best": min(every.values(), key=lambda one: one.step)}
+        found = {"now": self.now, "best": self.fastest[0]}
         for name, choose in (("symmetric", symmetric), ("heuristic", heuristic)):
             if (chosen := choose(list(every), self.now.placement)) is not None:
                 found[name] = every[chosen]

@@ -27,11 +27,12 @@ from plaudit.runs.page import last_page
 from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
 from plaudit.runtime.coroutines import finished
 from plaudit.runtime.memory import keep_freed_memory
+from plaudit.runtime.placement import PLANNED
 from plaudit.runtime.token import check_cluster
 from plaudit.runtime.usual import usual_torch
 from plaudit.settings.checks import check
 from plaudit.settings.recipes import completed
-from plaudit.settings.tree import Settings
+from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 
 
@@ -67,6 +68,11 @@ def run(
 def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook]) -> Run:
     settings = named(completed(settings))
     check(settings)
+    if settings.runtime.placement in PLANNED:
+        raise SettingsError(
+            f"runtime.placement={settings.runtime.placement} is chosen by the command line, `plaudit "
+            f"{settings.method} RECIPE`, from a profile of the machine: give the settings that `plaudit plan` prints"
+        )
     record = open_record(settings)
     if record is not None:
         settings = replace(settings, threads=record.threads)

@@ -18,6 +18,8 @@ OF_RANKS = ("reference", "critic")
 CALLS = (GENERATE, *OF_RANKS)
 ELSEWHERE = {TRAIN: "runtime.num_training_workers and runtime.mesh", "judge": "rewards.N.workers"}
 """Settings that say where other calls are."""
+PLANNED = ("auto", "symmetric", "heuristic")
+"""Placements that the command line chooses, by a profile of the machine."""
 AXES = ("data", "tensor", "replicas")
 OWN = ("workers", "mesh", "resources")
 FORMS = {GENERATE: f"{{inside: {TRAIN}}} or {{shares: {TRAIN}}}"}
@@ -40,14 +42,19 @@ class Where:
 
 
 def placed(given: Any) -> dict[str, Where]:
-    """Calls whose place is given. Empty if something is wrong with it (`faults`)."""
-    return {} if next(faults(given), None) else {call: Where(**entry) for call, entry in given.items()}
+    """Calls whose place is given. Empty if something is wrong with it (`faults`), or it is still to be chosen."""
+    wrong = given in PLANNED or next(faults(given), None)
+    return {} if wrong else {call: Where(**entry) for call, entry in given.items()}
 
 
 def faults(given: Any) -> Iterator[str]:
     """What is wrong with a placement, as ends of sentences that begin with its key."""
     if not isinstance(given, Mapping):
-        yield f"={shown(given)} must be a mapping of calls ({', '.join(CALLS)}), such as {{reference: {{workers: 2}}}}"
+        if given not in PLANNED:
+            yield (
+                f"={shown(given)} must be one of {', '.join(PLANNED)}, or a mapping of calls ({', '.join(CALLS)}), "
+                "such as {reference: {workers: 2}}"
+            )
         return
     for call, entry in given.items():
         if call in ELSEWHERE:

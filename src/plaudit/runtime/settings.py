@@ -64,7 +64,9 @@ class RuntimeSettings(Section):
     placement: Any = setting(dict)
     """Where calls are computed (docs/placement.md). {reference: {workers: 2, mesh: {tensor: 2}}} gives a reference, or
     critic, ranks of its own; {critic: {inside: reference}} puts it there too. {generate: {shares: train}} lets rollout
-    workers and ranks take turns on the same devices; with {generate: {inside: train}}, ranks sample themselves."""
+    workers and ranks take turns on the same devices; with {generate: {inside: train}}, ranks sample themselves. auto,
+    symmetric and heuristic choose by a profile of the machine (docs/plan.md), also how many ranks and workers there
+    are."""
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
@@ -191,7 +193,7 @@ class RuntimeSettings(Section):
 
     def unread(self, *, replays: bool) -> list[str]:
         """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""
-        own = ["placement"] * (not self.shares)  # one process takes turns too
+        own = ["placement"] * any(not where.shares for where in self.calls.values())  # one process takes turns too
         keys = () if self.kind == "ray" else OF_RANKS if replays else (*OF_RAY, *own)
         return [f"{told} needs runtime=ray" for told in self._changed(keys)]
 
