@@ -61,7 +61,7 @@ def main() -> None:
         first = first or own
         gap = max(float((own[key] - first[key]).abs().max()) for key in first)
         same = all(torch.equal(own[key], first[key]) for key in first)
-        told = "none" if same else f"{gap:.1e}"
+        told = "-" if own is first else "none" if same else f"{gap:.1e}"
         print(f"| {name} | {seconds:.2f} | {memory / 1e6:,.0f} | {told} |", flush=True)
 
 

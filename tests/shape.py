@@ -36,8 +36,9 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2140,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
+        2300,
+        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75), "
+        "where calls are (150)",
     ),
     "monitor": (
         2680,
@@ -60,24 +61,31 @@ ROOMS = {
         1790,
         "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
     ),
-    "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
+    "loop": (
+        2275,
+        "one loop for every method; half of it is recovery; how often, in words; idle time (40); gangs at once (40)",
+    ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
-    "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
+    "settings": (
+        2380,
+        "the tree, recipes, what sections ask of each other, as places of calls do (45); other systems' words and files",
+    ),
     "crew": (
-        1300,
-        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
+        1570,
+        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110), "
+        "ranks of their own for a model (135), ranks that sample (135)",
     ),
     "runs": (
-        2140,
+        2150,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
-        1990,
-        "profiles (600), costs by call and process (600; 115 of them were in commands), placements and search (570)",
+        2085,
+        "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2230,
-        "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (90)",
+        2255,
+        "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (115)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""

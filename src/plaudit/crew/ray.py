@@ -162,7 +162,7 @@ class RayCrew:
         self.ranks.end()
         formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
         await asyncio.gather(*formed)
-        if self.pool is not None and self.shares:
+        if self.pool is not None and (self.shares or self.inside):
             await self._sampling(self.pool)  # a rank may have been lost within `training`
         self.say(f"{len(self.ranks.workers)} training workers are ready again")
         return True
@@ -202,7 +202,7 @@ class RayCrew:
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        if self.pool is None or not self.shares:
+        if self.pool is None or not (self.shares or self.inside):
             yield
             return
         self._ranks_rest.clear()

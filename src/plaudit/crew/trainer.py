@@ -157,7 +157,7 @@ class Trainer:
         self.plan.longest.check(f"the {role}", self.models[role].max_positions)
         self.watched = Watched()
         self.members = {role: self._member(role) for role in self.models}
-        if settings.runtime.shares and settings.samples:
+        if (settings.runtime.shares or settings.runtime.inside) and settings.samples:
             self.rest()
 
     @contextmanager

@@ -18,7 +18,6 @@ from plaudit.models.mesh import Mesh, Place, check_mesh
 from plaudit.models.parts import numbered
 from plaudit.models.settings import LoraSettings
 from plaudit.models.tokenizer import load_tokenizer
-from plaudit.runtime.placement import TRAIN
 from plaudit.settings.tree import Settings
 from plaudit.types import Role
 
@@ -94,7 +93,7 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
     models = []
 
     def add(role: Role, config: DecoderConfig, *, trained: bool, lora: LoraSettings, bytes: int) -> None:
-        if runtime.host(role) != TRAIN:
+        if not runtime.trains(role):
             return
         head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
         check_mesh(config, axes, ranks)

@@ -22,13 +22,13 @@ def memory(config: DecoderConfig, s: Settings) -> dict[str, float]:
     - Judges and the reference count as models of the policy's size.
     """
     width, weights = _width(s), config.parameters
-    losses = [role for role in s.objective.losses() if s.runtime.host(role) == "train"]
+    losses = [role for role in s.objective.losses() if s.runtime.trains(role)]
     waiting = s.runtime.offload
     parts = {"trained": sum(_trained(config, s, s.adapters(Role(role))) for role in losses)}
     if (
         Role.REFERENCE in s.objective.asks
         and "reference" not in waiting
-        and s.runtime.host("reference") == "train"
+        and s.runtime.trains(Role.REFERENCE)
         and (s.reference.path or not s.model.lora.rank)
     ):
         parts["reference"] = weights * (4 if s.reference.ema else width)

@@ -7,7 +7,7 @@ training ranks, and rollout workers have devices of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit.support.fields import nearest, shown
@@ -38,7 +38,7 @@ class Where:
     shares: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(f"{one.name}: {value}" for one in fields(self) if (value := getattr(self, one.name)))
+        return ", ".join(f"{name}: {value}" for name, value in vars(self).items() if value)
 
 
 def placed(given: Any) -> dict[str, Where]:

@@ -153,6 +153,10 @@ class RuntimeSettings(Section):
         where = self.calls.get(call)
         return TRAIN if where is None else where.inside or call
 
+    def trains(self, call: str) -> bool:
+        """True if training ranks have the model of a call."""
+        return self.host(call) == TRAIN
+
     @property
     def apart(self) -> dict[str, RuntimeSettings]:
         """Calls with ranks of their own, and these settings for them, as if there were no others."""

@@ -288,15 +288,16 @@ def _about_mesh(s: Settings) -> list[str]:
     problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
     asked = [("the model", s.model.path, s.runtime)]
     for call, path in (("critic", s.critic.path), ("reference", s.reference.path)):
-        if call in own or path is not None:
-            asked.append((f"the {call}", path or s.model.path, own.get(call, s.runtime)))
+        ranks = own.get(s.runtime.host(call), s.runtime)
+        if path is not None or ranks is not s.runtime:
+            asked.append((f"the {call}", path or s.model.path, ranks))
     cut = [(key, path, one.mesh, Mesh(data=one.workers, tensor=one.width)) for key, path, one in asked]
     for key, path, given, mesh in (*cut, rollout):
         here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
         if mesh.tensor > 1 and here:
-            keys = s.model.config if path is None else folder_config(local_folder(path))
+            check = check_tensor if key == rollout[0] else check_mesh
             try:
-                check_cut(keys, mesh, check_tensor if key == rollout[0] else check_mesh)
+                check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
             except (ValueError, OSError) as error:
                 problems.append(f"runtime.mesh={given} for {key}: {error}")
     return problems
