@@ -44,7 +44,7 @@ ROOMS = {
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
     "algorithms": (1150, "a file for each method and two for what they share"),
-    "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
+    "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
         3300,
@@ -139,8 +139,14 @@ def _runs_later(node: ast.AST) -> bool:
 
 
 def sources(root: Path) -> dict[str, Source]:
-    paths = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
-    return {path: Source(root, path) for path in paths}
+    """A tree's files by path. A file is parsed once while it stays as it is, for many rules ask for it."""
+    files = sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix())
+    return {s.path: s for file in files for s in [_source(root, file, file.stat().st_mtime_ns)]}
+
+
+@cache
+def _source(root: Path, file: Path, changed: int) -> Source:
+    return Source(root, file.relative_to(root).as_posix())
 
 
 def unit_of(name: str) -> str:
