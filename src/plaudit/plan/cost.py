@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plaudit.models.config import DecoderConfig
+from plaudit.models.mesh import Mesh
 from plaudit.plan.held import Model, judges_of, models_of
 from plaudit.plan.placement import Placement
 from plaudit.plan.profile import Line, Profile
@@ -60,7 +61,7 @@ class Costs:
     @cached_property
     def models(self) -> list[Model]:
         """Whole, as one rank would hold them."""
-        return models_of(self.settings, None, 1)
+        return models_of(self.settings, Mesh())
 
     @cached_property
     def policy(self) -> DecoderConfig:
@@ -179,7 +180,7 @@ class Costs:
         return self.profile.call if at.ray else 0.0
 
     def _publish(self, at: Placement) -> float:
-        size = self.width * self.policy.parameters
+        size = self.models[0].published
         return self.profile.lines["store"].seconds(size) if at.ray else size / 4e9
 
     def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
@@ -247,7 +248,7 @@ class Costs:
         s, profile, placed = self.settings, self.profile, at.placed(self.settings)
         models = models_of(placed) if at.ray else self.models
         place = models[0].layout.mesh.place(0)
-        base = profile.memory.get("process", 0.0)
+        base = profile.memory.get("process", 0.0) + at.ray * profile.memory.get("ray", 0.0)
         rank: dict[str, float] = {"process": base}
         for part in ("weights", "gradients", "moments", "masters"):
             rank[part] = float(sum(model.held(place)[part] for model in models))
@@ -262,7 +263,7 @@ class Costs:
         if not at.ray:
             engine = {"engine": weights * (0 if profile.gpu else 1) + weights * (at.lag > 0)}
             return {"run": rank | engine | cache | judges}
-        moved = {"moved": BUFFERS * weights}
+        moved = {"moved": float(BUFFERS * self.models[0].published)}
         worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
         driver = {"process": base} | ({} if any(one.workers for one in s.rewards) else judges)
         return {"driver": driver, "rank": rank | moved, "rollout worker": worker | cache | moved}
