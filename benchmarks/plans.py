@@ -35,6 +35,8 @@ from plaudit.settings.recipes import read_settings
 
 PLAUDIT = [sys.executable, "-m", "plaudit.commands.cli"]
 STEPS = 4
+WORKER = b"ray::Host"
+"""How Ray calls a process that works for us."""
 FRESH = "{model_type: gpt2, n_embd: %d, n_layer: %d, n_head: 4, n_positions: 256}"
 POLICY, JUDGE = FRESH % (192, 4), FRESH % (256, 6)
 COMMON = [
@@ -109,15 +111,14 @@ def peaks(root: int) -> dict[str, float]:
     for path in descendants(root):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
-            if path.name != str(root) and not words[0].startswith(b"ray::"):
+            if path.name != str(root) and words[0] != WORKER:
                 continue
             lines = (path / "status").read_text().splitlines()
             most = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
             shared = next((float(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem")), 0.0)
         except (OSError, StopIteration):
             continue
-        if words[0] != b"ray::IDLE":
-            found[path.name] = most - shared
+        found[path.name] = most - shared
     return found
 
 

@@ -37,8 +37,7 @@ ROOMS = {
     ),
     "runtime": (
         2300,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75), "
-        "where calls are (150)",
+        "the queue of all requests, all that knows Ray, sockets, nodes; workers of many processes (75), places (150)",
     ),
     "monitor": (
         2680,
@@ -68,19 +67,18 @@ ROOMS = {
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
         2380,
-        "the tree, recipes, what sections ask of each other, as places of calls do (45); other systems' words and files",
+        "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
         1570,
-        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110), "
-        "ranks of their own for a model (135), ranks that sample (135)",
+        "who does the work, here and on Ray; judges, publishing (115), gangs that roll out (110), ranks apart (270)",
     ),
     "runs": (
         2150,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
-        2085,
+        2095,
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (

@@ -1,6 +1,9 @@
 """Stored items: the same as those that were added, in memory and from a file, and what becomes of the file."""
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from decimal import Decimal
 from pathlib import Path
@@ -54,6 +57,23 @@ def test_rows_come_back_as_they_were(items):
     for item in items:
         writer.add([item])
     assert [*writer.items()] == items
+
+
+def test_storing_does_not_load_pandas():
+    """As `arrow.array` does where it is installed: 50 MiB of every run's memory."""
+    code = """
+import sys
+from plaudit.data.store import PromptItems, References, RowItems, Writer
+from plaudit.types import Prompt, Row
+
+row, prompt = Row(tokens=(1, 2), trainable=(False, True)), Prompt(id="a", text="b", tokens=(1,))
+for codec, item in ((RowItems(), (row,)), (PromptItems(), prompt), (References(), ((0.5, 0.25),))):
+    writer = Writer(codec)
+    writer.add([item])
+    assert [*writer.items()] == [item]
+assert "pyarrow" in sys.modules and "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 def test_every_field_of_a_row_is_stored_or_computed_later():

@@ -122,6 +122,23 @@ def test_memory_by_hand() -> None:
     assert run["cache"] == 8 * 30 * 2 * 2 * 4 * 32
 
 
+def test_a_publish_sends_all_weights_or_the_adapters_alone() -> None:
+    """LoRA of rank 4 on 32 x 96 numbers in each of two layers: 4 x (32 + 96) float32 numbers each."""
+    whole = Costs(settings(), profile(), 8)
+    size = 4 * whole.policy.parameters
+    assert whole.calls(Placement(ray=True, workers=1))["publish"] == pytest.approx(size / 1e6)
+    words = ("model.lora.rank=4", "model.lora.targets=[c_attn]")
+    adapters = Costs(settings(*words), profile(), 8)
+    assert adapters.calls(Placement(ray=True, workers=1))["publish"] == pytest.approx(2 * 4 * 4 * 128 / 1e6)
+
+
+def test_ray_adds_its_own_bytes_to_each_process() -> None:
+    costs = Costs(settings(), profile(memory={"process": 1e6, "ray": 5e5}), 8)
+    kinds = costs.memory(Placement(ray=True, workers=1))
+    assert {parts["process"] for parts in kinds.values()} == {1.5e6}
+    assert costs.memory(Placement())["run"]["process"] == 1e6
+
+
 def test_sharding_takes_less_of_each_rank() -> None:
     costs = Costs(settings(), profile(), 4)
     whole, sharded = (

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from plaudit.models.mesh import Mesh
 from plaudit.monitor.console import Reporter
 from plaudit.monitor.sinks import read_jsonl, replace_file
 from plaudit.settings.checks import wrong
@@ -49,8 +50,7 @@ def profile(method: str | None, words: Sequence[str]) -> Path:
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     on_ray = settings if settings.runtime.kind == "ray" else None
-    policy = models_of(settings, None, 1)[0]
-    size = float(policy.bytes * max(1, policy.numbers(policy.layout.mesh.place(0))[policy.layout.lora.rank > 0]))
+    size = models_of(settings, Mesh())[0].published
     with tempfile.TemporaryDirectory() as folder:
         job = Job.trial(alone(settings), Path(folder))
         found = measure(job, reporter.say, answers=recorded(settings), on_ray=on_ray, size=size)

@@ -136,8 +136,9 @@ class Writer(Generic[ItemT]):
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 
-FIGURES = tuple(field.name for field in fields(Row) if field.type in ("int", "float", "bool"))
-"""Fields of a row that hold a single number."""
+KINDS: dict[str, tuple[type, Any]] = {"int": (int, np.int64), "float": (float, np.float64), "bool": (bool, np.uint8)}
+FIGURES = {field.name: KINDS[field.type] for field in fields(Row) if field.type in KINDS}
+"""Fields of a row that hold a single number: what it is, and what is stored of it."""
 
 
 class RowItems:
@@ -150,19 +151,19 @@ class RowItems:
         columns = {
             "tokens": _lists([row.tokens for row in rows], np.int32),
             "turns": _lists([_turns(row.trainable) for row in rows], np.int32),
-            **{name: np.array([*map(attrgetter(name), rows)]) for name in FIGURES},
-            "end": arrow.array(np.repeat(*_ends(items)).astype(np.int32)),
+            **{name: _column([*map(attrgetter(name), rows)], stored) for name, (_, stored) in FIGURES.items()},
+            "end": _column(np.repeat(*_ends(items)), np.int32),
         }
         return arrow.RecordBatch.from_pydict(columns)
 
     def view(self, batch: Any) -> View[tuple[Row, ...]]:
         tokens, turns = (_of_lists(batch.column(name)) for name in ("tokens", "turns"))
-        figures = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in FIGURES}
-        ends = np.unique(batch.column("end").to_numpy())
+        figures = {name: np.from_dlpack(batch.column(name)) for name in FIGURES}
+        ends = np.unique(np.from_dlpack(batch.column("end")))
 
         def row(number: int) -> Row:
             ids = tokens(number)
-            read: dict[str, Any] = {name: column[number].item() for name, column in figures.items()}
+            read: dict[str, Any] = {name: FIGURES[name][0](column[number]) for name, column in figures.items()}
             return Row(tokens=ids, trainable=_trainable(turns(number), len(ids)), **read)
 
         def item(number: int) -> tuple[Row, ...]:
@@ -183,9 +184,9 @@ class PromptItems:
 
         columns = {
             "tokens": _lists([prompt.tokens for prompt in items], np.int32),
-            "id": arrow.array([_bytes(prompt.id) for prompt in items], arrow.binary()),
-            "text": arrow.array([_bytes(prompt.text) for prompt in items], arrow.binary()),
-            "further": arrow.array([self._further(prompt) for prompt in items], arrow.binary()),
+            "id": _strings([_bytes(prompt.id) for prompt in items]),
+            "text": _strings([_bytes(prompt.text) for prompt in items]),
+            "further": _strings([self._further(prompt) for prompt in items]),
         }
         return arrow.RecordBatch.from_pydict(columns)
 
@@ -228,11 +229,11 @@ class References:
         import pyarrow as arrow
 
         rows = [row for item in items for row in item]
-        ends = np.repeat(*_ends(items)).astype(np.int32)
-        return arrow.RecordBatch.from_pydict({"reference": _lists(rows, np.float32), "end": arrow.array(ends)})
+        ends = _column(np.repeat(*_ends(items)), np.int32)
+        return arrow.RecordBatch.from_pydict({"reference": _lists(rows, np.float32), "end": ends})
 
     def view(self, batch: Any) -> View[tuple[tuple[float, ...], ...]]:
-        rows, ends = _of_lists(batch.column("reference")), np.unique(batch.column("end").to_numpy())
+        rows, ends = _of_lists(batch.column("reference")), np.unique(np.from_dlpack(batch.column("end")))
         return lambda number: tuple(map(rows, range(int(ends[number - 1]) if number else 0, int(ends[number]))))
 
 
@@ -247,11 +248,28 @@ def _lists(rows: Sequence[Sequence[Any]], kind: Any) -> Any:
 
     offsets, _ = _ends(rows)
     values = np.fromiter(chain.from_iterable(rows), kind, int(offsets[-1]) if len(offsets) else 0)
-    return arrow.LargeListArray.from_arrays(np.concatenate(([0], offsets)), arrow.array(values))
+    return arrow.LargeListArray.from_arrays(_column(np.concatenate(([0], offsets)), np.int64), _column(values, kind))
+
+
+def _column(values: Any, kind: Any) -> Any:
+    """`arrow.array` of numbers; that would import pandas where it is installed, which takes 50 MiB."""
+    import pyarrow as arrow
+
+    held = np.asarray(values, kind)
+    return arrow.Array.from_buffers(arrow.from_numpy_dtype(held.dtype), len(held), [None, arrow.py_buffer(held)])
+
+
+def _strings(values: Sequence[bytes]) -> Any:
+    """`arrow.array` of bytes, without pandas."""
+    import pyarrow as arrow
+
+    offsets, text = np.concatenate(([0], _ends(values)[0])), b"".join(values)
+    buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(text)]
+    return arrow.Array.from_buffers(arrow.large_binary(), len(values), buffers)
 
 
 def _of_lists(column: Any) -> Callable[[int], tuple[Any, ...]]:
-    offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+    offsets, values = np.from_dlpack(column.offsets), np.from_dlpack(column.values)
     return lambda number: tuple(values[offsets[number] : offsets[number + 1]].tolist())
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plaudit.models.config import DecoderConfig
+from plaudit.models.mesh import Mesh
 from plaudit.plan.held import Model, judges_of, models_of
 from plaudit.plan.placement import Placement
 from plaudit.plan.profile import Line, Profile
@@ -60,7 +61,8 @@ class Costs:
     @cached_property
     def models(self) -> list[Model]:
         """Whole, as one rank would hold them."""
-        return models_of(replace(self.settings, runtime=replace(self.settings.runtime, placement={})), None, 1)
+        whole = replace(self.settings, runtime=replace(self.settings.runtime, placement={}))
+        return models_of(whole, Mesh())
 
     @cached_property
     def policy(self) -> DecoderConfig:
@@ -177,7 +179,7 @@ class Costs:
         return self.profile.call if at.ray else 0.0
 
     def _publish(self, at: Placement) -> float:
-        size = self.width * self.policy.parameters
+        size = self.models[0].published
         return self.profile.lines["store"].seconds(size) if at.ray else size / 4e9
 
     def _step(self, at: Placement, calls: Mapping[str, float]) -> tuple[float, float]:
@@ -256,7 +258,7 @@ class Costs:
     def memory(self, at: Placement) -> dict[str, dict[str, float]]:
         """Bytes by part of each kind of process."""
         s, profile, placed = self.settings, self.profile, at.placed(self.settings)
-        base = profile.memory.get("process", 0.0)
+        base = self._process(at)
         rank = self._rank(models_of(placed) if at.ray else self.models, at)
         own: dict[str, dict[str, float]] = {}
         for one in at.apart:
@@ -271,15 +273,19 @@ class Costs:
         if not at.ray:
             engine = {"engine": weights * (0 if profile.gpu else 1) + weights * (at.lag > 0)}
             return {"run": rank | engine | cache | judges}
-        moved = {"moved": BUFFERS * weights}
+        moved = {"moved": float(BUFFERS * self.models[0].published)}
         worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
         driver = {"process": base} | ({} if any(one.workers for one in s.rewards) else judges)
         return {"driver": driver, "rank": rank | moved, **own, "rollout worker": worker | cache | moved}
 
+    def _process(self, at: Placement) -> float:
+        """Bytes of a process without a model."""
+        return self.profile.memory.get("process", 0.0) + at.ray * self.profile.memory.get("ray", 0.0)
+
     def _rank(self, models: Sequence[Model], at: Placement) -> dict[str, float]:
         """Bytes of a rank with these models, by part."""
         place = models[0].layout.mesh.place(0)
-        rank = {"process": self.profile.memory.get("process", 0.0)}
+        rank = {"process": self._process(at)}
         for part in ("weights", "gradients", "moments", "masters"):
             rank[part] = float(sum(model.held(place)[part] for model in models))
         rank["gathered"] = float(max(model.gathered(0) for model in models))

@@ -50,6 +50,11 @@ class Model:
         adapters = (name for name in layout.adapters if place.stage in layout.stages(name))
         return held - head, head + sum(math.prod(layout.shape(name, place)) for name in adapters)
 
+    @property
+    def published(self) -> int:
+        """Bytes that rollout workers are given of a model that one rank holds: its adapters, or all weights."""
+        return self.bytes * self.numbers(self.layout.mesh.place(0))[1]
+
     def held(self, place: Place) -> dict[str, int]:
         """Bytes by part that a rank keeps between passes. AdamW's moments are float32. Shards of trained weights are
         float32 and need no masters; an unsharded weight has a master if its precision is lower."""

@@ -70,8 +70,8 @@ def measure(
     crowded = max(1.0, told["crowded"]) if threads > 1 else 1.0
     if on_ray is not None and on_ray.samples:
         say("weights to rollout workers on Ray")
-        call, store = asyncio.run(_published(job, on_ray, say, size))
-        found, lines = replace(found, call=call), lines | {"store": store}
+        call, store, ray = asyncio.run(_published(job, on_ray, say, size))
+        found, lines = replace(found, call=call, memory={**found.memory, "ray": ray}), lines | {"store": store}
     else:
         notes.append("calls to other processes: usual values, since the recipe does not use Ray")
     return replace(found, lines=lines, crowded=crowded, notes=(*found.notes, *notes))
@@ -295,10 +295,13 @@ def meeting() -> dict[str, Any]:
     return found
 
 
-async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Line]:
-    """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own crew."""
+async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple[float, Line, float]:
+    """Seconds of a call to a rank, and of publishing weights of `size` bytes, on the recipe's own crew; bytes that Ray
+    adds to a process."""
+    before = resident()
     with job.crews(say, on_ray) as crews:
         crew, version = await crews.open(job.plan()), 0
+        ray = max(0.0, resident() - before)
         call = await timed(crew.cast().seen)
 
         async def publish() -> None:
@@ -309,4 +312,4 @@ async def _published(job: Job, on_ray: Settings, say: Say, size: float) -> tuple
         seconds = await timed(publish)
         crews.dismiss()
     latency = min(seconds / 2, 3 * call)
-    return call, Line(latency, size / max(seconds - latency, 1e-4))
+    return call, Line(latency, size / max(seconds - latency, 1e-4)), ray

@@ -70,8 +70,8 @@ class Profile:
     crowded: float = 1.0
     """By how much work takes longer while every core works."""
     memory: Mapping[str, float] = field(default_factory=dict)
-    """Bytes: `process` of one without a model, `token` of a pass with gradients by token of the first trained model,
-    `peak` of all work in one process."""
+    """Bytes: `process` of one without a model, `ray` that Ray adds to it, `token` of a pass with gradients by token of
+    the first trained model, `peak` of all work in one process."""
     items: int = 0
     """Prompts, pairs or demonstrations of the data."""
     prompts: tuple[int, ...] = ()
