@@ -55,7 +55,7 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
     with plain_errors():
         from plaudit.monitor.console import Reporter
         from plaudit.runs.start import run
-        from plaudit.runtime.placement import PLANNED
+        from plaudit.runtime.settings import PLANNED
         from plaudit.settings.recipes import as_ours, load_settings
         from plaudit.settings.tree import unused
 

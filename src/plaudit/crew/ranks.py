@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from plaudit.crew.inside import SamplingRank
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.runtime.coroutines import together
-from plaudit.runtime.placement import TRAIN
 from plaudit.runtime.resources import Resources, reserved
-from plaudit.runtime.settings import RuntimeSettings
+from plaudit.runtime.settings import TRAIN, RuntimeSettings
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Role
 

@@ -27,7 +27,7 @@ from plaudit.runs.page import last_page
 from plaudit.runs.records import Run, find_resume, named, open_folder, open_record, save_start
 from plaudit.runtime.coroutines import finished
 from plaudit.runtime.memory import keep_freed_memory
-from plaudit.runtime.placement import PLANNED
+from plaudit.runtime.settings import PLANNED
 from plaudit.runtime.token import check_cluster
 from plaudit.runtime.usual import usual_torch
 from plaudit.settings.checks import check

@@ -12,8 +12,7 @@ from typing import Any
 
 from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
-from plaudit.runtime.placement import GENERATE, TRAIN
-from plaudit.runtime.settings import ROLLOUT_TENSOR
+from plaudit.runtime.settings import GENERATE, ROLLOUT_TENSOR, TRAIN
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
 from plaudit.support.paths import at_home
