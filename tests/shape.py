@@ -36,8 +36,8 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2140,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
+        2270,
+        "the queue of all requests, all that knows Ray, sockets and nodes; workers of several processes (75), signs (120)",
     ),
     "monitor": (
         2680,
