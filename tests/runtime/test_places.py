@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -296,3 +298,36 @@ def test_who_waits_for_a_place_is_told_that_all_is_closed() -> None:
         assert case.started == []
 
     do(steps, 1)
+
+
+def test_the_least_busy_of_many_is_asked() -> None:
+    """Requests of many costs that end in any order: the one who is asked is always first in `free`."""
+    case, draw = Case(9), random.Random(0)
+
+    async def steps() -> None:
+        case.places.open()
+        await case.places.counted()
+        ends = [asyncio.Event() for _ in range(300)]
+
+        async def ask(worker: Worker[Any], number: int) -> None:
+            await ends[number].wait()
+
+        running = []
+        for number in range(300):
+            (least, *_) = await case.places.free()
+            assert case.places._least() is least
+            cost = draw.randint(1, 50)
+            running.append(asyncio.ensure_future(case.places.asked(cost, partial(ask, number=number))))
+            await asyncio.sleep(0)
+            assert least.load >= cost
+            ends[draw.randrange(number + 1)].set()
+            await asyncio.sleep(0)
+            if number == 150:
+                case.started[3].kill()
+                await asyncio.sleep(0.01)
+        for end in ends:
+            end.set()
+        await asyncio.gather(*running)
+        assert [place.load for place in case.places.all] == [0] * 9
+
+    asyncio.run(steps())

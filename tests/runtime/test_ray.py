@@ -406,7 +406,7 @@ def test_a_driver_that_stood_still_loses_nobody(runtime: Runtime) -> None:
 
     async def steps() -> None:
         (clerk,) = await clerks(cluster, 1)
-        clerk._heartbeat_timeout = 0.5
+        clerk.heartbeat_timeout = 0.5
         asked = asyncio.ensure_future(clerk.found())
         await asyncio.sleep(0)  # the question is on its way
         time.sleep(1.0)
@@ -464,14 +464,14 @@ def test_a_rank_that_is_stopped_in_a_collective_is_named(
         pair = await clerks(cluster, 2, "Adder")
         gang = RayGang(pair, patience=collective)
         for rank in pair:
-            rank._heartbeat_timeout = 60.0
+            rank.heartbeat_timeout = 60.0
         address, _ = await gang.each(
             Adder.address
         )  # all import torch now, which may take longer than they have to meet
         await gang.scatter(Adder.meet, [(address, rank, 2, collective) for rank in range(2)], starts=True)
         assert await gang.scatter(Adder.add, [(1.0,), (2.0,)]) == [3.0, 3.0]
         for rank in pair:
-            rank._heartbeat_timeout = heartbeat
+            rank.heartbeat_timeout = heartbeat
         os.kill(pair[1].pid, signal.SIGSTOP)
         with pytest.raises(WorkerLost, match=named):
             await gang.scatter(Adder.add, [(1.0,), (2.0,)])

@@ -10,6 +10,7 @@ and what happens to a question whose worker is lost.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from contextlib import suppress
@@ -66,6 +67,7 @@ class Places(Generic[Kind]):
         self._start, self._count, self._work, self._patience, self._none = start, count, work, patience, none
         self._failures, self._say = failures, say
         self.all = [Place[Kind](number) for number in range(max(count, most))]
+        self._loads: list[tuple[int, int]] = []
         self.lost = 0
         self._begun = False
         self._broken: BaseException | None = None
@@ -103,10 +105,27 @@ class Places(Generic[Kind]):
     ) -> Result:
         """Return the answer of the least busy worker, or of the place `first`. If the worker is lost, ask the next."""
         while True:
-            place = first or (await self.free())[0]
+            place = first or self._least() or (await self.free())[0]
             first = None
             with suppress(WorkerLost):
                 return await self.call(place, cost, ask)
+
+    def _least(self) -> Place[Kind] | None:
+        """The place that is first in `free`, found in few steps among thousands."""
+        self.check()
+        while self._loads:
+            load, number = self._loads[0]
+            if self.all[number].worker is not None and self.all[number].load == load:
+                return self.all[number]
+            heapq.heappop(self._loads)  # what was so once
+        return None
+
+    def _count_load(self, place: Place[Kind], cost: int) -> None:
+        place.load += cost
+        if len(self._loads) < 4 * len(self.all) + 64:
+            heapq.heappush(self._loads, (place.load, place.number))
+        else:
+            self._loads = sorted((one.load, one.number) for one in self.all)
 
     async def free(self, *, all_tried: bool = False) -> list[Place[Kind]]:
         """Takes: nothing. Waits for: any worker, and with `all_tried` for a first start of all. Woken by: the end of
@@ -132,14 +151,14 @@ class Places(Generic[Kind]):
         worker = place.worker
         if worker is None:
             raise WorkerLost(f"worker {place.number}", "it was lost after it was chosen")
-        place.load += cost
+        self._count_load(place, cost)
         try:
             return await ask(worker)
         except WorkerLost as lost:
             self.lose(place, worker, lost)
             raise
         finally:
-            place.load -= cost
+            self._count_load(place, -cost)
 
     def lose(self, place: Place[Kind], worker: Worker[Kind], lost: WorkerLost) -> None:
         """Remove a lost worker once, even if several callers report it, and start another in its place."""
@@ -205,6 +224,7 @@ class Places(Generic[Kind]):
                 if place.tried or place.number >= self._count:
                     self._say(f"{worker.name} is ready")
                 place.worker, place.since = worker, asyncio.get_running_loop().time()
+                self._count_load(place, 0)
                 self._in_background(self._watch(place, worker))
                 break  # it may be lost before all waiters wake: then another one fills its place
             except NodeLost as lost:

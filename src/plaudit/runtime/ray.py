@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import os
 import signal
 import socket
@@ -29,13 +30,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from plaudit.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
 from plaudit.runtime.network import interface_of
-from plaudit.runtime.ray_worker import HEART, Host, RayWorker
+from plaudit.runtime.ray_worker import HEART, Hearts, Host, RayWorker
 from plaudit.runtime.resources import Resources, ResourcesError, added, check_room, part_of, shown
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import NodeLost, WorkerLost
 
 CONNECT = 5.0
 """Seconds in which a cluster's head must accept a connection."""
+LONGEST_PAUSE = 2.0
+"""Seconds between two looks for room."""
 Kind = TypeVar("Kind")
 
 
@@ -50,6 +53,9 @@ class RayRuntime:
         self._patience = float(os.environ.get(PATIENCE, "60"))
         self._groups: list[Any] = []
         self._workers: list[RayWorker[Any]] = []
+        self._hearts = Hearts()
+        self._freed = asyncio.Event()
+        """Set when a reservation is given back."""
 
     def start(self) -> str:
         """Connect to a cluster, or start one on this machine. Return its resources as text. Raises ValueError if this
@@ -140,16 +146,22 @@ class RayRuntime:
         """Free a reservation; Ray ends the processes in it."""
         self._groups.remove(group)
         remove_placement_group(group)
+        self._freed.set()
+        self._freed = asyncio.Event()
 
     async def placed(self, group: Any, *, within: float | None) -> bool:
         """Wait until a whole group has room, or for this many seconds. Return False if it then has none or was given
-        back."""
+        back. Ray is asked again when this run frees room, and less and less often for room that others free."""
         loop = asyncio.get_running_loop()
-        until = None if within is None else loop.time() + within
+        until = math.inf if within is None else loop.time() + within
+        pause = 0.05
         while (state := placement_group_table(group)["state"]) != "CREATED":
-            if state == "REMOVED" or (until is not None and loop.time() >= until):
+            if state == "REMOVED" or loop.time() >= until:
                 return False
-            await asyncio.sleep(0.1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, until - loop.time())):
+                    await self._freed.wait()
+            pause = min(1.5 * pause, LONGEST_PAUSE)
         return True
 
     def no_room(self, bundles: Sequence[Resources], *, what: str) -> ResourcesError:
@@ -207,6 +219,7 @@ class RayRuntime:
             if any(there["NodeID"] == node and there["Alive"] for there in _state().nodes()):
                 raise
             raise NodeLost(name, lost.reason) from lost
+        self._hearts.add(worker)
         return worker
 
     @property
@@ -228,7 +241,8 @@ class RayRuntime:
         for group in self._groups:
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
-        self._workers, self._groups = [], []
+        self._hearts.close()
+        self._workers, self._groups, self._hearts = [], [], Hearts()
 
     def close(self) -> None:
         """End every worker, and the cluster if it is ours."""

@@ -4,7 +4,7 @@
 
 A worker's sync methods run one after another in one thread, its coroutines on an event loop. Both may be busy for a
 whole step, so another thread answers heartbeats. A process that gives no sign in time is killed and counts as lost. So
-does a process that Ray reports as ended.
+does a process that Ray reports as ended. One process of each node vouches for its neighbours (`Hearts`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import ray
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from plaudit.runtime import stage
+from plaudit.runtime import beats, stage
 from plaudit.runtime.local import do
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import Arguments, Kind_co, Result, SenderLost, WorkerLost, reason_of
@@ -60,6 +60,7 @@ class Host:
     async def build(self) -> tuple[int, str]:
         """Make the worker in the thread of its methods. Return this process's id and node."""
         self._worker = await asyncio.get_running_loop().run_in_executor(self._thread, self._make)
+        beats.begin(_node())
         return await self.ping()
 
     async def stage(self) -> str:
@@ -67,7 +68,12 @@ class Host:
 
     async def ping(self) -> tuple[int, str]:
         stage.check()
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+        return os.getpid(), _node()
+
+    async def vouch(self, processes: Sequence[int], within: float) -> list[int]:
+        """Give a sign as `ping` does; return the processes of this node that gave one within so many seconds."""
+        stage.check()
+        return beats.fresh(_node(), processes, within)
 
     async def call(self, part: str | None, method: str, *arguments: Any) -> Any:
         if part is None and inspect.iscoroutinefunction(function := getattr(self._worker, method)):
@@ -77,16 +83,15 @@ class Host:
 
 
 class RayWorker(Generic[Kind_co]):
-    """A `Worker` in another process. `start` makes it ready and begins its heartbeat."""
+    """A `Worker` in another process. `start` makes it ready; `Hearts` then asks it for signs."""
 
     def __init__(
         self, name: str, actor: Any, settings: RuntimeSettings, *, say: Callable[[str], None] = lambda text: None
     ):
         self.name, self._actor, self._say = name, actor, say
-        self._heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, CALL_TIMEOUT
+        self.heartbeat_timeout, self._call_timeout = settings.heartbeat_timeout, CALL_TIMEOUT
         self._start_timeout = settings.start_timeout
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._heart: asyncio.Task[None] | None = None
         self.pid, self.node = 0, ""
         self._told = ""
         self._killed = False
@@ -105,7 +110,6 @@ class RayWorker(Generic[Kind_co]):
             raise WorkerLost(self.name, _cause(error)) from error
         finally:
             telling.cancel()
-        self._heart = asyncio.get_running_loop().create_task(self._listen())
 
     async def _tell(self) -> None:
         """Report what it is doing until it is ready, if it says so."""
@@ -119,13 +123,8 @@ class RayWorker(Generic[Kind_co]):
             self._say(f"{self.name} {now}")
             self._told = now
 
-    async def _listen(self) -> None:
-        """Ask for a sign every quarter of the allowed time."""
-        while await self.found() is None:
-            await asyncio.sleep(self._heartbeat_timeout / 4)
-
     def _silent(self) -> str:
-        return f"gave no sign for {self._heartbeat_timeout:g} s (runtime.heartbeat_timeout)"
+        return f"gave no sign for {self.heartbeat_timeout:g} s (runtime.heartbeat_timeout)"
 
     def _end(self, reason: str) -> None:
         if not self._lost.done():
@@ -172,33 +171,44 @@ class RayWorker(Generic[Kind_co]):
 
     async def found(self) -> WorkerLost | None:
         """Ask for a sign now. Return how the worker was lost, or None."""
-        if not self._lost.done():
-            try:
-                await self._sign()
-            except TimeoutError:
-                self._end(self._silent())
-            except exceptions.RayTaskError as error:  # of `stage.check`
-                self._end(reason_of(error.cause))
-            except exceptions.RayError as error:
-                self._end(_cause(error))
+        await self._sign(self._actor.ping)
         return WorkerLost(self.name, self._lost.result()) if self._lost.done() else None
 
-    async def _sign(self) -> None:
-        """Wait for a sign. Raises TimeoutError without one. Ask again if this process itself was stopped meanwhile."""
-        loop, timeout = asyncio.get_running_loop(), self._heartbeat_timeout
+    async def vouches(self, others: Sequence[RayWorker[Any]]) -> list[int]:
+        """Ask for a sign now; return the processes of others of its node that are well too."""
+        told = await self._sign(self._actor.vouch, [one.pid for one in others], self.heartbeat_timeout / 4)
+        return told or []
+
+    async def _sign(self, method: Any, *arguments: Any) -> Any:
+        """Wait for a sign. Without one in time the worker is lost, and the answer is None."""
+        if self._lost.done():
+            return None
+        try:
+            return await self._asked_twice(method, *arguments)
+        except TimeoutError:
+            self._end(self._silent())
+        except exceptions.RayTaskError as error:  # of `stage.check`
+            self._end(reason_of(error.cause))
+        except exceptions.RayError as error:
+            self._end(_cause(error))
+        return None
+
+    async def _asked_twice(self, method: Any, *arguments: Any) -> Any:
+        """Raises TimeoutError without an answer. Ask again if this process itself was stopped meanwhile."""
+        loop, timeout = asyncio.get_running_loop(), self.heartbeat_timeout
         begun = loop.time()
         try:
             async with asyncio.timeout(timeout):
-                await _plain(self._asked(self._actor.ping))
+                return await _plain(self._asked(method, *arguments))
         except TimeoutError:
             if loop.time() - begun < 1.25 * timeout:
                 raise
             async with asyncio.timeout(timeout):
-                await _plain(self._asked(self._actor.ping))
+                return await _plain(self._asked(method, *arguments))
 
-    def _asked(self, method: Any) -> Any:
+    def _asked(self, method: Any, *arguments: Any) -> Any:
         """Call a method of the actor, which answers while the worker is busy."""
-        return method.options(concurrency_group=HEART).remote()
+        return method.options(concurrency_group=HEART).remote(*arguments)
 
     def references(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, ...]], *arguments: *Arguments, parts: int
@@ -242,8 +252,6 @@ class RayWorker(Generic[Kind_co]):
         self._end(reason)
 
     def _kill(self) -> None:
-        if self._heart is not None and self._heart is not _current_task():
-            self._heart.cancel()
         with contextlib.suppress(Exception):  # the worker is being ended in any case
             ray.kill(self._actor)
         if (
@@ -251,6 +259,43 @@ class RayWorker(Generic[Kind_co]):
         ):  # a stopped process cannot receive a request; later its id may belong to another process
             self._killed = True
             _kill_process(self.pid, self.node)
+
+
+class Hearts:
+    """Asks all workers for signs, four times in the time that they have. One process of each node is asked, and vouches
+    for its neighbours; whom it does not vouch for is asked itself."""
+
+    def __init__(self) -> None:
+        self._there: dict[str, list[RayWorker[Any]]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def add(self, worker: RayWorker[Any]) -> None:
+        if worker.node not in self._there:
+            self._there[worker.node] = []
+            self._in_background(self._listen(worker.node))
+        self._there[worker.node].append(worker)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _listen(self, node: str) -> None:
+        asked: dict[RayWorker[Any], asyncio.Task[Any]] = {}
+        while there := [worker for worker in self._there[node] if worker.alive]:
+            self._there[node] = there
+            first, *others = there
+            well = set(await first.vouches(others))
+            for worker in others:
+                if worker.pid not in well and (worker not in asked or asked[worker].done()):
+                    asked[worker] = self._in_background(worker.found())
+            await asyncio.sleep(first.heartbeat_timeout / 4)
+        del self._there[node]
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _cause(error: Exception) -> str:
@@ -264,11 +309,8 @@ async def _plain(reference: Any) -> Any:
     return await reference
 
 
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs any more
-        return None
+def _node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _kill_process(pid: int, node: str) -> None:

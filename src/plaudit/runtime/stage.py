@@ -21,7 +21,12 @@ def fail(reason: str) -> None:
     _failure[0] = reason
 
 
+def failed() -> str:
+    """Why this process has failed; empty if it has not."""
+    return _failure[0]
+
+
 def check() -> None:
     """Raise RuntimeError with the reason if this process has failed."""
-    if _failure[0]:
-        raise RuntimeError(_failure[0])
+    if failed():
+        raise RuntimeError(failed())
