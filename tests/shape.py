@@ -36,8 +36,8 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2300,
-        "the queue of all requests, all that knows Ray, sockets, nodes; workers of many processes (75), places (150)",
+        2415,
+        "the queue of requests, all that knows Ray, sockets, nodes; many processes a worker (75), signs, places (270)",
     ),
     "monitor": (
         2680,
