@@ -32,11 +32,11 @@ ROOMS = {
     ),
     "maths": (470, "one function for each formula"),
     "compute": (
-        1730,
-        "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
+        1830,
+        "our kernels' Python side and its plain torch form; only it knows addresses; axes of ranks (250), boxes (45)",
     ),
     "runtime": (
-        2140,
+        2150,
         "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
     ),
     "monitor": (
@@ -47,7 +47,7 @@ ROOMS = {
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3300,
+        3320,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
     "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
@@ -57,14 +57,14 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1790,
-        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
+        1825,
+        "passes, sharding, parts of matrices and passes (205), the optimizer; ZeRO, replicas, offloading (120)",
     ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
-        1300,
+        1305,
         "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
     ),
     "runs": (
@@ -72,7 +72,7 @@ ROOMS = {
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
-        1990,
+        2000,
         "profiles (600), costs by call and process (600; 115 of them were in commands), placements and search (570)",
     ),
     "commands": (

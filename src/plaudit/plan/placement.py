@@ -25,7 +25,9 @@ class Placement:
     ranks: int = 1
     """Data-parallel training workers."""
     tensor: int = 1
-    """Ranks of each."""
+    """Ranks of each that share matrices, and"""
+    context: int = 1
+    """those that share tokens."""
     sharded: bool = False
     workers: int = 1
     """Rollout workers."""
@@ -40,36 +42,48 @@ class Placement:
         found: dict[str, Any] = {"runtime.kind": "ray" if self.ray else "local", "rollout.max_lag": self.lag}
         if self.ray:
             found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
-            found |= {"runtime.mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
+            found |= {"runtime.mesh": self.mesh} if self.mesh else {}
             found |= {"runtime.strategy": "fsdp"} if self.sharded else {}
             found |= {"rollout.share_devices": True} if self.shared else {}
         return found | {"threads": self.threads}
 
     def words(self) -> list[str]:
         """As overrides of the command line."""
-        return [
-            f"{key}={f'{{tensor: {self.tensor}}}' if isinstance(value, dict) else str(value).lower()}"
-            for key, value in self.overrides().items()
-        ]
+        return [f"{key}={value}".replace("'", "").lower() for key, value in self.overrides().items()]
 
     def placed(self, s: Settings) -> Settings:
         """The same run, so placed."""
         strategy = "fsdp" if self.sharded else "replicate"
-        kind, mesh = "ray" if self.ray else "local", {"tensor": self.tensor} if self.tensor > 1 else {}
+        kind, mesh = "ray" if self.ray else "local", self.mesh
         runtime = replace(s.runtime, kind=kind, num_training_workers=self.ranks, mesh=mesh, strategy=strategy)
         rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers, share_devices=self.shared)
         return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
 
     @property
+    def mesh(self) -> dict[str, int]:
+        axes = {"context": self.context, "tensor": self.tensor}
+        return {axis: size for axis, size in axes.items() if size > 1}
+
+    @property
+    def width(self) -> int:
+        """Ranks that share each row."""
+        return self.tensor * self.context
+
+    @property
+    def shards(self) -> int:
+        """Ranks with other rows of each weight, if sharded, and whose gradients are summed."""
+        return self.ranks * self.context
+
+    @property
     def trains_on(self) -> int:
         """Ranks in all."""
-        return self.ranks * self.tensor
+        return self.ranks * self.width
 
     def __str__(self) -> str:
         ranks = f"{self.trains_on} rank{'s'[: self.trains_on > 1]}"
         beside = f", {self.workers} rollout worker{'s'[: self.workers > 1]}" if self.workers else ""
         where = f"{ranks}{beside}{' on the same devices' * self.shared}" if self.ray else "one process"
-        mesh = f", tensor={self.tensor}" * (self.tensor > 1) + ", sharded" * self.sharded
+        mesh = "".join(f", {axis}={size}" for axis, size in self.mesh.items()) + ", sharded" * self.sharded
         return f"{where}{mesh}, threads={self.threads}" + f", lag {self.lag}" * (self.lag > 0)
 
 
@@ -79,13 +93,14 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
     workers = s.rollout.workers_range[0] if s.samples else 0
     shared = ray and s.samples and s.rollout.share_devices
     ranks = runtime.workers if ray else 1
-    tensor = runtime.width if ray else 1
-    processes = 1 if not ray else ranks * tensor + (0 if shared else workers)
+    tensor, context = (runtime.tensor, runtime.context) if ray else (1, 1)
+    processes = 1 if not ray else ranks * tensor * context + (0 if shared else workers)
     threads = 1 if gpu else s.threads or max(1, cores // processes)
     return Placement(
         ray=ray,
         ranks=ranks,
         tensor=tensor,
+        context=context,
         sharded=ray and runtime.sharded,
         workers=workers,
         shared=shared,
@@ -97,18 +112,20 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
 def placements(
     s: Settings, config: DecoderConfig, devices: int, *, gpu: bool, lags: tuple[int, ...]
 ) -> Iterator[Placement]:
-    """Everything that the settings can say on this many devices. A process has one GPU, or an equal share of the
-    cores."""
+    """Everything that the settings can say on this many devices, with their context axis. A process has one GPU, or an
+    equal share of the cores."""
+    context = s.runtime.context
     for lag in lags if s.samples else (0,):
         if not gpu or devices == 1:
             for threads in sorted({1, devices} if not gpu else {1}):
                 yield Placement(workers=int(s.samples), lag=lag, threads=threads)
         for tensor in WIDTHS:
-            if faults(config, Mesh(tensor=tensor)):
+            if faults(config, Mesh(tensor=tensor, context=context)):
                 continue
-            for ranks in counts(devices // tensor):
-                for sharded in (False, True) if ranks > 1 else (False,):
-                    yield from _beside(s, devices, ranks, tensor, sharded, lag, gpu=gpu)
+            for ranks in counts(devices // tensor // context):
+                for sharded in (False, True) if ranks * context > 1 else (False,):
+                    mesh = Placement(ray=True, ranks=ranks, tensor=tensor, context=context, sharded=sharded, lag=lag)
+                    yield from _beside(s, devices, mesh, gpu=gpu)
 
 
 def counts(most: int) -> list[int]:
@@ -116,25 +133,22 @@ def counts(most: int) -> list[int]:
     return [n for n in range(1, most + 1) if n <= 16 or n.bit_count() <= 2 or n == most]
 
 
-def _beside(
-    s: Settings, devices: int, ranks: int, tensor: int, sharded: bool, lag: int, *, gpu: bool
-) -> Iterator[Placement]:
+def _beside(s: Settings, devices: int, mesh: Placement, *, gpu: bool) -> Iterator[Placement]:
     """Ranks, and rollout workers on what they leave, or with them."""
-    trained = ranks * tensor
-    common: dict[str, Any] = {"ray": True, "ranks": ranks, "tensor": tensor, "sharded": sharded, "lag": lag}
+    trained = mesh.trains_on
 
     def threads(processes: int) -> int:
         return 1 if gpu else max(1, devices // processes)
 
     if not s.samples:
         if trained > 1:
-            yield Placement(**common, workers=0, threads=threads(trained))
+            yield replace(mesh, workers=0, threads=threads(trained))
         return
-    if lag == 0 and (trained > 1 or not gpu):
-        yield Placement(**common, workers=trained, shared=True, threads=threads(trained))
+    if mesh.lag == 0 and (trained > 1 or not gpu):
+        yield replace(mesh, workers=trained, shared=True, threads=threads(trained))
     if rest := devices - trained:
         for workers in {rest, 1} if gpu else range(1, rest + 1):
-            yield Placement(**common, workers=workers, threads=threads(trained + workers))
+            yield replace(mesh, workers=workers, threads=threads(trained + workers))
 
 
 def symmetric(found: list[Placement], now: Placement) -> Placement | None:
