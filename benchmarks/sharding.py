@@ -16,6 +16,7 @@ import importlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -68,10 +69,11 @@ class Kept:
     """Bytes that each forward pass keeps for its backward pass; of a layer that is recomputed, its input."""
 
     def __init__(self, model: LanguageModel, recomputed: bool):
+        assert isinstance(model, Decoder)
         self.passes: list[dict[int, int]] = []
         self.own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         model.register_forward_pre_hook(lambda *_: self.passes.append({}))
-        for block in model.blocks:
+        for block in model.layers:
             block.register_forward_pre_hook(lambda _, given: self.see(given[0]))
             if not recomputed:  # what matrices get: ranks of the tensor axis keep their runs of it
                 for norm in (block.attention_norm, block.mlp_norm):
@@ -132,20 +134,24 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         total_steps=9,
         placement=placement,
     )
-    kept = Kept(model, recompute)
+    kept = None if stage else Kept(model, recompute)  # shards' gathered layers come and go
     Path("/proc/self/clear_refs").write_text("5")
     tokens = torch.randint(768, (2 * options.tokens // 64, 64)).tolist()
     rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
     shards = 1 if world == 1 or strategy in axes else 2
     batch = objective.weigh(Batch.of(rows)).shards(shards)[options.rank % shards]
     for step in range(2):
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x) if kept else nullcontext():
             learner.prepare(batch, step, 1.0)
         gradients, state = learner.optimizer.collected, learner.optimizer.state()
         own = [*map(local, model.parameters()), *gradients.values(), *state.values()]
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in own}
         learner.apply(True)
-    return {"held": sum(held.values()) / 2**20, "kept": kept.most() / 2**20, "peak": resident("VmHWM") - before}
+    return {
+        "held": sum(held.values()) / 2**20,
+        "kept": kept.most() / 2**20 if kept else 0.0,
+        "peak": resident("VmHWM") - before,
+    }
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1825,
+        1830,
         "passes, sharding, parts of matrices and passes (205), the optimizer; ZeRO, replicas, offloading (120)",
     ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),

@@ -45,8 +45,11 @@ class Placement(Protocol):
     ranks: Ranks
     rounds: bool
     """True if parameters are kept in float32 and computed with in a lower precision."""
-    meets: bool
-    """True if ranks wait for each other within a pass, so that none can repeat one."""
+
+    @property
+    def meets(self) -> bool:
+        """True if ranks wait for each other within a pass, so that none can repeat one."""
+        ...
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +109,10 @@ class Whole:
 
     def __init__(self, model: Any, ranks: Ranks | None = None):
         self.model, self.ranks = model, ranks or Alone()
-        self.meets = model.context_axis.size > 1
+
+    @property
+    def meets(self) -> bool:
+        return bool(self.model.context_axis.size > 1)
 
     @property
     def device(self) -> torch.device:
