@@ -1,10 +1,12 @@
-"""Memory of a training rank: the whole model on each of two ranks, its shards, or half of each matrix. Prints a table.
+"""Memory of a training rank: the whole model on each of two ranks, its shards, or half of each matrix or each pass.
+Prints a table.
 
     python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1]
 
-`held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `peak` is how far its
-resident memory rose over two steps above what the process had before there was a model. Left out: loading and saving
-(`shares.py`), and speed, which two processes of one machine say nothing of.
+`held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `kept`, those that a pass
+keeps for its backward pass; `peak` is how far its resident memory rose over two steps above what the process had before
+there was a model. Left out: loading and saving (`shares.py`), and speed, which two processes of one machine say nothing
+of.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import importlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from plaudit.algorithms.sft import SFT
 from plaudit.batch import Batch
@@ -26,6 +30,7 @@ from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, Whole, local, recompute_layers
 from plaudit.learn.shards import Sharded
 from plaudit.learn.tensor import Axes, Cut
+from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
 from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
@@ -34,17 +39,23 @@ from plaudit.runtime.settings import STAGES
 from plaudit.types import Role, Row
 
 MODES = {
+    "one rank, all rows": ("alone", "float32", False),
     "replicate": ("replicate", "float32", False),
     "zero1": ("zero1", "float32", False),
     "zero2": ("zero2", "float32", False),
     "fsdp": ("fsdp", "float32", False),
     "tensor": ("tensor", "float32", False),
+    "context": ("context", "float32", False),
+    "one rank, all rows, recomputed": ("alone", "float32", True),
     "replicate, recomputed": ("replicate", "float32", True),
     "fsdp, recomputed": ("fsdp", "float32", True),
     "tensor, recomputed": ("tensor", "float32", True),
+    "context, recomputed": ("context", "float32", True),
+    "one rank, all rows, bfloat16": ("alone", "bfloat16", False),
     "replicate, bfloat16": ("replicate", "bfloat16", False),
     "fsdp, bfloat16": ("fsdp", "bfloat16", False),
     "tensor, bfloat16": ("tensor", "bfloat16", False),
+    "context, bfloat16": ("context", "bfloat16", False),
 }
 
 
@@ -54,16 +65,44 @@ def resident(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
+class Kept:
+    """Bytes that each forward pass keeps for its backward pass; of a layer that is recomputed, its input."""
+
+    def __init__(self, model: LanguageModel, recomputed: bool):
+        assert isinstance(model, Decoder)
+        self.passes: list[dict[int, int]] = []
+        self.own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        model.register_forward_pre_hook(lambda *_: self.passes.append({}))
+        for block in model.layers:
+            block.register_forward_pre_hook(lambda _, given: self.see(given[0]))
+            if not recomputed:  # what matrices get: ranks of the tensor axis keep their runs of it
+                for norm in (block.attention_norm, block.mlp_norm):
+                    norm.register_forward_hook(lambda _, given, found: self.see(found))
+
+    def see(self, tensor: Tensor) -> None:
+        self.pack(tensor)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in self.own:
+            self.passes[-1][memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    def most(self) -> int:
+        return max(sum(one.values()) for one in self.passes)
+
+
 def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     strategy, precision, recompute = MODES[mode]
     keep_freed_memory()  # as ranks do
     cpu = torch.device("cpu")
-    ranks = join(options.address, options.rank, 2, device=cpu, timeout=300.0)
+    world = 1 if strategy == "alone" else 2
+    ranks = join(options.address, options.rank, world, device=cpu, timeout=300.0)
     stage = STAGES.get(strategy, 0)
     if stage:
         importlib.import_module("torch.distributed.fsdp")  # no part of a model's memory
-    cut = strategy == "tensor"
-    axes = Axes.along(ranks, 2 if cut else 1, device=cpu, timeout=300.0)
+    axes = {axis: 1 + (strategy == axis) for axis in ("tensor", "context")}
+    along = Axes.along(ranks, device=cpu, timeout=300.0, **axes)
     before = resident("VmRSS")
     config = {
         "model_type": "llama",
@@ -73,13 +112,14 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "num_attention_heads": options.width // 64,
         "vocab_size": 768,
     }
-    model = fresh_model(config, dtype=getattr(torch, precision), deferred=stage > 0, axis=axes.axis)
-    placement: Placement = Whole(model, axes.data)
+    model = fresh_model(config, dtype=getattr(torch, precision), deferred=stage > 0, axis=along.axis)
+    model.context_axis = along.context
+    placement: Placement = Whole(model, along.data)
     if stage:
         placement = Sharded(model, ranks, device=cpu, stage=stage)
-    if cut:
+    if strategy == "tensor":
         assert isinstance(model, Decoder)
-        placement = Cut(placement, model, axes.tensor)
+        placement = Cut(placement, model, along.tensor)
     release_freed_memory()
     if recompute:
         recompute_layers(model)
@@ -94,17 +134,24 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         total_steps=9,
         placement=placement,
     )
+    kept = None if stage else Kept(model, recompute)  # shards' gathered layers come and go
     Path("/proc/self/clear_refs").write_text("5")
     tokens = torch.randint(768, (2 * options.tokens // 64, 64)).tolist()
     rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
-    batch = objective.weigh(Batch.of(rows)).shards(1 if cut else 2)[0 if cut else options.rank]
+    shards = 1 if world == 1 or strategy in axes else 2
+    batch = objective.weigh(Batch.of(rows)).shards(shards)[options.rank % shards]
     for step in range(2):
-        learner.prepare(batch, step, 1.0)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x) if kept else nullcontext():
+            learner.prepare(batch, step, 1.0)
         gradients, state = learner.optimizer.collected, learner.optimizer.state()
-        kept = [*map(local, model.parameters()), *gradients.values(), *state.values()]
-        held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept}
+        own = [*map(local, model.parameters()), *gradients.values(), *state.values()]
+        held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in own}
         learner.apply(True)
-    return {"held": sum(held.values()) / 2**20, "peak": resident("VmHWM") - before}
+    return {
+        "held": sum(held.values()) / 2**20,
+        "kept": kept.most() / 2**20 if kept else 0.0,
+        "peak": resident("VmHWM") - before,
+    }
 
 
 def main() -> None:
@@ -112,21 +159,25 @@ def main() -> None:
     for name, default in (("width", 512), ("layers", 8), ("tokens", 1024), ("passes", 1), ("rank", -1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("--only", choices=MODES, nargs="*")
     parser.add_argument("--address")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.rank >= 0:
         print(json.dumps(measure(options.mode, options)))
         return
-    print("| two ranks, MiB a rank | held | peak |\n|---|---|---|")
-    for mode in MODES:
+    print("| two ranks, MiB a rank | held | kept | peak |\n|---|---|---|---|")
+    for mode in options.only or MODES:
         address = free_address()
         command = [sys.executable, *sys.argv, "--mode", mode, "--address", address]
         running = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(1 + (MODES[mode][0] != "alone"))
         ]
         found = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in running]
-        print(f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in ("held", "peak")) + " |")
+        print(
+            f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in ("held", "kept", "peak")) + " |"
+        )
 
 
 if __name__ == "__main__":

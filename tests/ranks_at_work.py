@@ -77,16 +77,19 @@ class Among(Gang[Trainer]):
         return answers
 
 
-def batch_of(step: int, *, unit: int, rows: int = 10) -> Batch:
-    """Rows of very different lengths, so that ranks differ in their number of micro-batches."""
+def batch_of(step: int, *, unit: int, rows: int = 10, common: int = 0) -> Batch:
+    """Rows of very different lengths, so that ranks differ in their number of micro-batches. The rows of a group have
+    their first `common` tokens in common."""
     draw = torch.Generator().manual_seed(step)
     sizes = [4 + 3 * (number * 7 % rows) for number in range(rows)]
     made = []
     for number, size in enumerate(sizes):
         noise = torch.randn(size, generator=draw)
+        tokens = (torch.randint(300, (size,), generator=draw) + 5).tolist()
+        first = [number // 5 + 7] * min(common, size)
         made.append(
             Row(
-                tokens=tuple((torch.randint(300, (size,), generator=draw) + 5).tolist()),
+                tokens=(*first, *tokens[len(first) :]),
                 trainable=(False, False, *(True,) * (size - 2)),
                 group=number // 5,
                 logprobs=(0.0, 0.0, *(-6.0 + 0.1 * noise[2:]).tolist()),
@@ -154,7 +157,7 @@ async def train(job: Job, trainer: Trainer) -> None:
     figures, counts = [], count_collectives()
     memory: dict[str, float] = {}
     for step in range(*job["steps"]):
-        batch = batch_of(step, unit=objective.unit)
+        batch = batch_of(step, unit=objective.unit, common=job.get("common", 0))
         _, stats = await learn(cast, Delivery(batch=batch, epoch=1), memory, Ending(), step=step, seed=0)
         figures.append(stats)
         if job.get("save") == step + 1:
@@ -249,7 +252,7 @@ def of_gradient(job: Job) -> Job:
 
 
 def furthest(one: Path, other: Path) -> float:
-    """The largest difference of any weight of any model; large weights in bfloat16 count in shares of their size."""
+    """The largest difference of any weight of any model; large weights count in shares of their size."""
     files = sorted(one.glob("*.safetensors"))
     assert files and [f.name for f in files] == [f.name for f in sorted(other.glob("*.safetensors"))]
     found = 0.0
@@ -261,7 +264,7 @@ def furthest(one: Path, other: Path) -> float:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    size = 4 * other.float().abs().clamp(min=0.25) if one.dtype is torch.bfloat16 else 1.0
+    size = 4 * other.float().abs().clamp(min=0.25) if one.dtype is torch.bfloat16 else other.abs().clamp(min=1.0)
     return float(((one.float() - other.float()).abs() / size).max())
 
 

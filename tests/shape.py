@@ -32,11 +32,11 @@ ROOMS = {
     ),
     "maths": (470, "one function for each formula"),
     "compute": (
-        1730,
+        1830,
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2415,
+        2430,
         "the queue of requests, all that knows Ray, sockets, nodes; many processes a worker (75), signs, places (270)",
     ),
     "monitor": (
@@ -47,7 +47,7 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3300,
+        3320,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
     "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
@@ -57,7 +57,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1790,
+        1830,
         "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
     ),
     "loop": (
@@ -70,7 +70,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        1570,
+        1580,
         "who does the work, here and on Ray; judges, publishing (115), gangs that roll out (110), ranks apart (270)",
     ),
     "runs": (
@@ -78,7 +78,7 @@ ROOMS = {
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
-        2095,
+        2120,
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (

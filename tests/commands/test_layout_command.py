@@ -67,6 +67,12 @@ def test_shards_are_float32_and_two_layers_are_gathered() -> None:
     assert amounts([found, found], two.place(0))["gathered"] == 2 * WHOLE  # one model's pass after the other's
 
 
+def test_data_and_context_shard_together() -> None:
+    four = Mesh(data=2, context=2)
+    assert bytes_a_weight(model(four)) == bytes_a_weight(model(Mesh(data=4)))
+    assert model(four).gathered(0) == 4 * WHOLE
+
+
 def test_adapters_alone_are_trained_under_lora() -> None:
     """Query and down: A (3, in) and B (out, 3) each. In two shards, A's three rows are two and one."""
     lora = LoraSettings(rank=3, targets=["q_proj", "down_proj"])

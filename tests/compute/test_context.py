@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plaudit.compute.axis import Axis
 from plaudit.compute.context import Packed
 from plaudit.compute.padded import BUCKET_WASTE, sliding_mask
 
@@ -25,6 +26,12 @@ def test_positions_and_ends_by_hand() -> None:
     context = Packed([3, 1, 2])
     assert context.positions.tolist() == [0, 1, 2, 0, 0, 1]
     assert context.ends.tolist() == [2, 3, 5]
+
+
+def test_each_rank_has_the_positions_of_its_run() -> None:
+    found = [Packed([3, 1, 2], axis=Axis(rank, 2)).positions.tolist() for rank in (0, 1)]
+    assert found == [[0, 1, 2], [0, 0, 1]]
+    assert Packed([3, 1], index=[0, 1, 2, 0], axis=Axis(2, 3)).positions.tolist() == [2], "as computed, not as read"
 
 
 def test_equal_lengths_need_no_gather() -> None:

@@ -8,6 +8,7 @@ import torch
 from tiny import GPT2
 
 from plaudit.batch import Batch
+from plaudit.compute.axis import Axis
 from plaudit.compute.invariant import few
 from plaudit.learn import readout
 from plaudit.learn.readout import READOUTS
@@ -76,6 +77,18 @@ def test_fillers_change_no_answer_and_no_gradient(
         torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
     for ours, plain in zip(*(gradients for _, gradients in found), strict=True):
         torch.testing.assert_close(ours, plain, atol=1e-3, rtol=1e-4)
+
+
+def test_reads_go_to_the_rank_and_run_that_have_their_tokens() -> None:
+    """16 tokens in four runs; this rank has tokens 8 to 15. A run with fewer reads is filled up by its first token."""
+    model = tiny(Role.POLICY)
+    model.context_axis, model.axis = Axis(1, 2), Axis(0, 2, spread=True)
+    mine, at, places = readout._mine(model, torch.tensor([3, 9, 14, 8, 15, 13]), 4)
+    assert mine.tolist() == [1, 3, 2, 4, 5]
+    assert at.tolist() == [0, 1, 3, 4, 5]
+    assert places.tolist() == [1, 0, 0, 6, 7, 5]
+    mine, at, places = readout._mine(model, torch.tensor([3]), 4)
+    assert (mine.tolist(), at.tolist(), places.tolist()) == ([], [], [0, 4]), "ranks meet even if they read nothing"
 
 
 def answered(prompts: list[int], samples: int) -> Batch:

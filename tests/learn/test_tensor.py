@@ -1,4 +1,4 @@
-"""Ranks that share each matrix learn what one rank learns, and go on from each other's checkpoints."""
+"""Ranks that share each matrix, or each pass, learn what one learns, and go on from each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ SIZES = {
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 420}
 LLAMA = {"model_type": "llama", **SIZES}
-QWEN3 = {"model_type": "qwen3", **SIZES, "head_dim": 16}
+QWEN3 = {"model_type": "qwen3", **SIZES, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+MISTRAL = {"model_type": "mistral", **SIZES, "sliding_window": 6}
 TIED, UNTIED = ({"tie_word_embeddings": tied} for tied in (True, False))
 LORA = {"lora": {"rank": 3, "alpha": 6.0}}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ppo": ("ppo", GPT2 | UNTIED, {"critic": {"learning_rate": 0.003}, "algorithm": {"minibatches": 2}}),
     "lora": ("grpo", LLAMA, {"model": LORA, "algorithm": {"kl_in_loss": 0.1}}),
     "lora judge": ("reward", GPT2, {"model": LORA}),
+    "window": ("dpo", MISTRAL, {}),
     "half": ("sft", LLAMA | TIED, {"learn": {"precision": "bfloat16"}}),
 }
 """Method, model and sections."""
@@ -46,22 +48,39 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor 4": (4, {"mesh": {"tensor": 4}}),
     "2 x 2": (4, {"mesh": {"tensor": 2, "data": 2}}),
     "fsdp 2 x 2": (4, {"mesh": {"tensor": 2}, "num_training_workers": 2, "strategy": "fsdp"}),
+    "context 2": (2, {"mesh": {"context": 2}}),
+    "fsdp context 2": (2, {"mesh": {"context": 2}, "strategy": "fsdp"}),
+    "context 2 x data 2": (4, {"mesh": {"context": 2, "data": 2}}),
+    "context 2 x tensor 2": (4, {"mesh": {"context": 2, "tensor": 2}}),
+    "fsdp context 2 x data 2": (4, {"mesh": {"context": 2, "data": 2}, "strategy": "fsdp"}),
 }
 LEARNED = [
     *((case, "tensor 2") for case in CASES),
     *((case, "2 x 2") for case in ("grpo", "ppo", "lora")),
     *((case, "fsdp 2 x 2") for case in ("grpo", "lora", "half")),
     *((case, "tensor 4") for case in ("sft", "ppo")),
+    *((case, "context 2") for case in CASES),
+    *((case, "context 2 x tensor 2") for case in ("sft", "reward", "grpo", "ppo", "lora judge")),
+    *((case, "context 2 x data 2") for case in ("grpo", "lora")),
+    *((case, "fsdp context 2") for case in ("ppo", "half")),
+    *((case, "fsdp context 2 x data 2") for case in ("grpo", "lora")),
 ]
 GRADIENTS = [
     *((case, "tensor 2") for case in CASES if case != "half"),
     *((case, "2 x 2") for case in ("grpo", "ppo", "dpo")),
     ("grpo", "fsdp 2 x 2"),
+    *((case, "context 2") for case in CASES if case != "half"),
+    *((case, "context 2 x tensor 2") for case in ("sft", "reward", "grpo", "ppo")),
+    *(("grpo", how) for how in ("context 2 x data 2", "fsdp context 2 x data 2")),
 ]
-ON_ONE = [("grpo", "tensor 2"), ("ppo", "tensor 2"), ("lora", "tensor 2"), ("grpo", "fsdp 2 x 2"), ("lora", "2 x 2")]
-AGAIN = [("grpo", "tensor 2"), ("lora", "tensor 2"), ("half", "tensor 2"), ("ppo", "2 x 2")]
+ON_ONE = [
+    *((case, "tensor 2") for case in ("grpo", "ppo", "lora")),
+    *(("grpo", how) for how in ("fsdp 2 x 2", "context 2 x tensor 2", "fsdp context 2 x data 2")),
+    ("lora", "2 x 2"),
+]
+AGAIN = [("grpo", "tensor 2"), ("lora", "tensor 2"), ("half", "tensor 2"), ("ppo", "2 x 2"), ("grpo", "context 2")]
 """Cases that are resumed on the mesh of before."""
-FROM_ONE = [("grpo", "tensor 2"), ("lora judge", "tensor 2"), ("ppo", "2 x 2")]
+FROM_ONE = [("grpo", "tensor 2"), ("lora judge", "tensor 2"), ("ppo", "2 x 2"), ("ppo", "context 2 x tensor 2")]
 SAVED = "epoch1epochstep1globalstep1"
 
 
@@ -79,7 +98,8 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         recipe = make_recipe(method, root / "unused", **sections)
         recipe["model"]["config"] = model
         folder = str(root / case / how)
-        return {"recipe": recipe, "folder": folder, "steps": (0, 3), "out": folder, **more}
+        common = 4 if case == "window" else 0
+        return {"recipe": recipe, "folder": folder, "steps": (0, 3), "out": folder, "common": common, **more}
 
     def resumed(case: str, how: str, on: str, mesh: str | None = None) -> Job:
         return {
@@ -113,7 +133,7 @@ def test_ranks_that_share_matrices_learn_what_one_learns(case: str, how: str, do
     """Weights of every model, and every figure: the norm among them, which clipping would hide from the weights."""
     assert furthest(done / case / "alone", done / case / how) < tolerance(case)
     alone, cut = figures(done / case / "alone"), figures(done / case / how)
-    ranks = MESHES[how][0] if how.startswith("fsdp") else MESHES[how][1]["mesh"]["tensor"]
+    ranks = MESHES[how][0] if how.startswith("fsdp") else MESHES[how][1]["mesh"].get("tensor", 1)
     assert 1 / ranks <= cut["kept"] / alone["kept"] < 1.2 / ranks, "norms and few others are copied"
     for mine, theirs in zip(alone["steps"], cut["steps"], strict=True):
         assert mine.keys() == theirs.keys()

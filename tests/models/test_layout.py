@@ -74,16 +74,16 @@ def index(box: Any) -> tuple[slice, ...]:
 def test_boxes_cover_each_stored_tensor_once_a_replica(config: DecoderConfig, head: HeadKind, mesh: Mesh) -> None:
     """And those that a rank is the first to hold cover it once in all: these are saved."""
     layout = Layout(config, head, mesh := fitted(config, mesh))
-    counts: dict[tuple[int, int], dict[str, Any]] = {}
+    counts: dict[int, dict[str, Any]] = {}
     saved = covered(layout, ())
     for rank in range(mesh.world):
         place = mesh.place(rank)
-        held = counts.setdefault((place.replica, place.context), covered(layout, ()))
+        held = counts.setdefault(place.replica, covered(layout, ()))
         for one in layout.slices(rank):
             assert all(start < stop for start, stop in one.box)
             held[one.name][index(one.box)] += 1
             saved[one.name][index(one.box)] += one.first
-    assert len(counts) == mesh.replicas * mesh.context
+    assert len(counts) == mesh.replicas
     family = family_of(config.family)
     for held in counts.values():
         for name, count in held.items():
@@ -124,7 +124,7 @@ def test_slices_fill_a_ranks_parameters(config: DecoderConfig, head: HeadKind, m
 @settings(deadline=None, max_examples=40)
 def test_pieces_cover_parameters_and_adapters(config: DecoderConfig, head: HeadKind, mesh: Mesh, some: bool) -> None:
     """The whole once, or once a tensor rank where it is copied, and each rank's part once."""
-    mesh = replace(fitted(config, mesh), replicas=1, context=1)
+    mesh = replace(fitted(config, mesh), replicas=1)
     targets = (["c_attn", "c_proj"] if config.family == "gpt2" else ["k_proj", "down_proj"]) if some else []
     layout = Layout(config, head, mesh, LoraSettings(rank=3, targets=targets))
     assert len(layout.adapters) >= 2 * config.layers
@@ -235,6 +235,7 @@ def small(**changes: Any) -> DecoderConfig:
     [
         (Mesh(tensor=3), {}, 3, "tensor=3 .* 8 attention", "data=3"),
         (Mesh(tensor=8), {}, 8, "tensor=8 .* 4 key-value", "data=2 tensor=4"),
+        (Mesh(context=8), {}, 8, "context=8 .* 4 key-value", "data=2 context=4"),
         (Mesh(tensor=2, context=4), {}, 8, "tensor=2 .*context=4 .* 4 key", "data=2 context=4"),
         (Mesh(tensor=4), {"mlp_width": 22}, 4, "tensor=4 .* 22 channels", "data=2 tensor=2"),
         (Mesh(tensor=2), {"vocab_size": 41}, 2, "tensor=2 .* 41 tokens", "data=2"),

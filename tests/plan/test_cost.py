@@ -20,6 +20,7 @@ from plaudit.settings.recipes import read_settings
 from plaudit.settings.tree import Settings
 
 GPT2 = "{model_type: gpt2, n_embd: 32, n_layer: 2, n_head: 2, n_positions: 128, vocab_size: 100}"
+MESH = "runtime.mesh={context: 2, tensor: 2}"
 NOTHING = Curve((0.0,) * 4, (0.0,) * 4)
 
 
@@ -148,6 +149,18 @@ def test_sharding_takes_less_of_each_rank() -> None:
     assert sharded["gathered"] > whole["gathered"] == 0
 
 
+def test_a_context_axis_divides_passes_and_activations() -> None:
+    """Two heads of 16, and as many keys: 2 layers exchange 64 numbers of 240 tokens, there and back, forwards."""
+    costs = Costs(settings(), profile(memory={"token": 100.0}), 4)
+    one, two = (Placement(ray=True, context=size, workers=1) for size in (1, 2))
+    calls = costs.calls(two)
+    sent = 4 * 64 * 2 * 240 / 2 / 2
+    assert calls["reference scores"] == pytest.approx(costs.calls(one)["reference scores"] / 2 + 2 * sent / 1e6)
+    ranks = [costs.memory(at)["rank"] for at in (one, two)]
+    assert ranks[1]["activations"] == ranks[0]["activations"] / 2
+    assert ranks[1]["weights"] == ranks[0]["weights"]
+
+
 def test_a_critic_starts_from_a_judge_of_the_same_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(yaml.safe_load(GPT2) | {"n_embd": 64}))
     costs = Costs(settings(f"rewards=[{{kind: judge, path: {tmp_path}}}]"), profile(), 1)
@@ -157,9 +170,9 @@ def test_a_critic_starts_from_a_judge_of_the_same_vocabulary(tmp_path: Path) -> 
 
 
 def test_settings_and_placements_are_the_same_said_twice() -> None:
-    given = settings("runtime=ray", "runtime.num_training_workers=2", "rollout.workers=3", "runtime.mesh={tensor: 2}")
-    at = placement_of(given, 8, gpu=True)
-    assert at == Placement(ray=True, ranks=2, tensor=2, workers=3)
+    given = settings("runtime=ray", "runtime.num_training_workers=2", "rollout.workers=3", MESH)
+    at = placement_of(given, 16, gpu=True)
+    assert at == Placement(ray=True, ranks=2, tensor=2, context=2, workers=3)
     again = read_settings(None, at.words(), method="ppo")
     assert placement_of(again, 8, gpu=True) == at
     assert placement_of(at.placed(settings()), 8, gpu=True) == at

@@ -68,6 +68,17 @@ def test_ppo_on_ranks_that_share_each_matrix_and_on_from_their_checkpoint_on_one
     assert furthest(*further) < 1e-6
 
 
+def test_grpo_on_ranks_that_share_the_tokens_of_each_pass(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Answers to a prompt share its tokens, wherever these are cut."""
+    more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "algorithm": {"kl_in_loss": 0.05}}
+    alone = run(load_settings(make_recipe("grpo", tmp_path / "alone", **more)))
+    pair = run(load_settings(make_recipe("grpo", tmp_path / "ray", **more, runtime=CUT | {"mesh": {"context": 2}})))
+    assert "2 training and 1 rollout workers are ready" in (pair.folder / "log.txt").read_text()
+    assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
+    assert all(abs(record["kl/sampler"]) < 1e-6 for record in pair.metrics), "sampler and learner agree"
+    assert furthest(alone, pair) < 1e-6
+
+
 def test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler(make_recipe: Recipe, tmp_path: Path) -> None:
     """Only they travel, and the sampler's model is the ranks' by its digest."""
     more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "train": {"steps": 3}, "model": {"lora": {"rank": 3}}}

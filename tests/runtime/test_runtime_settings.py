@@ -85,6 +85,13 @@ def test_a_mesh_multiplies_training_workers() -> None:
     assert (given.workers, given.replicas, given.width, given.ranks) == (12, 2, 4, 48)
 
 
+def test_ranks_that_share_a_pass_see_the_same_rows() -> None:
+    mesh = {"data": 2, "tensor": 2, "context": 3}
+    given = RuntimeSettings(kind="ray", mesh=mesh)
+    assert problems(given) == []
+    assert (given.workers, given.width, given.ranks, given.axes) == (2, 6, 12, mesh)
+
+
 def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
     given = RuntimeSettings(kind="ray", mesh={"rollout_tensor": 2})
     assert problems(given) == []

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.slow
 
 SHARDS = ["runtime=ray", "runtime.strategy=fsdp", "runtime.num_training_workers=2"]
 CUT = ["runtime=ray", "runtime.mesh.tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
+SPREAD = ["runtime=ray", "runtime.mesh.context=5", "model.path=null", "model.tokenizer=some/tokenizer"]
+GROUPED = "{model_type: llama, num_key_value_heads: 2, vocab_size: 100}"
 SHARED = ["runtime=ray", "runtime.mesh.rollout_tensor=5", "model.path=null", "model.tokenizer=some/tokenizer"]
 TURNS = "runtime.placement={generate: {shares: train}}"
 INSIDE = "runtime.placement={generate: {inside: train}}"
@@ -137,6 +139,13 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ),
         ("sft", [*CUT, "model.config={model_type: gpt2}"], "divide 12 attention heads"),
         ("sft", [*CUT, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
+        ("sft", [*SPREAD, "model.config={model_type: gpt2}"], "context=5 does not divide 12 attention heads"),
+        ("sft", [*SPREAD, "model.config={model_type: bloom}"], "context=5 cuts the families that the native decoder"),
+        (
+            "sft",
+            [*SPREAD, "runtime.mesh={tensor: 2, context: 2}", f"model.config={GROUPED}"],
+            "tensor=2 times context=2 does not divide 2 key-value heads. Take data=2 context=2.",
+        ),
         (
             "grpo",
             [*SHARED, "model.config={model_type: gpt2}"],

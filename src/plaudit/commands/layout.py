@@ -52,11 +52,11 @@ def amounts(models: Sequence[Model], place: Place) -> dict[str, int]:
 
 
 def extremes(models: Sequence[Model]) -> tuple[Place, Place]:
-    """The ranks that hold the most and the least. Ranks along the tensor axis hold equal amounts; along the data axis,
-    the first rank holds the most."""
+    """The ranks that hold the most and the least. Ranks along the tensor axis hold equal amounts; along data and
+    context, the first rank holds the most."""
     mesh = models[0].layout.mesh
     front = [replace(mesh.place(0), stage=stage) for stage in range(mesh.pipeline)]
-    back = [replace(place, data=mesh.data - 1) for place in front]
+    back = [replace(place, data=mesh.data - 1, context=mesh.context - 1) for place in front]
 
     def total(place: Place) -> int:
         return sum(amounts(models, place).values())

@@ -1,14 +1,19 @@
-"""The tensor axis: ranks that hold parts of the same matrices, and put together what each computes.
+"""An axis of ranks that share a pass: parts of the same matrices (tensor), or other tokens (context).
 
-    x -> enter -> rows of a matrix (heads, channels) -> ... -> columns of the next -> leave -> y, equal on all ranks
+    tensor    x -> enter -> rows of a matrix (heads, channels) -> ... -> columns of the next -> leave -> y
+    context   this rank's tokens, all heads -> to_heads -> all tokens, this rank's heads -> attention -> to_tokens
 
 `enter` and `leave` (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053) are each other's backward pass: a gradient
 is summed where its tensor was copied, and copied where its tensor was summed. So the loss, which every rank computes,
-counts once. A rank without others passes everything through. Left out: groups of ranks, which `learn/ranks.py` makes.
+counts once. `to_heads` and `to_tokens` (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509) are too. A rank without
+others passes everything through. Left out: groups of ranks, which `learn/ranks.py` makes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,6 +23,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plaudit.compute.fused import embed
+from plaudit.compute.gather import Reading
+
+RECOMPUTED = ContextVar("recomputed", default=False)
+"""True within a layer that keeps only its input for the backward pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,24 +36,97 @@ class Axis:
     rank: int = 0
     size: int = 1
     group: Any = None
+    spread: bool = False
+    """Between matrices a rank has a run of the rows, as long as others' (Korthikanti et al. 2022,
+    https://arxiv.org/abs/2205.05198). Otherwise all ranks have all rows there, and compute the same."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copied model stays among the same ranks; a process group has no copy."""
         return self
 
     def enter(self, x: Tensor) -> Tensor:
-        """x, of which each rank computes other columns; its gradient is the sum of the ranks'."""
-        if self.size == 1 or not torch.is_grad_enabled():
-            return x
-        return _Enter.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
-
-    def leave(self, x: Tensor) -> Tensor:
-        """The sum of the ranks' x; each rank's gradient is the whole one."""
+        """x, the ranks' runs of it joined, of which each rank computes other columns; its gradient is the sum of the
+        ranks'."""
         if self.size == 1:
             return x
-        if torch.is_grad_enabled():
-            return _Leave.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
-        return self.in_order(x)
+        return _through(x, self.joined, self.scattered) if self.spread else _through(x, _same, self.sum)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of the ranks' x, or this rank's run of it; each rank's gradient is the whole one."""
+        if self.size == 1:
+            return x
+        if self.spread:
+            return _through(x, self.scattered, self.joined)
+        return _through(x, self.sum if torch.is_grad_enabled() else self.in_order, _same)
+
+    @contextmanager
+    def forgetting(self, whole: Tensor, mine: Tensor) -> Iterator[None]:
+        """While active, products of `whole` keep `mine`, this rank's run of it, and join the runs again to go back."""
+        if not self.spread or RECOMPUTED.get() or not torch.is_grad_enabled():
+            yield
+            return
+        address, shape, mine = whole.data_ptr(), whole.shape, mine.detach()
+
+        def pack(kept: Tensor) -> Tensor:
+            return mine if kept.data_ptr() == address and kept.shape == shape else kept
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: self.joined(kept) if kept is mine else kept):
+            yield
+
+    def together(self, x: Tensor) -> Tensor:
+        """The rows of all runs, of which every rank computes the same."""
+        return _through(x, self.joined, self.run) if self.spread else x
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """x (tokens, size, ...), of this rank's tokens a part for each rank -> its part of all, (size * tokens, ...)"""
+        return _through(x, self._to_heads, self._to_tokens)
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """x (size * tokens, ...), this rank's part of all tokens -> all parts of its tokens, (tokens, size, ...)"""
+        return _through(x, self._to_tokens, self._to_heads)
+
+    def _to_heads(self, x: Tensor) -> Tensor:
+        return self.exchanged(x.transpose(0, 1)).flatten(0, 1)
+
+    def _to_tokens(self, x: Tensor) -> Tensor:
+        return self.exchanged(x.reshape(self.size, -1, *x.shape[1:])).transpose(0, 1)
+
+    @property
+    def runs(self) -> int:
+        """Runs in which rows between matrices are."""
+        return self.size if self.spread else 1
+
+    def run(self, x: Tensor) -> Tensor:
+        """This rank's run of rows."""
+        return x.chunk(self.size)[self.rank] if self.spread else x
+
+    def readings(self, read: Tensor, rows: int) -> tuple[Reading, Reading]:
+        """Of `rows` that all matrices get, and of the rows between them. `read` (m,) has an equal part for each run, of
+        rows within it."""
+        whole, least = Reading(read, rows), rows // self.size
+        return whole, Reading(self.run(read) - self.rank * least, least) if self.spread else whole
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The ranks' rows, one rank's after the other's."""
+        mine = self._sent(x)
+        whole = mine.new_empty(self.size * len(mine), *mine.shape[1:])
+        dist.all_gather(list(whole.chunk(self.size)), mine, group=self.group)
+        return whole.to(x.device)
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """This rank's run of the sum of the ranks' x, added in rank order."""
+        parts = self.exchanged(x.reshape(self.size, -1, *x.shape[1:]))
+        total = parts[0] + parts[1]
+        for part in parts[2:]:
+            total += part
+        return total
+
+    def exchanged(self, x: Tensor) -> Tensor:
+        """Give part i of x (size, ...) to rank i, and get its part for this rank as part i."""
+        mine = self._sent(x)
+        came = torch.empty_like(mine)
+        dist.all_to_all_single(came, mine, group=self.group)
+        return came.to(x.device)
 
     def in_order(self, x: Tensor) -> Tensor:
         """The sum of the ranks' x, added in rank order. Gloo's own order depends on a number's place among others, on
@@ -100,24 +182,27 @@ class Axis:
 ALONE = Axis()
 
 
-class _Enter(torch.autograd.Function):
+Move = Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+
+def _through(x: Tensor, there: Move, back: Move) -> Tensor:
+    """there(x), whose gradient goes back."""
+    if not torch.is_grad_enabled():
+        return there(x)
+    return _Through.apply(x, there, back)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
+    def forward(ctx: Any, x: Tensor, there: Move, back: Move) -> Tensor:
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.axis.sum(grad), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return axis.sum(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None

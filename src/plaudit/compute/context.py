@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from plaudit.compute.attention import Sequences, attention, first_readers
+from plaudit.compute.axis import ALONE, Axis
 from plaudit.compute.calls import usable
 from plaudit.compute.padded import Padded
 
@@ -41,12 +42,13 @@ class Packed:
         device: torch.device | str = "cpu",
         window: int | None = None,
         index: Sequence[int] | None = None,
+        axis: Axis = ALONE,
     ):
         """`lengths` in tokens, each at least 1. `window` is the family's sliding attention window, if any. `index`, for
         sequences that begin alike, gives each token's place among the computed ones (see `prefixes.py`); by default
-        every token is computed."""
+        every token is computed. Along `axis` each rank computes an equal run of them, whose positions are here."""
         self.lengths = tuple(lengths)
-        self.window = window
+        self.window, self.axis = window, axis
         if min(self.lengths, default=0) < 1:
             raise ValueError(f"lengths={list(lengths)} must name at least one sequence of at least one token each.")
         self._device = torch.device(device)
@@ -57,7 +59,8 @@ class Packed:
         place = torch.arange(total) if self._index is None else self._index  # of each sequence's tokens
         first = place if self._index is None else first_readers(place)  # where each computed token is read first
         self.ends = place[starts + sizes - 1].to(device)  # index of each sequence's last token
-        self.positions = (torch.arange(total) - starts.repeat_interleave(sizes))[first].to(device)
+        positions = (torch.arange(total) - starts.repeat_interleave(sizes))[first]
+        self.positions = positions.chunk(axis.size)[axis.rank].to(device)
 
     @cached_property
     def sequences(self) -> Sequences:
@@ -68,6 +71,15 @@ class Packed:
         return Padded(self.lengths, self._index, window=self.window, device=self._device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.axis.size == 1:
+            return self._attended(query, key, value)
+        tokens, _, dim = query.shape
+        parts = [x.reshape(tokens, self.axis.size, -1, dim) for x in (query, key, value)]
+        mine = self.axis.to_heads(torch.cat(parts, dim=2))  # (all tokens, heads, dim)
+        query, key, value = torch.split(mine, [part.shape[2] for part in parts], dim=1)
+        return self.axis.to_tokens(self._attended(query, key, value)).flatten(1)
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if usable(query, key, value):
             return attention(query, key, value, self.sequences, self.window)
         return self.padded.attend(query, key, value)

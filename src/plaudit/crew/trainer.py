@@ -35,10 +35,12 @@ from plaudit.loop.checkpoint import Store
 from plaudit.models.base import LanguageModel
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
+from plaudit.models.described import not_cut
 from plaudit.models.device import device_of
 from plaudit.models.folders import local_folder
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
+from plaudit.models.mesh import Mesh, check_mesh
 from plaudit.models.share import Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
@@ -134,7 +136,8 @@ class Trainer:
         self.device = device_of(settings.device)
         runtime, device = settings.runtime, torch.device(self.device)
         timeout, replicas = runtime.collective_timeout, runtime.replicas
-        self.axes = Axes.along(self.ranks, runtime.width, device=device, timeout=timeout, replicas=replicas)
+        along: dict[str, Any] = {"timeout": timeout, "replicas": replicas, "context": runtime.context}
+        self.axes = Axes.along(self.ranks, runtime.tensor, device=device, **along)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
@@ -262,6 +265,12 @@ class Trainer:
     def _place(self, role: Role, model: LanguageModel) -> None:
         """Give a model its placement among the ranks. A model in two roles has one already."""
         check_vocabulary(self.tokenizer, model)
+        if self.axes.context.size > 1:
+            mesh = Mesh(**self.settings.runtime.axes)
+            if not isinstance(model, Decoder):
+                raise not_cut(mesh, "it runs through transformers")
+            check_mesh(model.config, mesh)
+            model.context_axis = self.axes.context
         places = {id(self.models[other]): place for other, place in self.placements.items()}
         self.models[role] = model
         waits = role is Role.REFERENCE and "reference" in self.settings.runtime.offload and apart(self.device)

@@ -80,10 +80,12 @@ class Alone:
 
 class Together:
     """One of several ranks of a process group: the default one, which `join` makes, or a part of it. Gloo sums tensors
-    of GPUs but gathers only those of CPUs: figures travel on `device`, gradients stay where they are."""
+    of GPUs but gathers only those of CPUs: figures travel on `device`, gradients stay where they are. As many
+    neighbours as `alike` have the same rows, and the same figures, which count once."""
 
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None):
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None, *, alike: int = 1):
         self.rank, self.world, self.group = dist.get_rank(group), dist.get_world_size(group), group
+        self.alike = alike
         self.device = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
@@ -103,7 +105,7 @@ class Together:
         mine[: len(words)] = words
         all_words = torch.empty(self.world * longest, dtype=torch.uint8, device=self.device)
         dist.all_gather_into_tensor(all_words, mine.to(self.device), group=self.group)
-        texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest))
+        texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest)[:: self.alike])
         return merge_stats(json.loads(text) for text in texts)
 
     def most(self, count: int) -> int:

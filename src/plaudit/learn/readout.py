@@ -36,9 +36,10 @@ def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
     return model.caches and torch.device(device).type == "cpu" and available(model.dtype)
 
 
-def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
-    """Hidden states after the last norm of the tokens at `read` (m,), (m, width). On the CPU, unused filler sequences
-    are added so that the number of rows is one of few."""
+def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states after the last norm, (m, width); which of the tokens at `read` (n,) this rank computes, (k,), and
+    where their states are among the m, (k,). Ranks that share a pass compute equal runs of its tokens. Unused filler
+    sequences make them equal; on the CPU they also make the number of rows one of few."""
     tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
     if share and len(lengths) > 1 and model.caches:
         rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
@@ -47,63 +48,79 @@ def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Te
             index = places
             read = torch.tensor(index, device=tokens.device)[read]
             tokens = torch.tensor(computed, device=tokens.device)
-    compiled = tokens.device.type == "cpu" and model.caches
-    if compiled:
-        filler, longest = few(len(tokens)) - len(tokens), max(lengths)
+    compiled, axis = tokens.device.type == "cpu" and model.caches, model.context_axis
+    runs = axis.size * model.axis.runs
+    size = -(-len(tokens) // runs)
+    size = few(size) if compiled else size
+    if filler := size * runs - len(tokens):
+        longest = max(lengths)
         lengths += [longest] * (filler // longest) + ([filler % longest] if filler % longest else [])
         index = None if index is None else [*index, *range(len(tokens), len(tokens) + filler)]
         tokens = F.pad(tokens, (0, filler))
-    context = Packed(lengths, device=tokens.device, window=model.window, index=index)
-    return model(tokens, context, read)  # type: ignore[no-any-return]
+    mine, at, own = _mine(model, read, size)
+    context = Packed(lengths, device=tokens.device, window=model.window, index=index, axis=axis)
+    return model(tokens.chunk(axis.size)[axis.rank], context, own), mine, at
 
 
-def _read(model: LanguageModel, batch: Batch, places: Tensor, share: bool) -> Tensor:
-    """Hidden states at `places` (n,), filled up on the CPU to one of few numbers: (m, width), m >= n."""
-    if places.device.type == "cpu":
-        places = F.pad(places, (0, few(len(places)) - len(places)))
-    return _hidden(model, batch, places, share)
+def _mine(model: LanguageModel, read: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the tokens at `read` (n,), in runs of `size`: which are this rank's (k,), where they are among its reads
+    (k,), and its reads' places among its tokens (m,). Each of its runs on the tensor axis has as many reads, filled up
+    with its first token, and on the CPU to one of few numbers."""
+    count, first = model.axis.runs, model.context_axis.rank * model.axis.runs
+    runs = read // size - first
+    mine = ((runs >= 0) & (runs < count)).nonzero()[:, 0]
+    mine = mine[runs[mine].argsort(stable=True)]
+    counts = torch.bincount(runs[mine], minlength=count)
+    most = max(1, int(counts.max()))
+    most = few(most) if read.device.type == "cpu" else most
+    starts = torch.arange(count, device=read.device) * most - (counts.cumsum(0) - counts)
+    at = torch.arange(len(mine), device=read.device) + starts[runs[mine]]
+    places = (torch.arange(count, device=read.device) * size).repeat_interleave(most)
+    return mine, at, places.index_copy(0, at, read[mine] - first * size)
 
 
 def policy_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """Log-probs and entropies of the trained tokens under softmax(logits / temperature); 0 on the others."""
     place = batch.trainable.nonzero()[:, 0]
-    n = len(place)
-    before = _read(model, batch, place - 1, share)
-    targets = F.pad(batch.tokens[place], (0, len(before) - n))
-    head = model.head
+    before, mine, at = _hidden(model, batch, place - 1, share)
+    place, head = place[mine], model.head
+    targets = batch.tokens.new_zeros(len(before)).index_copy(0, at, batch.tokens[place])
     if isinstance(head, nn.Linear):
         chosen, entropy = chosen_logprobs(
             before, head.weight, targets, temperature=temperature, bias=head.bias, axis=model.axis
         )
     else:  # a family that runs through transformers
         chosen, entropy = logprobs_by(head, before, targets, vocabulary=model.vocab_size, temperature=temperature)
-    return Output(logprobs=_placed(chosen[:n], place, batch), entropy=_placed(entropy[:n], place, batch))
+    found = (_placed(column[at], place, len(batch.tokens)) for column in (chosen, entropy))
+    logprobs, entropy = map(model.context_axis.leave, found)
+    return Output(logprobs=logprobs, entropy=entropy)
 
 
 def critic_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
     place, ends = batch.trainable.nonzero()[:, 0], batch.ends
-    scores = _scores(model, _read(model, batch, torch.cat((place - 1, ends)), share))
+    scores = _scores(model, batch, torch.cat((place - 1, ends)), share)
     n = len(place)
-    return Output(values=_placed(scores[:n], place, batch), scores=scores[n : n + len(ends)])
+    return Output(values=_placed(scores[:n], place, len(batch.tokens)), scores=scores[n:])
 
 
-def _placed(values: Tensor, place: Tensor, batch: Batch) -> Tensor:
-    """The values at their tokens' places, 0 elsewhere, (n,)."""
-    zeros = torch.zeros(batch.tokens.shape[0], dtype=torch.float32, device=batch.tokens.device)
-    return zeros.index_copy(0, place, values)
+def _placed(values: Tensor, place: Tensor, count: int) -> Tensor:
+    """The values at their places, 0 elsewhere, (count,)."""
+    return torch.zeros(count, dtype=torch.float32, device=values.device).index_copy(0, place, values)
 
 
 def judge_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
     """One score a row (r,), read at its last token."""
-    return Output(scores=_scores(model, _hidden(model, batch, batch.ends, share)))
+    return Output(scores=_scores(model, batch, batch.ends, share))
 
 
-def _scores(model: LanguageModel, hidden: Tensor) -> Tensor:
-    """One number a state, (n,), always in float32: bfloat16 would leave it three digits."""
+def _scores(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
+    """One number a token at `read`, (n,), always in float32: bfloat16 would leave it three digits."""
+    hidden, mine, at = _hidden(model, batch, read, share)
     head = model.head
     assert isinstance(head, nn.Linear)
-    return linear(hidden.float(), head.weight.float(), head.bias)[:, 0]
+    scores = linear(hidden.float(), head.weight.float(), head.bias)[:, 0]
+    return model.context_axis.leave(_placed(scores[at], mine, len(read)))
 
 
 READOUTS: dict[Role, Readout] = {

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from plaudit.compute.axis import RECOMPUTED
 from plaudit.learn.ranks import Alone, Ranks
 from plaudit.models.base import LanguageModel
 from plaudit.models.layout import Box
@@ -44,8 +45,11 @@ class Placement(Protocol):
     ranks: Ranks
     rounds: bool
     """True if parameters are kept in float32 and computed with in a lower precision."""
-    meets: bool
-    """True if ranks wait for each other within a pass, so that none can repeat one."""
+
+    @property
+    def meets(self) -> bool:
+        """True if ranks wait for each other within a pass, so that none can repeat one."""
+        ...
 
     @property
     def device(self) -> torch.device:
@@ -101,10 +105,14 @@ class Placement(Protocol):
 class Whole:
     """Every rank has all of the model."""
 
-    rounds = meets = False
+    rounds = False
 
     def __init__(self, model: Any, ranks: Ranks | None = None):
         self.model, self.ranks = model, ranks or Alone()
+
+    @property
+    def meets(self) -> bool:
+        return bool(self.model.context_axis.size > 1)
 
     @property
     def device(self) -> torch.device:
@@ -236,4 +244,12 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> A
 
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
-    return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+    return checkpoint(_forgotten, forward, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def _forgotten(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    before = RECOMPUTED.set(True)
+    try:
+        return forward(*arguments, **named)
+    finally:
+        RECOMPUTED.reset(before)

@@ -35,36 +35,45 @@ class Axes:
     """This rank's neighbours by axis."""
 
     data: Ranks
-    """Those with the same part of each model and other rows."""
+    """Those with the same part of each model and other rows, or other tokens."""
     grid: Grid
     """The same as replicas of shards."""
     tensor: Ranks
     """Those with the same rows and other parts."""
     axis: Axis
     """The latter, as models see them."""
+    context: Axis
+    """Those with the same rows, the same part and other tokens."""
 
     @classmethod
-    def along(cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
-        """All ranks must call it. Those that share matrices are neighbours in number, then those of a replica."""
+    def along(
+        cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1, context: int = 1
+    ) -> Axes:
+        """All ranks must call it. Those that share matrices are neighbours in number, then those that share rows, then
+        those of a replica."""
 
-        def joined(groups: list[list[int]]) -> Together:
+        def joined(groups: list[list[int]], alike: int = 1) -> Together:
             patience = timedelta(seconds=timeout)
             mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=patience)  # type: ignore[no-untyped-call]
-            return Together(device, mine)
+            return Together(device, mine, alike=alike)
 
         numbers = torch.arange(ranks.world).view(replicas, -1, tensor)
-        data, axis = ranks, ALONE
+        data, axis, beside = ranks, ALONE, ALONE
         parts: Ranks = Alone()
         if tensor > 1:
             parts = joined(numbers.view(-1, tensor).tolist())
-            data = joined(numbers.view(-1, tensor).t().tolist()) if ranks.world > tensor else Alone()
-            axis = Axis(parts.rank, tensor, parts.group)
+            data = joined(numbers.view(-1, tensor).t().tolist(), context) if ranks.world > tensor else Alone()
+            axis = Axis(parts.rank, tensor, parts.group, spread=True)
+        if context > 1:
+            others = joined(numbers.view(-1, context, tensor).transpose(1, 2).reshape(-1, context).tolist())
+            beside = Axis(others.rank, context, others.group)
+            data = data if tensor > 1 else Together(device, ranks.group, alike=context)
         grid = Grid(data, Alone(), ())
         if replicas > 1:
             shards = joined(numbers.permute(0, 2, 1).reshape(-1, numbers.shape[1]).tolist())
             copies = joined(numbers.reshape(replicas, -1).t().tolist())
             grid = Grid(shards, copies, numbers[:, :, ranks.rank % tensor].tolist())
-        return cls(data, grid, parts, axis)
+        return cls(data, grid, parts, axis, beside)
 
 
 class Cut:

@@ -47,6 +47,8 @@ class LanguageModel(nn.Module, ABC):
     special: SpecialTokens
     axis: Axis = ALONE
     """The ranks that hold parts of its matrices; alone, a rank has whole ones."""
+    context_axis: Axis = ALONE
+    """The ranks that compute other tokens of each pass over whole sequences."""
     pending: list[Callable[[Share], None]] | None = None
     """Functions that give a model without memory its values: each, in turn, fills what a rank holds."""
 

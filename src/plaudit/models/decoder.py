@@ -88,15 +88,18 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None
     ) -> Tensor:
-        n, dim = x.shape[0], self.dim
-        sizes, x = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim], self.axis.enter(x)
-        query, key, value = (part.view(n, -1, dim) for part in self.qkv(x).split(sizes, dim=-1))
+        whole, dim = self.axis.enter(x), self.dim
+        sizes, n = [self.heads * dim, self.kv_heads * dim, self.kv_heads * dim], whole.shape[0]
+        with self.axis.forgetting(whole, x):
+            projected = self.qkv(whole)
+        query, key, value = (part.view(n, -1, dim) for part in projected.split(sizes, dim=-1))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = rotate(query, *rotary), rotate(key, *rotary)
         attended = context.attend(self.layer, query, key, value)
-        return _back(self.output, attended if read is None else gathered(attended, read), self.axis)
+        attended = attended if read is None else gathered(attended, read)
+        return _back(self.output, attended, self.axis, len(attended))
 
 
 class MLP(nn.Module):
@@ -110,8 +113,9 @@ class MLP(nn.Module):
         self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.shape[0]
-        hidden = self.up(filled(self.axis.enter(x)))
+        whole = self.axis.enter(x)
+        with self.axis.forgetting(whole, x):
+            hidden = self.up(filled(whole))
         if not self.gated:
             hidden = activate(hidden, self.activation)
         elif self.activation == "silu":
@@ -119,15 +123,17 @@ class MLP(nn.Module):
         else:
             gate, up = hidden.chunk(2, dim=-1)
             hidden = activate(gate, self.activation) * up
-        out = _back(self.down, hidden, self.axis)
-        return out if out.shape[0] == rows else out[:rows]
+        return _back(self.down, hidden, self.axis, len(whole))
 
 
-def _back(layer: Linear, x: Tensor, axis: Axis) -> Tensor:
-    """A projection back into the residual stream: ranks' products are summed, and then the bias is added, once."""
+def _back(layer: Linear, x: Tensor, axis: Axis, rows: int) -> Tensor:
+    """A projection of the first rows back into the residual stream: ranks' products are summed, and then the bias is
+    added, once."""
+    out: Tensor = layer(x) if axis.size == 1 else layer.product(x)
+    out = out if out.shape[0] == rows else out[:rows]
     if axis.size == 1:
-        return layer(x)  # type: ignore[no-any-return]
-    out = axis.leave(layer.product(x))
+        return out
+    out = axis.leave(out)
     bias: Tensor | None = layer.bias
     return out if bias is None else out + bias
 
@@ -143,10 +149,14 @@ class Layer(nn.Module):
         self.mlp = MLP(config, axis)
 
     def forward(
-        self, x: Tensor, context: Context, rotary: tuple[Tensor, Tensor] | None, read: Reading | None = None
+        self,
+        x: Tensor,
+        context: Context,
+        rotary: tuple[Tensor, Tensor] | None,
+        read: tuple[Reading, Reading] | None = None,
     ) -> Tensor:
-        attended = self.attention(self.attention_norm(x), context, rotary, read)
-        x = (x if read is None else gathered(x, read)) + attended
+        attended = self.attention(self.attention_norm(x), context, rotary, read and read[0])
+        x = (x if read is None else gathered(x, read[1])) + attended
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -223,15 +233,15 @@ class Decoder(LanguageModel):
         x = self.axis.embed(tokens, self.embedding.weight)
         rotary = None
         if self.position_embedding is not None:
-            x = x + embed(context.positions, self.position_embedding.weight)
+            x = x + embed(self.axis.run(context.positions), self.position_embedding.weight)
         else:
             rotary = self.rotary(context.positions, x.dtype)
-        reading = None if read is None else Reading(read, len(x))
+        reading = None if read is None else self.axis.readings(read, len(tokens))
         *lower, last = self.layers
         for layer in lower:
             x = layer(x, context, rotary)
         x = last(x, context, rotary, reading)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.axis.together(self.norm(x))
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotation at these positions, (tokens, 1, dim / 2)."""

@@ -41,14 +41,14 @@ def check_cut(keys: Mapping[str, Any], mesh: Mesh, check: Callable[[DecoderConfi
     except UnknownKeyError:
         return  # the loader reports it
     except UnsupportedError as reason:
-        raise not_cut(mesh.tensor, reason) from reason
+        raise not_cut(mesh, str(reason)) from reason
     check(config, mesh)
 
 
-def not_cut(tensor: int, reason: Exception) -> MeshError:
+def not_cut(mesh: Mesh, reason: str) -> MeshError:
     return MeshError(
-        f"tensor={tensor} cuts the families that the native decoder computes, and not this model "
-        f"({str(reason).rstrip('.')}). Leave it out, and take more data-parallel workers with runtime.strategy=fsdp."
+        f"{mesh} cuts the families that the native decoder computes, and not this model "
+        f"({reason.rstrip('.')}). Leave it out, and take more data-parallel workers with runtime.strategy=fsdp."
     )
 
 

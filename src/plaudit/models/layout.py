@@ -4,9 +4,9 @@
 
 A rank's part of a parameter is found in two steps. The tensor axis takes rows (query, key, value, gate, up, the
 vocabulary) or columns (the projections back into the residual stream), or copies (norms, biases of columns, learned
-positions, a scalar head); adapters go with their projection. Then the data axis takes rows of what is left, in equal
-chunks from the front, as FSDP2 does: the last chunks may be shorter, or empty. The pipeline axis takes whole layers;
-replicas and context hold copies. The stored buffers of these families hold no weights, so no rank holds them.
+positions, a scalar head); adapters go with their projection. Then the data and context axes together take rows of what
+is left, in equal chunks from the front, as FSDP2 does: the last chunks may be shorter, or empty. The pipeline axis
+takes whole layers; replicas hold copies. The stored buffers of these families hold no weights, so no rank holds them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Layout:
 
     def shape(self, ours: str, place: Place) -> Shape:
         """The shape of a rank's part of a parameter or adapter."""
-        first, last = self._chunk(ours, place.data)
+        first, last = self._chunk(ours, self._shard(place))
         columns = [stop - start for start, stop in self._columns(ours, place.tensor)]
         return (last - first, *columns)
 
@@ -142,9 +142,8 @@ class Layout:
 
     def partial(self, ours: str) -> bool:
         """True if each rank of the tensor axis computes a part of the gradient of what is copied: it is used within the
-        rank's own heads or rows."""
-        inside = ".query_norm." in ours or ".key_norm." in ours or ours in self.adapters
-        return self.mesh.tensor > 1 and inside and self.copied(ours)
+        rank's own heads, rows or run of tokens. A scalar head gets all tokens."""
+        return self.mesh.tensor > 1 and self.copied(ours) and ours != "head.weight"
 
     def slices(self, rank: int) -> Iterator[Slice]:
         """What a rank holds."""
@@ -156,19 +155,19 @@ class Layout:
     def of(self, ours: str, place: Place) -> Iterator[Slice]:
         """The slices of one parameter, at a rank whose stage has it."""
         pattern, split = self._kinds[ours]
-        copied = place.replica or place.context or place.stage != self.stages(ours)[0]
+        copied = place.replica or place.stage != self.stages(ours)[0]
         first = not (copied or (place.tensor and split == "copied"))
-        key = (pattern, place.tensor, place.data)
+        key = (pattern, place.tensor, shard := self._shard(place))
         if key not in self._cuts:
-            self._cuts[key] = list(self._cut(ours, place.tensor, place.data))
+            self._cuts[key] = list(self._cut(ours, place.tensor, shard))
         for which, box, start, at in self._cuts[key]:
             name, part = self._parts[ours][which]
             yield Slice(name, box, ours, start, at, part.transposed, first)
 
-    def _cut(self, ours: str, tensor: int, data: int) -> Iterator[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]:
+    def _cut(self, ours: str, tensor: int, shard: int) -> Iterator[tuple[int, Box, tuple[int, ...], tuple[int, ...]]]:
         """Which part each slice is of, its box, and where it begins in the whole and in the rank's part: the same for
         this parameter of every layer."""
-        for piece in self._held(ours, tensor, data):
+        for piece in self._held(ours, tensor, shard):
             (start, *left), (at, *others) = piece.start, piece.at
             for which, (_, part) in enumerate(self._parts[ours]):
                 stop = part.start + (part.size or self.parameters[ours][0])
@@ -180,11 +179,14 @@ class Layout:
 
     def pieces(self, ours: str, place: Place) -> list[Piece]:
         """The blocks of a rank's part of a parameter or adapter."""
-        return list(self._held(ours, place.tensor, place.data))
+        return list(self._held(ours, place.tensor, self._shard(place)))
 
-    def _held(self, ours: str, tensor: int, data: int) -> Iterator[Piece]:
+    def _shard(self, place: Place) -> int:
+        return place.data * self.mesh.context + place.context
+
+    def _held(self, ours: str, tensor: int, shard: int) -> Iterator[Piece]:
         columns = self._columns(ours, tensor)
-        begin, end = self._chunk(ours, data)
+        begin, end = self._chunk(ours, shard)
         done = 0
         for start, size in self._pieces(ours, tensor):
             low, high = max(begin, done), min(end, done + size)
@@ -231,8 +233,8 @@ class Layout:
         share = size // self.mesh.tensor
         return ((tensor * share, (tensor + 1) * share),)
 
-    def _chunk(self, ours: str, data: int) -> tuple[int, int]:
-        """The rows that the data axis takes of a tensor rank's part."""
+    def _chunk(self, ours: str, shard: int) -> tuple[int, int]:
+        """The rows that a shard takes of a tensor rank's part."""
         rows = sum(size for _, size in self._pieces(ours, 0))
-        size = -(-rows // self.mesh.data)
-        return min(data * size, rows), min((data + 1) * size, rows)
+        size = -(-rows // self.mesh.shards)
+        return min(shard * size, rows), min((shard + 1) * size, rows)

@@ -27,6 +27,7 @@ from plaudit.models.families import read_config
 from plaudit.models.files import read_json, weight_files, write_json
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
+from plaudit.models.mesh import Mesh
 from plaudit.models.share import read_weights
 from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
 
@@ -60,7 +61,7 @@ def load_model(
         decoder_config = read_config(config)
     except UnsupportedError as reason:
         if axis.size > 1:
-            raise not_cut(axis.size, reason) from reason
+            raise not_cut(Mesh(tensor=axis.size), str(reason)) from reason
         from plaudit.models.fallback import load_fallback
 
         fallback = load_fallback(folder, head=head, dtype=dtype, reason=str(reason), seed=seed)
@@ -103,7 +104,7 @@ def fresh_model(
         raise  # a mistake in the settings, which transformers would accept silently
     except UnsupportedError as reason:
         if axis.size > 1:
-            raise not_cut(axis.size, reason) from reason
+            raise not_cut(Mesh(tensor=axis.size), str(reason)) from reason
         from plaudit.models.fallback import fresh_fallback
 
         fallback = fresh_fallback(config, head=head, reason=str(reason), seed=seed)

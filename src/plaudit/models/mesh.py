@@ -26,7 +26,7 @@ class Mesh:
     data: int = 1
     """Shards of rows (FSDP2)."""
     context: int = 1
-    """Parts of the tokens; weights are copied."""
+    """Parts of a pass's tokens; shards of rows of the weights, as `data`."""
     tensor: int = 1
     """Parts of each matrix product."""
     pipeline: int = 1
@@ -39,6 +39,11 @@ class Mesh:
     @property
     def sizes(self) -> tuple[int, ...]:
         return (self.replicas, self.data, self.context, self.tensor, self.pipeline)
+
+    @property
+    def shards(self) -> int:
+        """Ranks with other rows of each weight."""
+        return self.data * self.context
 
     @property
     def world(self) -> int:

@@ -147,26 +147,29 @@ class Costs:
         part = share.times(1 / parts).cut(self.work.micro)
         model = next(one for one in self.models if one.role == role)
         numbers = model.numbers(model.layout.mesh.place(0))[1]
-        update = self.profile.updates[role] / at.tensor / (at.ranks if at.sharded else 1)
+        update = self.profile.updates[role] / at.tensor / (at.shards if at.sharded else 1)
         summed = 0.0
-        if at.ranks > 1:
-            ring = _ring(at.ranks) / (2 if at.sharded else 1)
-            summed = self.line("all_reduce", at.ranks).seconds(4 * numbers / at.tensor * ring)
+        if at.shards > 1:
+            ring = _ring(at.shards) / (2 if at.sharded else 1)
+            summed = self.line("all_reduce", at.shards).seconds(4 * numbers / at.tensor * ring)
         each = self._pass(at, f"{role}/train", part, moves=2) + update + summed + 2 * self._called(at)
         return epochs * parts * each
 
     def _pass(self, at: Placement, name: str, asked: Amounts, *, moves: int) -> float:
-        """A pass over shards gathers weights; one along the tensor axis adds up activations, twice a layer."""
+        """A pass over shards gathers weights; one along the tensor axis adds up activations, twice a layer; one along
+        the context axis exchanges those of attention, twice a layer."""
         curve, role = self.profile.passes[name], name.partition("/")[0]
         constant = curve.seconds((asked.passes, 0.0, 0.0, 0.0), at.threads)
-        seconds = constant + (curve.seconds(asked.numbers, at.threads) - constant) / at.tensor
+        seconds = constant + (curve.seconds(asked.numbers, at.threads) - constant) / at.width
         config = self.config_of(role)
         if at.sharded:
-            gathered = self.width * config.parameters / at.tensor * _ring(at.ranks) / 2
-            seconds += moves * asked.passes * self.line("all_gather", at.ranks).seconds(gathered)
-        if at.tensor > 1:
-            size, line = self.width * config.width * asked.tokens * _ring(at.tensor), self.line("all_reduce", at.tensor)
-            seconds += 2 * moves * config.layers * (line.latency * asked.passes + size / line.bandwidth)
+            gathered = self.width * config.parameters / at.tensor * _ring(at.shards) / 2
+            seconds += moves * asked.passes * self.line("all_gather", at.shards).seconds(gathered)
+        heads = config.head_dim * (config.heads + config.kv_heads)  # half of what goes there and back
+        for ranks, rows in ((at.tensor, config.width / at.context), (at.context, heads / at.width / 2)):
+            if ranks > 1:
+                size, line = self.width * rows * asked.tokens * _ring(ranks), self.line("all_reduce", ranks)
+                seconds += 2 * moves * config.layers * (line.latency * asked.passes + size / line.bandwidth)
         return seconds
 
     def line(self, name: str, ranks: int) -> Line:
@@ -289,7 +292,7 @@ class Costs:
         for part in ("weights", "gradients", "moments", "masters"):
             rank[part] = float(sum(model.held(place)[part] for model in models))
         rank["gathered"] = float(max(model.gathered(0) for model in models))
-        rank["activations"] = self.activations(at.ranks, at.tensor)
+        rank["activations"] = self.activations(at.ranks, at.width)
         rank["kept"] = self._kept * min(1.0, rank["activations"] / max(1.0, self.activations(1, 1)))
         return rank
 

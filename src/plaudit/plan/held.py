@@ -59,7 +59,7 @@ class Model:
         """Bytes by part that a rank keeps between passes. AdamW's moments are float32. Shards of trained weights are
         float32 and need no masters; an unsharded weight has a master if its precision is lower."""
         frozen, trained = self.numbers(place)
-        sharded = self.layout.mesh.data > 1
+        sharded = self.layout.mesh.shards > 1
         masters = 0 if sharded or self.bytes == 4 else 4
         return {
             "weights": frozen * self.bytes + trained * (4 if sharded else self.bytes),
@@ -72,9 +72,9 @@ class Model:
         """Most bytes that a rank gathers at once in a pass over shards: embeddings, last norm and head during the whole
         pass, and two layers (the current and the next one). ZeRO 1 and 2 gather all, and ZeRO 1 has whole gradients in
         float32."""
-        if self.layout.mesh.data == 1:
+        if self.layout.mesh.shards == 1:
             return 0
-        whole = Layout(self.layout.config, self.layout.head, replace(self.layout.mesh, data=1))
+        whole = Layout(self.layout.config, self.layout.head, replace(self.layout.mesh, data=1, context=1))
         place = replace(whole.mesh.place(0), stage=stage)
         sizes: Counter[str] = Counter()
         for ours in whole.parameters:
@@ -91,9 +91,11 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
     Raises MeshError, with the nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
     workers = max(1, ranks // runtime.width) if ranks else runtime.workers
-    copies = runtime.replicas if runtime.sharded else workers
-    along = Mesh(replicas=copies, data=max(1, workers // copies), tensor=runtime.width)
-    axes = mesh or along
+    axes = mesh or Mesh(**runtime.axes | {"data": workers})
+    if mesh is None and runtime.sharded:
+        held = replace(axes, replicas=runtime.replicas, data=max(1, workers // runtime.replicas))
+    else:
+        held = mesh or Mesh(replicas=workers * runtime.context, tensor=runtime.tensor)
     policy = config_of(settings, settings.model.path)
     models = []
 
@@ -102,7 +104,7 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
             return
         head: HeadKind = "scalar" if role in (Role.JUDGE, Role.CRITIC) else "lm"
         check_mesh(config, axes, ranks)
-        models.append(Model(role, Layout(config, head, axes, lora), trained, bytes, runtime.stage or 3))
+        models.append(Model(role, Layout(config, head, held, lora), trained, bytes, runtime.stage or 3))
 
     low = 2 if settings.learn.precision == "bfloat16" else 4
     for role in objective.losses():

@@ -46,7 +46,9 @@ class Placement:
     ranks: int = 1
     """Data-parallel training workers."""
     tensor: int = 1
-    """Ranks of each."""
+    """Ranks of each that share matrices, and"""
+    context: int = 1
+    """those that share tokens."""
     sharded: bool = False
     workers: int = 1
     """Rollout workers."""
@@ -62,7 +64,7 @@ class Placement:
         found: dict[str, Any] = {"runtime.kind": "ray" if self.ray else "local", "rollout.max_lag": self.lag}
         if self.ray:
             found |= {"runtime.num_training_workers": self.ranks, "rollout.workers": self.workers}
-            found |= {"runtime.mesh": {"tensor": self.tensor}} if self.tensor > 1 else {}
+            found |= {"runtime.mesh": self.mesh} if self.mesh else {}
             found |= {"runtime.strategy": "fsdp"} if self.sharded else {}
             found |= {"runtime.placement": where} if (where := self.where) else {}
         return found | {"threads": self.threads}
@@ -74,11 +76,16 @@ class Placement:
     def placed(self, s: Settings) -> Settings:
         """The same run, so placed."""
         strategy = "fsdp" if self.sharded else "replicate"
-        kind, mesh = "ray" if self.ray else "local", {"tensor": self.tensor} if self.tensor > 1 else {}
-        ranks: dict[str, Any] = {"num_training_workers": self.ranks, "mesh": mesh, "strategy": strategy}
-        runtime = replace(s.runtime, kind=kind, placement=self.where, **ranks)
+        kind = "ray" if self.ray else "local"
+        ranks: dict[str, Any] = {"num_training_workers": self.ranks, "mesh": self.mesh}
+        runtime = replace(s.runtime, kind=kind, placement=self.where, strategy=strategy, **ranks)
         rollout = replace(s.rollout, max_lag=self.lag, workers=self.workers)
         return replace(s, runtime=runtime, rollout=rollout, threads=self.threads)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        axes = {"context": self.context, "tensor": self.tensor}
+        return {axis: size for axis, size in axes.items() if size > 1}
 
     @property
     def where(self) -> dict[str, Any]:
@@ -91,12 +98,22 @@ class Placement:
     def of(self, role: str) -> Placement:
         """The same with the ranks that have a role's model as those that train."""
         own = next((one for one in self.apart if role in one.roles), None)
-        return self if own is None else replace(self, ranks=own.ranks, tensor=own.tensor, apart=())
+        return self if own is None else replace(self, ranks=own.ranks, tensor=own.tensor, context=1, apart=())
+
+    @property
+    def width(self) -> int:
+        """Ranks that share each row."""
+        return self.tensor * self.context
+
+    @property
+    def shards(self) -> int:
+        """Ranks with other rows of each weight, if sharded, and whose gradients are summed."""
+        return self.ranks * self.context
 
     @property
     def trains_on(self) -> int:
         """Training ranks in all."""
-        return self.ranks * self.tensor
+        return self.ranks * self.width
 
     @property
     def counts(self) -> dict[str, int]:
@@ -115,7 +132,7 @@ class Placement:
         where = f"{ranks}{beside}{' on the same devices' * self.shared}" if self.ray else "one process"
         own = "".join(f", {one.ranks * one.tensor} for {' and '.join(one.roles)}" for one in self.apart)
         where += own
-        mesh = f", tensor={self.tensor}" * (self.tensor > 1) + ", sharded" * self.sharded
+        mesh = "".join(f", {axis}={size}" for axis, size in self.mesh.items()) + ", sharded" * self.sharded
         return f"{where}{mesh}, threads={self.threads}" + f", lag {self.lag}" * (self.lag > 0)
 
 
@@ -125,22 +142,23 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
     workers = s.rollout.workers_range[0] if s.samples else 0
     shared = ray and s.samples and (runtime.shares or runtime.inside)
     ranks = runtime.workers if ray else 1
-    tensor = runtime.width if ray else 1
+    tensor, context = (runtime.tensor, runtime.context) if ray else (1, 1)
     apart = tuple(
         Apart(
             tuple(sorted((call, *(c for c in runtime.calls if c != call and runtime.host(c) == call)))),
             one.workers,
-            one.width,
+            one.tensor,
         )
         for call, one in runtime.apart.items()
     )
     others = sum(one.ranks * one.tensor for one in apart)
-    processes = 1 if not ray else ranks * tensor + others + (0 if shared else workers)
+    processes = 1 if not ray else ranks * tensor * context + others + (0 if shared else workers)
     threads = 1 if gpu else s.threads or max(1, cores // processes)
     return Placement(
         ray=ray,
         ranks=ranks,
         tensor=tensor,
+        context=context,
         sharded=ray and runtime.sharded,
         workers=workers,
         shared=shared,
@@ -153,18 +171,20 @@ def placement_of(s: Settings, cores: int, *, gpu: bool) -> Placement:
 def placements(
     s: Settings, config: DecoderConfig, devices: int, *, gpu: bool, lags: tuple[int, ...]
 ) -> Iterator[Placement]:
-    """Everything that the settings can say on this many devices. A process has one GPU, or an equal share of the
-    cores."""
+    """Everything that the settings can say on this many devices, with their context axis. A process has one GPU, or an
+    equal share of the cores."""
+    context = s.runtime.context
     for lag in lags if s.samples else (0,):
         if not gpu or devices == 1:
             for threads in sorted({1, devices} if not gpu else {1}):
                 yield Placement(workers=int(s.samples), lag=lag, threads=threads)
         for tensor in WIDTHS:
-            if faults(config, Mesh(tensor=tensor)):
+            if faults(config, Mesh(tensor=tensor, context=context)):
                 continue
-            for ranks in counts(devices // tensor):
-                for sharded in (False, True) if ranks > 1 else (False,):
-                    yield from _beside(s, devices, ranks, tensor, sharded, lag, gpu=gpu)
+            for ranks in counts(devices // tensor // context):
+                for sharded in (False, True) if ranks * context > 1 else (False,):
+                    mesh = Placement(ray=True, ranks=ranks, tensor=tensor, context=context, sharded=sharded, lag=lag)
+                    yield from _beside(s, devices, mesh, gpu=gpu)
 
 
 def counts(most: int) -> list[int]:
@@ -172,28 +192,24 @@ def counts(most: int) -> list[int]:
     return [n for n in range(1, most + 1) if n <= 16 or n.bit_count() <= 2 or n == most]
 
 
-def _beside(
-    s: Settings, devices: int, ranks: int, tensor: int, sharded: bool, lag: int, *, gpu: bool
-) -> Iterator[Placement]:
+def _beside(s: Settings, devices: int, mesh: Placement, *, gpu: bool) -> Iterator[Placement]:
     """Ranks, and rollout workers on what they leave, or with them."""
-    trained = ranks * tensor
-    common: dict[str, Any] = {"ray": True, "ranks": ranks, "tensor": tensor, "sharded": sharded, "lag": lag}
+    trained = mesh.trains_on
 
     def threads(processes: int) -> int:
         return 1 if gpu else max(1, devices // processes)
 
     if not s.samples:
         if trained > 1:
-            yield Placement(**common, workers=0, threads=threads(trained))
+            yield replace(mesh, workers=0, threads=threads(trained))
         return
     for apart in _apart(s, devices - trained):
-        used = trained + sum(one.ranks for one in apart)
-        common["apart"] = apart
-        if lag == 0 and (trained > 1 or not gpu or apart):
-            yield Placement(**common, workers=trained, shared=True, threads=threads(used))
+        used, placed = trained + sum(one.ranks for one in apart), replace(mesh, apart=apart)
+        if mesh.lag == 0 and (trained > 1 or not gpu or apart):
+            yield replace(placed, workers=trained, shared=True, threads=threads(used))
         if rest := devices - used:
             for workers in {rest, 1} if gpu else range(1, rest + 1):
-                yield Placement(**common, workers=workers, threads=threads(used + workers))
+                yield replace(placed, workers=workers, threads=threads(used + workers))
 
 
 def _apart(s: Settings, rest: int) -> Iterator[tuple[Apart, ...]]:

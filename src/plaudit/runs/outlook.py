@@ -260,7 +260,7 @@ def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
             found.doubt([f"{told}: a longer row than the first ones would end the start"], "data.max_tokens")
         if s.runtime.width > 1:
             with found.asking("runtime.mesh"):
-                check_mesh(config, Mesh(data=s.runtime.workers, tensor=s.runtime.width))
+                check_mesh(config, Mesh(**s.runtime.axes))
         if s.runtime.rollout_width > 1 and s.rollout.engine == "native":
             with found.asking("runtime.mesh"):
                 check_tensor(config, Mesh(tensor=s.runtime.rollout_width))

@@ -17,7 +17,7 @@ WEIGHTS = ("store", "collective")
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
 ROLLOUT_TENSOR = "rollout_tensor"
-AXES, LATER = ("data", "tensor", "replicas", ROLLOUT_TENSOR), ("context", "pipeline")
+AXES, LATER = ("data", "context", "tensor", "replicas", ROLLOUT_TENSOR), ("pipeline",)
 """Axes of a mesh, and those that only `plaudit layout` computes so far."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy")
 """What only ray follows, and weights depend on."""
@@ -84,9 +84,10 @@ class RuntimeSettings(Section):
     num_training_workers: int = setting(1, least=1)
     """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
     mesh: dict[str, int] = setting(dict, least=1)
-    """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix (docs/sharding.md); data multiplies
-    runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards. rollout_tensor is
-    the number of processes that share each matrix of a rollout worker."""
+    """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix, or {context: 2} for ranks that share
+    the tokens of each pass (docs/sharding.md); data multiplies runtime.num_training_workers, and replicas multiplies
+    both: copies of what these hold in shards. rollout_tensor is the number of processes that share each matrix of a
+    rollout worker."""
     placement: Any = setting(dict)
     """Where calls are computed (docs/placement.md). {reference: {workers: 2, mesh: {tensor: 2}}} gives a reference, or
     critic, ranks of its own; {critic: {inside: reference}} puts it there too. {generate: {shares: train}} lets rollout
@@ -135,9 +136,19 @@ class RuntimeSettings(Section):
         return "weights" in self.offload
 
     @property
-    def width(self) -> int:
+    def tensor(self) -> int:
         """Ranks that hold parts of one model."""
         return self.mesh.get("tensor", 1)
+
+    @property
+    def context(self) -> int:
+        """Ranks that compute the tokens of one pass."""
+        return self.mesh.get("context", 1)
+
+    @property
+    def width(self) -> int:
+        """Ranks of a data-parallel worker, which share each row."""
+        return self.context * self.tensor
 
     @property
     def rollout_width(self) -> int:
@@ -153,6 +164,11 @@ class RuntimeSettings(Section):
     def workers(self) -> int:
         """Data-parallel workers: what batches are split over."""
         return self.num_training_workers * self.mesh.get("data", 1) * self.replicas
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Training ranks by axis, replicas counted as data."""
+        return {"data": self.workers, "context": self.context, "tensor": self.tensor}
 
     @property
     def ranks(self) -> int:
@@ -209,7 +225,7 @@ class RuntimeSettings(Section):
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
         if self.offloaded and self.stage < 3:
             yield f"offload={self.offload} takes shards of weights: set strategy=fsdp, or take optimizer"
-        if self.replicas > 1 and (not self.sharded or self.workers == self.replicas):
+        if self.replicas > 1 and (not self.sharded or self.workers * self.context == self.replicas):
             yield (
                 f"mesh has replicas={self.replicas}, copies of what ranks share, and none share anything: set "
                 "strategy=fsdp and a number of ranks by num_training_workers or data"

@@ -290,10 +290,10 @@ def _about_mesh(s: Settings) -> list[str]:
         ranks = own.get(s.runtime.host(call), s.runtime)
         if path is not None or ranks is not s.runtime:
             asked.append((f"the {call}", path or s.model.path, ranks))
-    cut = [(key, path, one.mesh, Mesh(data=one.workers, tensor=one.width)) for key, path, one in asked]
+    cut = [(key, path, one.mesh, Mesh(**one.axes)) for key, path, one in asked]
     for key, path, given, mesh in (*cut, rollout):
         here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
-        if mesh.tensor > 1 and here:
+        if mesh.context * mesh.tensor > 1 and here:
             check = check_tensor if key == rollout[0] else check_mesh
             try:
                 check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
