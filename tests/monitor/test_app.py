@@ -300,5 +300,5 @@ def test_an_export_is_one_file_that_asks_nobody_and_has_no_tag_of_a_models_makin
     assert evil not in text
     assert "<script src" not in text
     assert "<link" not in text
-    assert "\\u003c/script>\\u003cscript>window.hit=1" in text
+    assert "\\u003c/script\\u003e\\u003cscript\\u003ewindow.hit=1" in text
     assert client.get("/api/export", params={"run": "three"}).status_code == 404

@@ -1,6 +1,6 @@
 """`plaudit serve-reward`: serve a judge's checkpoint by the reward protocol, to runs on this machine or others.
 
-    requests -> RewardApplication -> JudgeService (tokenises texts, batches waiting items) -> a thread with the model
+    requests -> rewards/server.py -> JudgeService (tokenises texts, batches waiting items) -> a thread with the model
 
 uvicorn handles HTTP (`pip install -e '.[serve]'`). Without a token, only this machine may ask. There is no TLS here:
 use a proxy, or a network that you trust.
@@ -22,7 +22,6 @@ from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.models.device import device_of
 from plaudit.rewards.judge import JudgeReward, Tokens
 from plaudit.rewards.protocol import RewardItem, vocabulary_digest
-from plaudit.rewards.server import Guard, RewardApplication
 from plaudit.types import Score
 
 LEAST_TOKEN = 16
@@ -99,12 +98,14 @@ class JudgeService:
 
 def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], None] = print) -> None:
     """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
-    guard = make_guard(settings)
+    token = token_of(settings)
     try:
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
-    except ImportError:
-        raise ImportError("serving needs uvicorn: pip install -e '.[serve]' in Plaudit's folder") from None
+
+        from plaudit.rewards.server import application
+    except ImportError as error:
+        raise ImportError(f"serving needs {error.name}: pip install -e '.[serve]' in Plaudit's folder") from None
     import torch
 
     device = device_of(settings.device)
@@ -114,9 +115,10 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
     service = JudgeService(judge)
     about = {"model": Path(path).name, "vocabulary": service.vocabulary}
-    application: Any = RewardApplication(service, guard, about=about)
+    names = ("localhost", socket.gethostname(), settings.host, *settings.allow_hosts)
+    served: Any = application(service, about=about, names=names, token=token)
     config = uvicorn.Config(
-        application,
+        served,
         http=type("BoundedProtocol", (Bounded, H11Protocol), {}),
         ws="none",
         lifespan="off",
@@ -127,7 +129,7 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
         limit_concurrency=512,
         timeout_graceful_shutdown=5,
     )
-    say(f"serving {path} on {address_of(listening)}, {'with a' if guard.token else 'without a'} token")
+    say(f"serving {path} on {address_of(listening)}, {'with a' if token else 'without a'} token")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -175,8 +177,9 @@ class Bounded:
             self._deadline = None
 
 
-def make_guard(settings: ServeSettings) -> Guard:
-    """Make the guard. Raises ValueError for an address that others can reach without a token, and for a bad token."""
+def token_of(settings: ServeSettings) -> str | None:
+    """Return the token that clients must have, or None if only this machine may ask. Raises ValueError for an address
+    that others can reach without a token, and for a bad token."""
     token = None
     if settings.token_env:
         token = os.environ.get(settings.token_env, "").strip()
@@ -190,5 +193,4 @@ def make_guard(settings: ServeSettings) -> Guard:
             f"--host {settings.host} can be reached from other machines: give --token-env NAME (an environment "
             "variable with a token), or use --host 127.0.0.1"
         )
-    names = {"localhost", socket.gethostname(), settings.host, *settings.allow_hosts}
-    return Guard(token=token, hosts=frozenset(name.lower() for name in names))
+    return token
