@@ -52,19 +52,22 @@ class ServeSettings:
     """CPU threads; 0: all cores."""
     token_budget: int = 16384
     """Most tokens of one pass."""
+    as_chat: bool | None = None
+    """Read plain prompts as chats. None: if the judge was trained on chats."""
 
 
 class JudgeService:
     """Score items. An item that the judge cannot read gets no score and does not affect others."""
 
-    def __init__(self, judge: Judge):
+    def __init__(self, judge: Judge, as_chat: bool | None = None):
         self.judge = judge
         vocabulary = judge.tokenizer.get_vocab()
         self.vocabulary = vocabulary_digest(vocabulary)
         self._largest = max(vocabulary.values())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
-        self._reading = JudgeInput(judge.tokenizer, judge.model.special.eos)
+        self._reading = JudgeInput(judge.tokenizer, judge.model.special.eos, as_chat)
+        self.as_chat = self._reading.as_chat
         self._reward = JudgeReward(self._scored, pause=GATHERING, longest=judge.model.max_positions)
 
     async def __call__(self, questions: Sequence[RewardItem]) -> list[Score]:
@@ -113,7 +116,7 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
     judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
-    service = JudgeService(judge)
+    service = JudgeService(judge, settings.as_chat)
     about = {"model": Path(path).name, "vocabulary": service.vocabulary}
     names = ("localhost", socket.gethostname(), settings.host, *settings.allow_hosts)
     served: Any = application(service, about=about, names=names, token=token)
@@ -130,6 +133,8 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
         timeout_graceful_shutdown=5,
     )
     say(f"serving {path} on {address_of(listening)}, {'with a' if token else 'without a'} token")
+    if judge.tokenizer.chat_template:
+        say(f"plain prompts are read as {'chats' if service.as_chat else 'text'} (--chat, --text)")
     uvicorn.Server(config).run(sockets=[listening])
 
 
