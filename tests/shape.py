@@ -45,7 +45,7 @@ ROOMS = {
     ),
     "algorithms": (1150, "a file for each method and two for what they share"),
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
-    "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
+    "rewards": (2210, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
         3300,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
@@ -68,15 +68,15 @@ ROOMS = {
         "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
     ),
     "runs": (
-        2140,
-        "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
+        2170,
+        "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35); what a machine has and what answers (30)",
     ),
     "plan": (
         1990,
         "profiles (600), costs by call and process (600; 115 of them were in commands), placements and search (570)",
     ),
     "commands": (
-        2230,
+        2250,
         "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (90)",
     ),
 }
