@@ -69,7 +69,7 @@ ROOMS = {
     ),
     "runs": (
         2170,
-        "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35); what a machine has and what answers (30)",
+        "from settings to folder, pipelines, records; all that is wrong beforehand, what is here (30); its plan (35)",
     ),
     "plan": (
         1990,
