@@ -120,7 +120,8 @@ class JudgeInput:
     def sequence(self, prompt: Prompt, completion: Completion, *, sampled: bool) -> Tokens:
         """The judge's tokens; with `sampled`, where the ids mean the same to it, those of the answer as it was drawn,
         after a prompt of the same tokens. Raises ValueError for a chat that its template refuses."""
-        turns = chat_of(prompt.text, prompt.messages, self.reader.settings) if self.chats.template else ()
+        messages = [dict(turn) for turn in prompt.messages]
+        turns = chat_of(prompt.text, messages, self.reader.settings) if self.chats.template else ()
         chat = bool(turns)
         text, asked = self._prompt(prompt, turns, sampled=sampled)
         if sampled and asked == prompt.tokens:
@@ -138,15 +139,14 @@ class JudgeInput:
         if not turns:
             return prompt.text, prompt.tokens if sampled else encode_prompt(prompt.text, self.tokenizer)
         if self._asked is None or self._asked[0] is not prompt:
-            text = self.chats.prompt([dict(turn) for turn in turns], template_arguments(prompt.extra))
+            text = self.chats.prompt(turns, template_arguments(prompt.extra))
             self._asked = prompt, text, encode_texts([text], self.tokenizer)[0]
         return self._asked[1:]
 
     def _completion(self, prompt: Prompt, turns: Sequence[Message], completion: Completion, text: str) -> str:
         answer = {"role": "assistant", "content": completion.text}
-        asked = [dict(turn) for turn in turns]
         try:
-            return self.chats.completion(text, asked, answer, template_arguments(prompt.extra))
+            return self.chats.completion(text, turns, answer, template_arguments(prompt.extra))
         except ValueError:  # an answer that the template would change, such as one with half a thought
             return completion.text
 
