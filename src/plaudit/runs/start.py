@@ -98,7 +98,8 @@ def _run(
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
-    reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
+    kept = "logs and samples" if settings.samples else "logs"
+    reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.folder}")
     reporter.say(f"to watch it and read its answers: {_serving(folder)}, then open {address_of_run(folder)}")
     with reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
