@@ -63,9 +63,7 @@ ONCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "grpo_lag": ("grpo", (*QUICK, "rollout.max_lag=1")),
 }
 """Further healthy runs, of one seed."""
-FRESH = HEALTHY | {
-    "demo": ("ppo", ("train.steps=60", "algorithm.kl_coefficient=0.05", "rollout.prompts_per_step=64")),
-}
+FRESH = {name: HEALTHY[name] for name in ("grpo", "ppo", "rloo", "dpo", "kto", "sft", "simpo", "reward")}
 FRESH_SEED = 11
 """Seed of the fresh runs, of their data, their SFT model and their judge."""
 
