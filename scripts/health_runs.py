@@ -63,7 +63,7 @@ ONCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "grpo_lag": ("grpo", (*QUICK, "rollout.max_lag=1")),
 }
 """Further healthy runs, of one seed."""
-FRESH = {name: HEALTHY[name] for name in ("grpo", "ppo", "rloo", "dpo", "kto", "sft", "simpo", "reward")}
+FRESH = {name: HEALTHY[name] for name in (*OFFLINE, "sft", "reward", "ppo", "grpo", "rloo", "remax")}
 FRESH_SEED = 11
 """Seed of the fresh runs, of their data, their SFT model and their judge."""
 
