@@ -1,10 +1,13 @@
-"""Record healthy and sick runs for the rules of health: `python scripts/health_runs.py FOLDER [--reuse]`.
+"""Record healthy and sick runs for the rules of health: `python scripts/health_runs.py FOLDER [--reuse] [--fresh]`.
 
-    demo data -> sft, judge of each seed -> the recipes of configs/ and truly wrong ones -> metrics.jsonl
+    demo data -> sft, judge -> the recipes of configs/ and truly wrong ones -> metrics.jsonl
     -> tests/monitor/health/{healthy,sick}.jsonl -> the table of docs/health.md
 
 Runs that FOLDER holds already are not made again; `--reuse` makes none. It takes about half an hour on one core. Only
 the idle rollout runs on Ray, since in one process sampling and learning take turns.
+
+Limits were set on these runs. `--fresh`, with another FOLDER, records healthy ones that no limit was set on, with data
+and models of another seed, as fresh.jsonl.
 """
 
 from __future__ import annotations
@@ -60,6 +63,9 @@ ONCE: dict[str, tuple[str, tuple[str, ...]]] = {
     "grpo_lag": ("grpo", (*QUICK, "rollout.max_lag=1")),
 }
 """Further healthy runs, of one seed."""
+FRESH = {name: HEALTHY[name] for name in (*OFFLINE, "sft", "reward", "ppo", "grpo", "rloo", "remax")}
+FRESH_SEED = 11
+"""Seed of the fresh runs, of their data, their SFT model and their judge."""
 
 SICK: dict[str, tuple[str, tuple[str, ...], str]] = {
     "entropy": (
@@ -189,36 +195,40 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
     parser.add_argument("--only", nargs="*", help="make only runs with one of these words in their names")
     parser.add_argument("--reuse", action="store_true", help="make no runs: record those that are there")
+    parser.add_argument("--fresh", action="store_true", help="make the runs that no limit was set on")
     arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
     if not arguments.reuse:
         make(arguments)
-    record(arguments.folder)
+    record(folder, fresh=arguments.fresh)
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def make(arguments: argparse.Namespace) -> None:
     """Make all runs that are not there yet."""
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    prepare(arguments.folder.resolve())
+    prepare(arguments.folder.resolve(), seed=FRESH_SEED if arguments.fresh else 0)
     planned = [(f"sick_{name}", recipe, overrides, 0) for name, (recipe, overrides, _) in SICK.items()]
     for seed in range(arguments.seeds):
         planned += [(f"{name}_{seed}", recipe, overrides, seed) for name, (recipe, overrides) in HEALTHY.items()]
     planned += [(f"{name}_0", recipe, overrides, 0) for name, (recipe, overrides) in ONCE.items()]
+    if arguments.fresh:
+        planned = [(f"{name}_{FRESH_SEED}", *made, FRESH_SEED) for name, made in FRESH.items()]
     for name, recipe, overrides, seed in planned:
         if not arguments.only or any(word in name for word in arguments.only):
             attempt(name, recipe, overrides, seed)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, *, seed: int) -> None:
     """Make the demo's data, an SFT model and two judges, and go to their folder, for the recipes' paths to hold."""
     from plaudit.tasks.demo import make_demo
 
     os.chdir(folder)
     if not Path("data/demo/about.json").exists():
-        make_demo(Path("data/demo"), seed=0)
-    attempt("sft", "sft", (), 0)
-    attempt("reward", "reward", (), 0)
-    attempt("bad_judge", "reward", ("train.steps=20", "data.limit=300"), 0)
+        make_demo(Path("data/demo"), seed=seed)
+    attempt("sft", "sft", (), seed)
+    attempt("reward", "reward", (), seed)
+    attempt("bad_judge", "reward", ("train.steps=20", "data.limit=300"), seed)
 
 
 def attempt(name: str, recipe: str, overrides: tuple[str, ...], seed: int) -> None:
@@ -245,12 +255,12 @@ def attempt(name: str, recipe: str, overrides: tuple[str, ...], seed: int) -> No
     print(f"seed {seed}, {name}: {time.monotonic() - began:.0f} s{ended}", flush=True)
 
 
-def record(folder: Path) -> None:
+def record(folder: Path, *, fresh: bool) -> None:
     """Write the figures that rules read of all finished runs."""
     from plaudit.monitor.rules import RULES
 
     read = {name for rule in RULES for name in rule.reads}
-    healthy = {name: (*made, "") for name, made in (HEALTHY | ONCE).items()}
+    healthy = {name: (*made, "") for name, made in (FRESH if fresh else HEALTHY | ONCE).items()}
     lines: dict[bool, list[str]] = {True: [], False: []}
     for path in sorted(folder.glob("runs/*/metrics.jsonl")):
         whole = path.parent.name
@@ -268,7 +278,7 @@ def record(folder: Path) -> None:
         about |= {"overrides": [one.replace(f"{ROOT}/", "") for one in overrides]} | ({"wrong": wrong} if sick else {})
         lines[sick].append(json.dumps(about | {"figures": known}, separators=(",", ":")) + "\n")
     RECORDED.mkdir(exist_ok=True)
-    for sick, name in ((True, "sick.jsonl"), (False, "healthy.jsonl")):
+    for sick, name in ((False, "fresh.jsonl"),) if fresh else ((True, "sick.jsonl"), (False, "healthy.jsonl")):
         (RECORDED / name).write_text("".join(lines[sick]), encoding="utf-8")
 
 

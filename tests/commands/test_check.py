@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def test_rows_are_shown_and_the_status_says_whether_there_are_problems(recipe: P
     assert sound.output.count(" | trained: '") == 3
     assert "doubt: threads=4096" in sound.output
     assert "0 problems, 1 doubt" in sound.output
+    assert re.search(r"here: (cpu, \d+ cores|cuda, \d+ GPUs), [\d.]+ GiB .* [\d.]+ GiB of disk", sound.output)
     broken = check("sft", recipe, "optimizer.lr=1e-5")
     assert broken.exit_code == 1
     assert "problem: there is no setting optimizer.lr: here it is optimizer.learning_rate" in broken.output

@@ -52,7 +52,9 @@ def test_a_recipes_values_stand_beside_the_defaults_and_load_again(make_recipe: 
         (("pipeline", "evaluation.examples"), "examples: 5"),
         (("generate", "max-tokens"), "--max-tokens 64"),
         (("generate", "device"), "One of auto, cpu, cuda.\n--device auto"),
-        (("serve-reward",), "--port 8008"),
+        (("serve",), "--port 8008"),
+        (("relabel", "ties"), "One of drop, keep.\nties: drop"),
+        (("compare", "examples"), "examples: 5"),
     ],
 )
 def test_other_commands_explain_theirs_too(words: tuple[str, ...], told: str) -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from plaudit.data.reader import encode_texts
 from plaudit.data.records import Pair, Preference, Question
 from plaudit.data.settings import DataSettings
+from plaudit.data.template import AS_CHAT
 from plaudit.evaluate.judge import JudgeInput, judge_reward
 from plaudit.types import Completion, Finish, Prompt, Score
 
@@ -50,9 +51,9 @@ def answered(tokenizer, text, end="", *, finish=Finish.EOS):
     )
 
 
-def trained_on(tokenizer, ends, text, thoughts=None):
+def trained_on(tokenizer, ends, text, thoughts=None, ask=ASK):
     """What the judge's own data would make of it."""
-    record = Preference(prompt="", messages=(ASK,), pairs=(Pair(chosen=text, rejected="?"),), where="f:1")
+    record = Preference(prompt="", messages=(ask,), pairs=(Pair(chosen=text, rejected="?"),), where="f:1")
     return preference_rows([record], tokenizer, DataSettings(thoughts=thoughts), ends=ends)[0].tokens
 
 
@@ -83,13 +84,17 @@ def test_sampled_tokens_are_kept_where_the_prompt_is_the_judges_own():
     assert reading.sequence(prompt, completion, sampled=True) == trained_on(spaced, [im_end, other], "Four.")
 
 
-def test_prompts_of_plain_text_are_read_as_text():
+def test_plain_prompts_are_read_as_the_judge_was_trained_unless_it_is_told():
     own = characters(CHATML)
     prompt = Prompt(id="p", text="Q:", tokens=encode_texts(["Q:"], own)[0])
-    reading = JudgeInput(own, own.convert_tokens_to_ids(["<|im_end|>"]))
-    for sampled in (True, False):
-        sequence = reading.sequence(prompt, answered(own, " A", "<|im_end|>"), sampled=sampled)
-        assert own.decode(sequence) == "Q: A<eos>"
+    ends = own.convert_tokens_to_ids(["<|im_end|>"])
+    chat = own.decode(trained_on(own, ends, "A", ask={"role": "user", "content": "Q:"}))
+    for trained, told, read in ((None, None, chat), (False, None, "Q:A<eos>"), (True, False, "Q:A<eos>")):
+        own.init_kwargs[AS_CHAT] = trained
+        reading = JudgeInput(own, ends, told)
+        for sampled in (True, False):
+            sequence = reading.sequence(prompt, answered(own, "A", "<|im_end|>"), sampled=sampled)
+            assert own.decode(sequence) == read
     chat = asked(own, ASK)
     own.chat_template = None  # a judge that was trained on texts
     text = JudgeInput(own, ()).sequence(chat, answered(own, "Four."), sampled=False)

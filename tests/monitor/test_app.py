@@ -214,6 +214,31 @@ def test_data_need_the_token_and_the_page_itself_does_not(folder: Path) -> None:
     assert client.get("/api/runs", headers={"authorization": "Bearer secret-of-sixteen"}).status_code == 200
 
 
+def test_every_route_is_closed_to_strangers_and_those_with_data_to_who_has_no_token(folder: Path) -> None:
+    page: Any = application(folder, names=("localhost", "workstation"), token="secret-of-sixteen")
+    client = TestClient(page, base_url="http://127.0.0.1:8010")
+    paths = [route.path.replace("{name}", "base.js") for route in page.routes[0].app.routes]
+    assert len(paths) == 12
+    for path in [*paths, "/absent", "/api/absent", "//api/runs"]:
+        for headers in (
+            *(
+                {"host": host}
+                for host in ("evil.example", "localhost.evil.example", "1.2.3.4.evil.example", "", "a:1:1")
+            ),
+            *({"origin": origin} for origin in ("http://evil.example", "null", "https://127.0.0.1:8010")),
+        ):
+            assert client.get(path, headers=headers).status_code == 403, (path, headers)
+        if path.startswith("/api/"):
+            for token in ("", "Bearer", "Bearer secret-of-sixteem", "Basic secret-of-sixteen", "secret-of-sixteen"):
+                assert client.get(path, headers={"authorization": token}).status_code == 401, (path, token)
+            right = ("authorization", "Bearer secret-of-sixteen")
+            assert client.get(path, headers=[right]).status_code != 401
+            assert client.get(path, headers=[right, right]).status_code == 401
+            assert client.get(path, headers=[right, ("sec-fetch-site", "cross-site")]).status_code == 403
+    for host in ("workstation:8010", "WORKSTATION", "10.0.0.7:8010", "[::1]"):
+        assert client.get("/", headers={"host": host}).status_code == 200, host
+
+
 def test_every_answer_forbids_what_is_not_ours(client: TestClient) -> None:
     for path in ("/", "/page/base.js", "/api/runs", "/api/absent"):
         headers = client.get(path).headers
@@ -300,5 +325,5 @@ def test_an_export_is_one_file_that_asks_nobody_and_has_no_tag_of_a_models_makin
     assert evil not in text
     assert "<script src" not in text
     assert "<link" not in text
-    assert "\\u003c/script>\\u003cscript>window.hit=1" in text
+    assert "\\u003c/script\\u003e\\u003cscript\\u003ewindow.hit=1" in text
     assert client.get("/api/export", params={"run": "three"}).status_code == 404

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from foul import ESCAPES, XSS
 from rich.table import Table
 
 from plaudit.monitor.console import ProgressBar, Reporter, clock, fitted, step_line
+from plaudit.monitor.notebook import StepTable
 
 
 def test_age_and_gap_of_samples_are_shown_where_there_are_any() -> None:
@@ -111,3 +115,31 @@ def test_a_table_stands_in_the_log_too(tmp_path: Path, capsys: pytest.CaptureFix
     reporter.show(table)
     assert capsys.readouterr().out.count("Größe") == 2
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").count("Größe") == 1
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.seen: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.add(tag)
+
+
+def test_what_a_model_writes_is_text_on_a_terminal_in_a_log_and_in_a_notebook(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter, rows = Reporter(), StepTable()
+    reporter.log_to(tmp_path / "log.txt")
+    rows._show = lambda: None  # type: ignore[method-assign]  # there is no notebook here
+    for text in (*XSS, *ESCAPES):
+        table = Table(text)
+        table.add_row(text)
+        reporter.say(f"answer: {text}")
+        reporter.show(table)
+        rows.add(f"step 1/2  {text} 1")
+    told = capsys.readouterr().out + (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert told.count(XSS[0]) >= 4
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066\u2028\ufeff]", told + rows.html())
+    assert Tags(rows.html()).seen == {"table", "thead", "tbody", "caption", "tr", "th", "td"}

@@ -4,12 +4,13 @@ them."""
 from collections import Counter
 
 import pytest
-from health_runs import PAGE, RECORDED, SICK, caught, recorded, with_table
+from health_runs import FRESH, FRESH_SEED, PAGE, RECORDED, SICK, caught, recorded, with_table
 
 from plaudit.commands.options import METHODS
 from plaudit.monitor.rules import RULES
 
 HEALTHY_RUNS = {about["name"]: (about, records) for about, records in recorded("healthy.jsonl")}
+FRESH_RUNS = {about["name"]: (about, records) for about, records in recorded("fresh.jsonl")}
 SICK_RUNS = {about["name"]: (about, records) for about, records in recorded("sick.jsonl")}
 WITHIN = 20
 """Steps within which a rule must catch its sick run."""
@@ -20,11 +21,17 @@ def test_a_healthy_run_raises_no_alarm(name):
     assert caught(HEALTHY_RUNS[name][1]) == {}
 
 
+@pytest.mark.parametrize("name", FRESH_RUNS)
+def test_a_healthy_run_on_which_no_limit_was_set_raises_no_alarm(name):
+    assert caught(FRESH_RUNS[name][1]) == {}
+
+
 def test_each_method_has_three_healthy_runs():
     runs = Counter(about["recipe"].replace("_", "-") for about, _ in HEALTHY_RUNS.values())
     assert len(HEALTHY_RUNS) >= 30
     assert {method for method in METHODS if runs[method] < 3} == set()
     assert {"grpo_long_0", "rloo_long_0", "grpo_lag_0"} <= HEALTHY_RUNS.keys()
+    assert FRESH_RUNS.keys() == {f"{name}_{FRESH_SEED}" for name in FRESH}
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])

@@ -535,10 +535,12 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(make_recipe: Any,
 def test_the_last_block_names_what_there_is_and_what_may_come_next(make_recipe: Any, tmp_path: Path) -> None:
     (tmp_path / "page.html").touch()
     settings = load_settings(make_recipe("sft", tmp_path))
+    address = f"http://127.0.0.1:8010/#run={tmp_path.name}"
     first, *rest = last_block(settings, tmp_path, Role.POLICY, Path("m"))
     assert first == "done: policy in m (newest checkpoint)"
     assert [line.split(maxsplit=1) for line in rest] == [
-        ["page:", f"{tmp_path}/page.html"],
+        ["curves:", f"{tmp_path}/page.html"],
+        ["page:", f"{address} while `plaudit monitor --serve {tmp_path.parent}` runs"],
         ["next:", f'plaudit generate {tmp_path} --prompt "..."'],
     ]
     (tmp_path / "samples.jsonl").touch()

@@ -12,6 +12,9 @@ from plaudit.commands.errors import plain_errors
 from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed_option, plugin_option, traceback_option
 from plaudit.support.visible import visible
 
+OPTIONS = {"generate": "generate", "serve-reward": "serve-reward", "serve": "serve-reward", "monitor": "monitor"}
+"""Commands without a recipe, as `plaudit settings` takes them."""
+
 
 @click.command(cls=TakesSettings)
 @click.argument("words", nargs=-1, required=True, metavar="[METHOD] RECIPE [key=value]...")
@@ -120,8 +123,8 @@ def settings_command(
     with plain_errors(plugins=plugins):
         from plaudit.commands.explain import explained, foreign, options
 
-        if method in ("generate", "serve-reward"):
-            click.echo(options(group.commands[method], keys))
+        if method in OPTIONS:
+            click.echo(options(group.commands[OPTIONS[method]], keys))
         elif (found := foreign(method, recipe, deepspeed)) is not None:
             click.echo(visible(found), nl=False)
         else:

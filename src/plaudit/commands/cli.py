@@ -11,6 +11,7 @@ import click
 from plaudit.commands import ahead
 from plaudit.commands.errors import plain_errors as plain_errors
 from plaudit.commands.options import METHODS, HomePath, TakesSettings, deepspeed_option, plugin_option, traceback_option
+from plaudit.monitor.folders import PORT
 from plaudit.support.visible import visible
 
 Tree = TypeVar("Tree")
@@ -289,6 +290,9 @@ def generate(
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0: all cores.")
+@click.option(
+    "--chat/--text", "as_chat", default=None, help="Read plain prompts as chats or text; default: as trained."
+)
 @plugin_option
 @traceback_option
 def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -> None:
@@ -303,7 +307,7 @@ def serve_reward_command(model: str, plugins: tuple[str, ...], **options: Any) -
 @click.argument("log_dir", type=HomePath(exists=True, path_type=Path), default="runs")
 @click.option("--serve", is_flag=True, help="Show the runs in a browser instead: curves, answers, workers, settings.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address for --serve; public ones use a token.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8010, show_default=True, help="0: any free port.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free port.")
 @click.option("--allow-host", "allow_hosts", multiple=True, help="Name by which browsers call the page; repeatable.")
 @click.option(
     "--plot", "plot_type", default="all", show_default=True, help="loss, accuracy, reward, kl, entropy or all."

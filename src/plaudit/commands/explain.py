@@ -18,7 +18,7 @@ from plaudit.support.later import postponed
 
 
 def explained(name: str, keys: Sequence[str], *, recipe: str | None, plugins: Sequence[str]) -> str:
-    """Explain the settings of a method, of `evaluate` or of `pipeline`, with the values of `recipe` if it is given.
+    """Explain the settings of a method or of a command with a recipe, with the values of `recipe` if it is given.
     Raises SettingsError for an unknown key or method."""
     with postponed("torch"):
         given, default = _trees(name, recipe, list(plugins))
@@ -52,17 +52,22 @@ def _named(leaf: Leaf, key: str) -> bool:
 
 def _trees(name: str, recipe: str | None, plugins: list[str]) -> tuple[Any, Any]:
     """Return a tree of settings with the values of a recipe, and the same tree with its defaults."""
-    from plaudit.evaluate.settings import BeforeAfterSettings, EvaluationSettings
+    from plaudit.evaluate.settings import BeforeAfterSettings, CompareSettings, EvaluationSettings, RelabelSettings
     from plaudit.settings.recipes import defaults, drafted, load_tree, read_yaml
 
+    measured: dict[str, Any] = {
+        "evaluate": EvaluationSettings,
+        "compare": CompareSettings,
+        "relabel": RelabelSettings,
+    }
     if name == "pipeline":
         from plaudit.runs.pipeline import PipelineSettings, load_pipeline
 
         default = PipelineSettings(evaluation=BeforeAfterSettings())
         return (default if recipe is None else load_pipeline(recipe)), default
-    if name == "evaluate":
-        usual = EvaluationSettings(plugins=plugins)
-        return (usual if recipe is None else load_tree(EvaluationSettings, read_yaml(recipe))), usual
+    if name in measured:
+        usual = measured[name](plugins=plugins)
+        return (usual if recipe is None else load_tree(measured[name], read_yaml(recipe))), usual
     default_run = replace(defaults(name), plugins=plugins)
     return (default_run if recipe is None else drafted(recipe, method=name)[0]), default_run
 

@@ -28,7 +28,7 @@ def serve_page(folder: Path, *, host: str, port: int, allow_hosts: Iterable[str]
             "page.html, and `plaudit monitor FOLDER` draws PNGs"
         ) from None
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
-    names = frozenset(name.lower() for name in ("localhost", socket.gethostname(), host, *allow_hosts))
+    names = ("localhost", socket.gethostname(), host, *allow_hosts)
     page: Any = application(folder, names=names, token=token)
     listening = listen(host, port)
     say(f"the runs in {folder}: {address_of(listening)}/{f'#token={token}' if token else ''}  (Ctrl-C ends it)")

@@ -1,6 +1,6 @@
 """`plaudit serve-reward`: serve a judge's checkpoint by the reward protocol, to runs on this machine or others.
 
-    requests -> RewardApplication -> JudgeService (tokenises texts, batches waiting items) -> a thread with the model
+    requests -> rewards/server.py -> JudgeService (tokenises texts, batches waiting items) -> a thread with the model
 
 uvicorn handles HTTP (`pip install -e '.[serve]'`). Without a token, only this machine may ask. There is no TLS here:
 use a proxy, or a network that you trust.
@@ -22,7 +22,6 @@ from plaudit.evaluate.judge import Judge, JudgeInput
 from plaudit.models.device import device_of
 from plaudit.rewards.judge import JudgeReward, Tokens
 from plaudit.rewards.protocol import RewardItem, vocabulary_digest
-from plaudit.rewards.server import Guard, RewardApplication
 from plaudit.types import Score
 
 LEAST_TOKEN = 16
@@ -53,19 +52,22 @@ class ServeSettings:
     """CPU threads; 0: all cores."""
     token_budget: int = 16384
     """Most tokens of one pass."""
+    as_chat: bool | None = None
+    """Read plain prompts as chats. None: if the judge was trained on chats."""
 
 
 class JudgeService:
     """Score items. An item that the judge cannot read gets no score and does not affect others."""
 
-    def __init__(self, judge: Judge):
+    def __init__(self, judge: Judge, as_chat: bool | None = None):
         self.judge = judge
         vocabulary = judge.tokenizer.get_vocab()
         self.vocabulary = vocabulary_digest(vocabulary)
         self._largest = max(vocabulary.values())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
-        self._reading = JudgeInput(judge.tokenizer, judge.model.special.eos)
+        self._reading = JudgeInput(judge.tokenizer, judge.model.special.eos, as_chat)
+        self.as_chat = self._reading.as_chat
         self._reward = JudgeReward(self._scored, pause=GATHERING, longest=judge.model.max_positions)
 
     async def __call__(self, questions: Sequence[RewardItem]) -> list[Score]:
@@ -99,12 +101,14 @@ class JudgeService:
 
 def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], None] = print) -> None:
     """Serve until SIGTERM or Ctrl-C. Open requests are answered first, for at most five seconds."""
-    guard = make_guard(settings)
+    token = token_of(settings)
     try:
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
-    except ImportError:
-        raise ImportError("serving needs uvicorn: pip install -e '.[serve]' in Plaudit's folder") from None
+
+        from plaudit.rewards.server import application
+    except ImportError as error:
+        raise ImportError(f"serving needs {error.name}: pip install -e '.[serve]' in Plaudit's folder") from None
     import torch
 
     device = device_of(settings.device)
@@ -112,11 +116,12 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
     judge = Judge.load(path, device=device, dtype=dtype, token_budget=settings.token_budget)
-    service = JudgeService(judge)
+    service = JudgeService(judge, settings.as_chat)
     about = {"model": Path(path).name, "vocabulary": service.vocabulary}
-    application: Any = RewardApplication(service, guard, about=about)
+    names = ("localhost", socket.gethostname(), settings.host, *settings.allow_hosts)
+    served: Any = application(service, about=about, names=names, token=token)
     config = uvicorn.Config(
-        application,
+        served,
         http=type("BoundedProtocol", (Bounded, H11Protocol), {}),
         ws="none",
         lifespan="off",
@@ -127,7 +132,9 @@ def serve_reward(path: str, settings: ServeSettings, *, say: Callable[[str], Non
         limit_concurrency=512,
         timeout_graceful_shutdown=5,
     )
-    say(f"serving {path} on {address_of(listening)}, {'with a' if guard.token else 'without a'} token")
+    say(f"serving {path} on {address_of(listening)}, {'with a' if token else 'without a'} token")
+    if judge.tokenizer.chat_template:
+        say(f"plain prompts are read as {'chats' if service.as_chat else 'text'} (--chat, --text)")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -175,8 +182,9 @@ class Bounded:
             self._deadline = None
 
 
-def make_guard(settings: ServeSettings) -> Guard:
-    """Make the guard. Raises ValueError for an address that others can reach without a token, and for a bad token."""
+def token_of(settings: ServeSettings) -> str | None:
+    """Return the token that clients must have, or None if only this machine may ask. Raises ValueError for an address
+    that others can reach without a token, and for a bad token."""
     token = None
     if settings.token_env:
         token = os.environ.get(settings.token_env, "").strip()
@@ -190,5 +198,4 @@ def make_guard(settings: ServeSettings) -> Guard:
             f"--host {settings.host} can be reached from other machines: give --token-env NAME (an environment "
             "variable with a token), or use --host 127.0.0.1"
         )
-    names = {"localhost", socket.gethostname(), settings.host, *settings.allow_hosts}
-    return Guard(token=token, hosts=frozenset(name.lower() for name in names))
+    return token

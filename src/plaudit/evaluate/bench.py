@@ -26,7 +26,7 @@ class Bench(Measures):
     """Models and data of one evaluation."""
 
     def __init__(self, settings: MeasureSettings, reporter: Reporter):
-        super().__init__(settings, reporter.say)
+        super().__init__(settings, reporter.say, as_chat=settings.data.as_chat)
         self.settings, self.reporter = settings, reporter
         self.reports: dict[str, dict[str, Any]] = {}
         """Data report of each data set that was read."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from plaudit.batch import Batch
-from plaudit.data.fields import template_arguments
-from plaudit.data.reader import Reader, Tokens, after, encode_prompt, encode_texts
+from plaudit.data.fields import Message, template_arguments
+from plaudit.data.reader import Reader, Tokens, after, chat_of, encode_prompt, encode_texts
 from plaudit.data.settings import DataSettings
 from plaudit.evaluate.policy import check_lengths
 from plaudit.learn.scorer import Scorer
@@ -56,14 +56,11 @@ class Judge:
         """The scorer, kept since it knows how many tokens memory holds."""
         return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.placement)
 
-    def reward(
-        self, tokenizer: Any | None, *, busy: Callable[[], bool] = lambda: False, pause: float = 0.0
-    ) -> JudgeReward:
-        """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known."""
+    def reward(self, tokenizer: Any | None, **more: Any) -> JudgeReward:
+        """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known. `more`
+        is as in `judge_reward`."""
         longest, ends = self.model.max_positions, self.model.special.eos
-        return judge_reward(
-            self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, busy=busy, pause=pause
-        )
+        return judge_reward(self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, **more)
 
     def of_sequences(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
         """One score a sequence, read where transformers' classifiers read it: at the last token that is not the
@@ -95,10 +92,12 @@ def judge_reward(
     longest: int,
     busy: Callable[[], bool] = lambda: False,
     pause: float = 0.0,
+    as_chat: bool | None = None,
 ) -> JudgeReward:
     """A reward of answers that `tokenizer` made, if any, in whatever process the judge is; `own` is the tokenizer it
-    was trained with, `ends` its end tokens, `longest` how many tokens it has positions for."""
-    reading = JudgeInput(own, ends)
+    was trained with, `ends` its end tokens, `longest` how many tokens it has positions for; `as_chat` as in
+    `JudgeInput`."""
+    reading = JudgeInput(own, ends, as_chat)
     sampled = tokenizer is not None and own.get_vocab() == tokenizer.get_vocab()
     encode = partial(reading.sequence, sampled=sampled)
     return JudgeReward(score_batch, busy=busy, pause=pause, encode=encode, longest=longest)
@@ -106,41 +105,46 @@ def judge_reward(
 
 class JudgeInput:
     """What a judge reads: prompt and answer in the form of its training, with chats rendered by its own tokenizer's
-    template. An answer without an end token gets one; another end token is replaced by the judge's."""
+    template. An answer without an end token gets one; another end token is replaced by the judge's.
 
-    def __init__(self, tokenizer: Any, ends: Collection[int]):
+    A plain prompt is read as a chat's user turn if `as_chat` says so; None lets the checkpoint decide, as for a policy.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Collection[int], as_chat: bool | None = None):
         # judges score finished answers: an answer without thoughts has closed them
-        self.reader = Reader(tokenizer, DataSettings(thoughts="closed"), ends)
+        self.reader = Reader(tokenizer, DataSettings(thoughts="closed", as_chat=as_chat), ends)
         self.tokenizer, self.chats = tokenizer, self.reader.chats
+        self.as_chat = bool(self.reader.settings.as_chat and self.chats.template)
         self._asked: tuple[Prompt, str, Tokens] | None = None
 
     def sequence(self, prompt: Prompt, completion: Completion, *, sampled: bool) -> Tokens:
         """The judge's tokens; with `sampled`, where the ids mean the same to it, those of the answer as it was drawn,
         after a prompt of the same tokens. Raises ValueError for a chat that its template refuses."""
-        chat = bool(prompt.messages and self.chats.template)
-        text, asked = self._prompt(prompt, chat=chat, sampled=sampled)
+        messages = [dict(turn) for turn in prompt.messages]
+        turns = chat_of(prompt.text, messages, self.reader.settings) if self.chats.template else ()
+        chat = bool(turns)
+        text, asked = self._prompt(prompt, turns, sampled=sampled)
         if sampled and asked == prompt.tokens:
             body = completion.tokens[:-1] if completion.finish is Finish.EOS else completion.tokens
             end = self._end(chat=chat)
             before = len(body) - len(end) + 1  # a template may write something before the end token
             return (*asked, *(body[:before] if end[:-1] == body[before:] else body), *end)
-        answer = self._completion(prompt, completion, text) if chat else completion.text
+        answer = self._completion(prompt, turns, completion, text) if chat else completion.text
         (tokens,) = encode_texts([text + answer if chat else answer], self.tokenizer)
         tokens = after(asked, tokens, answer, self.tokenizer) if chat else tokens
         return (*asked, *tokens, *(() if tokens and tokens[-1] in self.reader.ends else self._end(chat=chat)))
 
-    def _prompt(self, prompt: Prompt, *, chat: bool, sampled: bool) -> tuple[str, Tokens]:
+    def _prompt(self, prompt: Prompt, turns: Sequence[Message], *, sampled: bool) -> tuple[str, Tokens]:
         """As text and tokens; the last one is kept, for its other answers."""
-        if not chat:
+        if not turns:
             return prompt.text, prompt.tokens if sampled else encode_prompt(prompt.text, self.tokenizer)
         if self._asked is None or self._asked[0] is not prompt:
-            text = self.chats.prompt([dict(turn) for turn in prompt.messages], template_arguments(prompt.extra))
+            text = self.chats.prompt(turns, template_arguments(prompt.extra))
             self._asked = prompt, text, encode_texts([text], self.tokenizer)[0]
         return self._asked[1:]
 
-    def _completion(self, prompt: Prompt, completion: Completion, text: str) -> str:
+    def _completion(self, prompt: Prompt, turns: Sequence[Message], completion: Completion, text: str) -> str:
         answer = {"role": "assistant", "content": completion.text}
-        turns = [dict(turn) for turn in prompt.messages]
         try:
             return self.chats.completion(text, turns, answer, template_arguments(prompt.extra))
         except ValueError:  # an answer that the template would change, such as one with half a thought

@@ -22,8 +22,8 @@ from plaudit.runtime.coroutines import finished
 class Measures:
     """Rewards by name. Functions are loaded and servers are asked for their health before any model is loaded."""
 
-    def __init__(self, settings: ScoringSettings, say: Callable[[str], None]):
-        self.scoring = settings
+    def __init__(self, settings: ScoringSettings, say: Callable[[str], None], *, as_chat: bool | None = None):
+        self.scoring, self.as_chat = settings, as_chat
         self.device = device_of(settings.device)
         self.functions = {} if settings.gold is None else {"gold": _gold(settings)}
         self.learned: list[tuple[str, RewardSettings]] = []
@@ -57,10 +57,10 @@ class Measures:
         """All measures of answers that this tokenizer made; None for answers that are only texts."""
         found: dict[str, Reward] = dict(self.functions)
         if judge is not None:
-            found["judge"] = self.judge(judge).reward(tokenizer)
+            found["judge"] = self.judge(judge).reward(tokenizer, as_chat=self.as_chat)
         for name, entry in self.learned:
             if entry.kind == "judge":
-                found[name] = self.judge(entry.path).reward(tokenizer)
+                found[name] = self.judge(entry.path).reward(tokenizer, as_chat=self.as_chat)
             else:
                 digest = "" if tokenizer is None else vocabulary_digest(tokenizer.get_vocab())
                 found[name] = HttpReward(entry, vocabulary=digest)

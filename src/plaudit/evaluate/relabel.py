@@ -101,7 +101,7 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
     load_plugins(settings.plugins)
     settings.check()
     reporter = reporter or Reporter(quiet=True)
-    measures = Measures(settings, reporter.say)
+    measures = Measures(settings, reporter.say, as_chat=settings.as_chat)
     bad: list[str] = []
     samples = list(_samples(settings, bad))
     asked = _by_prompt(samples) if settings.answers else [_of_pairs(one) for one in samples]

@@ -213,8 +213,8 @@ class RelabelSettings(ScoringSettings):
     """Largest difference of two scores that counts as equal."""
     pairs: str = setting("extremes", choices=("extremes", "all"))
     """answers: the best against the worst of each prompt, or every two of them."""
-    as_chat: bool = False
-    """Show the judge plain prompts as chats of one user turn."""
+    as_chat: bool | None = None
+    """Show the judge plain prompts as chats of one user turn. Null: if it was trained on chats."""
     dialect: str = "auto"
     """Dialect of the source, or "auto" to find it by each row's columns."""
     columns: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,8 @@ class Answers:
 
 def _begin(database: sqlite3.Connection, *, again: bool) -> None:
     """Begin with empty tables; unless `again`, only if no other thread or process has begun meanwhile."""
-    database.execute("PRAGMA journal_mode=WAL")
+    with suppress(sqlite3.OperationalError):  # SQLite does not wait here: who holds the lock has set it, or does so
+        database.execute("PRAGMA journal_mode=WAL")
     database.execute("BEGIN IMMEDIATE")
     if again or database.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
         for name in ("about", "parts", "answers", "texts"):

@@ -2,30 +2,32 @@
 
     /, /page/NAME -> web/          /api/... -> folders.py, answers.py -> JSON
 
-The only file that imports Starlette, which is optional. `commands/page.py` opens the sockets.
+`commands/page.py` opens the sockets.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from plaudit.monitor.answers import PAGE, Answers, Query
-from plaudit.monitor.door import Door
-from plaudit.monitor.export import exported
+from plaudit.monitor.door import STRANGER, Door
+from plaudit.monitor.export import SCRIPTS, STYLES, exported, shell
 from plaudit.monitor.folders import EVALUATED, Followed, columns, differences, joined, runs_in, settings_of, summary
+from plaudit.monitor.templates import WEB
+from plaudit.support.requests import known_hosts
 
-WEB = Path(__file__).parent / "web"
-FILES = {path.name: path for path in sorted(WEB.iterdir())}
 EVENTS = 20_000
 """Stretches of time that the page gets at once, the latest."""
 MOST = 500
@@ -114,8 +116,8 @@ def question(given: Given) -> Query:
     )
 
 
-def application(folder: Path, *, names: frozenset[str] = frozenset({"localhost"}), token: str | None = None) -> Door:
-    """Return the page of a folder of runs as an ASGI application."""
+def application(folder: Path, *, names: Iterable[str] = ("localhost",), token: str | None = None) -> ASGIApp:
+    """Return the page of a folder of runs as an ASGI application. `names` are this server's."""
     reader = RunsReader(folder)
     asked = (
         reader.runs,
@@ -128,14 +130,14 @@ def application(folder: Path, *, names: frozenset[str] = frozenset({"localhost"}
         reader.answers,
         reader.answer,
     )
-    routes = [Route("/", lambda request: FileResponse(WEB / "index.html")), Route("/page/{name}", _file)]
+    routes = [Route("/", lambda request: HTMLResponse(shell())), Route("/page/{name}", _file)]
     routes += [Route(f"/api/{ask.__name__}", _json(ask)) for ask in asked]
     answers = {ask.__name__: ask for ask in asked}
 
     def export(request: Request) -> Response:
         try:
             reader.run(request.query_params)
-            text = exported(WEB, lambda what, given: answers[what](given), request.query_params)
+            text = exported(lambda what, given: answers[what](given), request.query_params)
         except LookupError as error:
             return PlainTextResponse(str(error.args[0]), 404)
         except ValueError as error:
@@ -143,12 +145,15 @@ def application(folder: Path, *, names: frozenset[str] = frozenset({"localhost"}
         return Response(text, media_type="application/octet-stream")
 
     routes.append(Route("/api/export", export))
-    return Door(inside=Starlette(routes=routes), names=names, token=token)
+    inside = Starlette(routes=routes, middleware=[Middleware(Door, token=token)])
+    return known_hosts(inside, names, refused=STRANGER)
 
 
 def _file(request: Request) -> Response:
-    path = FILES.get(request.path_params["name"])
-    return PlainTextResponse("there is no such file", 404) if path is None else FileResponse(path)
+    name = request.path_params["name"]
+    if name not in (*STYLES, *SCRIPTS):
+        return PlainTextResponse("there is no such file", 404)
+    return FileResponse(WEB / name)
 
 
 def _json(ask: Callable[[Given], Any]) -> Callable[[Request], Response]:

@@ -1,23 +1,20 @@
-"""Who may read the page: an ASGI layer before the application.
+"""Who may read the page: a Starlette middleware around it.
 
-    request -> a known Host, no foreign Origin, GET, the token for data -> the application, with strict headers
+    request -> no foreign Origin, GET, the token for data -> the application, with strict headers
 
-Any web page that a person visits can send requests to this machine, also under a name that it rebinds to 127.0.0.1. The
-token is in the address's fragment, which browsers never send; the page sends it in a header.
+The token is in the address's fragment, which browsers never send; the page sends it in a header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
 
-from plaudit.support.requests import by_name, has_token, known_host
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+from plaudit.support.requests import has_token
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -31,57 +28,37 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+STRANGER = PlainTextResponse("unknown Host: give the server --allow-host for this name", 403, HEADERS)
+"""What a request gets whose Host is none of ours."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Door:
-    """Lets only requests of our own page through. `names` are this server's; addresses always are. `token`: asked for
-    data, if there is one."""
+    """Lets only requests of our own page through. `token`: asked for data, if there is one."""
 
-    inside: Application
-    names: frozenset[str] = frozenset({"localhost"})
+    app: ASGIApp
     token: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        refused = self._refused(scope)
-        if refused is not None:
-            await _answer(send, *refused)
-            return
-
-        async def with_headers(message: MutableMapping[str, Any]) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", ()), *ours]
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await self.inside(scope, receive, with_headers)
+        await (self._refused(Request(scope)) or self.app)(scope, receive, with_headers)
 
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
-        """The status and the reason for which a request is refused, or None."""
-        given = by_name(scope["headers"])
-        hosts = given.get("host", [])
-        if not known_host(given, self.names):
-            return 403, f"unknown Host {', '.join(hosts)!r:.80}: give the server --allow-host for this name"
-        if any(origin != f"http://{hosts[0]}" for origin in given.get("origin", ())):
-            return 403, "pages of others are not served: the request has another Origin"
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, "the page only reads"
-        if not scope["path"].startswith("/api/"):
+    def _refused(self, request: Request) -> Response | None:
+        """The answer to a request that is refused, with its reason, or None."""
+        own = f"http://{request.headers['host']}"
+        if any(origin != own for origin in request.headers.getlist("origin")):
+            return PlainTextResponse("pages of others are not served: the request has another Origin", 403)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("the page only reads", 405)
+        if not request.scope["path"].startswith("/api/"):
             return None
-        if given.get("sec-fetch-site", ["same-origin"]) not in (["same-origin"], ["none"]):
-            return 403, "pages of others are not served: the request comes from another site"
-        if self.token is not None and not has_token(given, self.token):
-            return 401, "the token is missing or wrong: open the address that the command printed"
+        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return PlainTextResponse("pages of others are not served: the request comes from another site", 403)
+        if self.token is not None and not has_token(request, self.token):
+            reason = "the token is missing or wrong: open the address that the command printed"
+            return PlainTextResponse(reason, 401, {"www-authenticate": "Bearer"})
         return None
-
-
-async def _answer(send: Send, status: int, reason: str) -> None:
-    body = reason.encode()
-    headers = {**HEADERS, "content-type": "text/plain; charset=utf-8", "content-length": str(len(body))}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    start = {"type": "http.response.start", "status": status}
-    await send(start | {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]})
-    await send({"type": "http.response.body", "body": body})

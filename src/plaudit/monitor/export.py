@@ -10,15 +10,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from plaudit.monitor.templates import WEB, rendered
+
+STYLES = ("uPlot.min.css", "page.css")
+SCRIPTS = tuple(f"{name}.js" for name in "uPlot.iife.min base curves tokens answers pairs lanes settings main".split())
+"""Files of the page, in the order in which it loads them."""
 ANSWERS = ("step", "kind", "finish", "words", "field", "least", "most", "sort", "order")
 
 
-def exported(web: Path, ask: Callable[[str, Mapping[str, str]], Any], state: Mapping[str, str]) -> str:
+def exported(ask: Callable[[str, Mapping[str, str]], Any], state: Mapping[str, str]) -> str:
     """Return the file. `state` is the page's, as its address has it; `ask` answers as the server does."""
     found: dict[str, Any] = {}
 
@@ -51,7 +56,12 @@ def exported(web: Path, ask: Callable[[str, Mapping[str, str]], Any], state: Map
             rows += [(name, row) for row in pairs["rows"]]
     for name, row in rows:
         keep("answer", run=name, at=str(row["at"]))
-    return _joined(web, {"answers": found, "state": state})
+    return _joined({"answers": found, "state": state})
+
+
+def shell() -> str:
+    """Return the page as it is served, without anything of a run."""
+    return rendered("index", policy="", carried=None, styles=STYLES, scripts=SCRIPTS)
 
 
 def _key(what: str, given: Mapping[str, str]) -> str:
@@ -59,26 +69,14 @@ def _key(what: str, given: Mapping[str, str]) -> str:
     return json.dumps([what, *sorted(given.items())], ensure_ascii=False, separators=(",", ":"))
 
 
-def _joined(web: Path, carried: Mapping[str, Any]) -> str:
-    page = (web / "index.html").read_text(encoding="utf-8")
-    policy = {"script": list[str](), "style": list[str]()}
+def _joined(carried: Mapping[str, Any]) -> str:
+    styles, scripts = ([(WEB / name).read_text(encoding="utf-8") for name in names] for names in (STYLES, SCRIPTS))
+    policy = f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:"
+    inside = {"styles": map(Markup, styles), "scripts": map(Markup, scripts)}
+    return rendered("index", policy=Markup(policy), carried=carried, **inside)
 
-    def inside(kind: str, name: str) -> str:
-        text = (web / name).read_text(encoding="utf-8")
-        policy[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
-        return f"<{kind}>{text}</{kind}>"
 
-    styles = re.findall(r'<link rel="stylesheet" href="page/([\w.]+)">', page)
-    scripts = re.findall(r'<script defer src="page/([\w.]+)"></script>', page)
-    head = "".join(inside("style", name) for name in styles)
-    # JSON within HTML: no "<" means no tag, whatever a model wrote.
-    data = json.dumps(carried, ensure_ascii=True).replace("<", "\\u003c")
-    tail = f'<script type="application/json" id="carried">{data}</script>' + "".join(
-        inside("script", n) for n in scripts
-    )
-    allowed = f"default-src 'none'; script-src {' '.join(policy['script'])}; style-src {' '.join(policy['style'])}"
-    page = re.sub(r'<link rel="stylesheet"[^>]*>\n|<script defer[^>]*></script>\n|<link rel="icon"[^>]*>\n', "", page)
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{allowed}; img-src data:">'
-    before, _, after = page.partition("</head>")
-    body, _, end = after.partition("</body>")
-    return f"{before.replace('<title>', meta + '<title>')}{head}</head>{body}{tail}</body>{end}"
+def _hashes(texts: Sequence[str]) -> str:
+    """Names of our own scripts or styles, as a policy has them."""
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from plaudit.support.fields import flat
 from plaudit.support.visible import visible
@@ -29,9 +30,16 @@ TAIL = 16_000
 """Bytes of a log's end."""
 EVALUATED = "evaluations.jsonl"
 """Figures of a run's checkpoints that were evaluated beside it."""
+PORT = 8010
+"""Where `plaudit monitor --serve` listens on this machine, unless it is told."""
 RUN = ("metrics.jsonl", "settings.yaml")
 """A folder with one of these is a run."""
 _STEP = re.compile(r"step +(\d+)/(\d+)")
+
+
+def address_of_run(folder: Path) -> str:
+    """Where a browser finds a run while its parent folder is served on this machine."""
+    return f"http://127.0.0.1:{PORT}/#{urlencode({'run': folder.name})}"
 
 
 def runs_in(folder: Path) -> dict[str, Path]:

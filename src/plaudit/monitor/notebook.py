@@ -8,13 +8,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from html import escape
 from typing import Any
+
+from plaudit.monitor.templates import rendered
 
 ROWS = 100
 """Rows that the table shows, the last ones."""
-STYLE = "border-collapse:collapse;font-variant-numeric:tabular-nums"
-CELL = "style='text-align:right;padding:1px 8px'"
 
 
 class StepTable:
@@ -37,15 +36,7 @@ class StepTable:
 
     def html(self) -> str:
         """The table: its heads, and the last rows."""
-        heads = "".join(f"<th {CELL}>{escape(label)}</th>" for label in self.columns)
-        cells = (
-            "".join(f"<td {CELL}>{escape(row.get(label, ''))}</td>" for label in self.columns)
-            for row in self.rows[-ROWS:]
-        )
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        hidden = len(self.rows) - ROWS
-        note = f"<caption>{hidden} earlier rows are in the run's log</caption>" if hidden > 0 else ""
-        return f"<table style='{STYLE}'>{note}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        return rendered("steps", columns=self.columns, rows=self.rows[-ROWS:], hidden=len(self.rows) - ROWS)
 
     def _show(self) -> None:
         from IPython.display import HTML, display

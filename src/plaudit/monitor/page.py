@@ -8,7 +8,6 @@ It needs no server and so opens no port. Left out: samples and other details of 
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from collections import deque
@@ -16,6 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup, escape
+
+from plaudit.monitor.templates import rendered
 from plaudit.support.visible import rounded, visible
 
 SHOWN = (
@@ -45,18 +47,6 @@ RECENT = 20
 """Number of latest steps for estimating the pace."""
 WIDTH, HEIGHT = 320, 60
 REFRESH = '<meta http-equiv="refresh" content="3">'
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; color: #222; }
-h1 { font-size: 1.3em; } h2 { font-size: 1.05em; margin-top: 2em; }
-table { border-collapse: collapse; } td, th { padding: .15em 1.2em .15em 0; text-align: left; }
-.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(22em, 100%), 1fr)); gap: 1.2em; }
-.curves b { float: right; font-weight: 600; } svg { width: 100%; height: 60px; background: #f6f7f9; }
-polyline { fill: none; stroke: #1f6fb4; stroke-width: 1.5; stroke-linecap: round; vector-effect: non-scaling-stroke; }
-.dot { stroke-width: 6; } .lost { color: #a33; } small { color: #666; }
-@media (prefers-color-scheme: dark) { body { background: #15181c; color: #ddd; } svg { background: #1e2329; }
-polyline { stroke: #5aa7e6; } .lost { color: #ee8888; } small { color: #999; } }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +58,18 @@ class Station:
     """Its node and process."""
     state: str
     lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A metric over steps, as the template draws it: its latest value, and the points of its line."""
+
+    name: str
+    latest: str
+    span: str = ""
+    steps: str = ""
+    points: str = ""
+    single: bool = False
 
 
 class Curves:
@@ -92,8 +94,8 @@ class Curves:
             self._timed, self._in_steps = self._timed + 1, self._in_steps + float(seconds)
         self._seconds = float(record.get("time") or 0.0)
 
-    def shown(self) -> str:
-        return "".join(_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves)
+    def shown(self) -> list[Panel]:
+        return [_panel(name, self._curves[metric]) for metric, name in SHOWN if metric in self._curves]
 
     def remaining(self, steps: int) -> str:
         """Estimate the remaining time from the latest steps, and from the mean time between steps (evaluations and
@@ -151,19 +153,19 @@ def page(
 ) -> str:
     """Return the whole page. Without `ended` the browser reloads it every few seconds. `paused`: what the run waits
     for."""
-    state = (ended and f", {ended}") or (paused and f", paused: {paused}") or curves.remaining(steps)
-    rows = "".join(_row(station) for station in stations)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{"" if ended else REFRESH}
-<meta name="viewport" content="width=device-width"><title>{_text(title)}: step {curves.step} of {steps}</title>
-<style>{STYLE}</style></head><body>
-<h1>{_text(title)}</h1>
-<p>Step {curves.step} of {steps}{_text(state)}{_as_of()}</p>
-<div class="curves">{curves.shown()}</div>
-<h2>Who works</h2>
-<table><tr><th>worker</th><th>where</th><th>state</th></tr>{rows}</table>
-</body></html>
-"""
+    return rendered(
+        "run",
+        refresh="" if ended else Markup(REFRESH),
+        title=title,
+        step=curves.step,
+        steps=steps,
+        state=(ended and f", {ended}") or (paused and f", paused: {paused}") or curves.remaining(steps),
+        as_of=Markup(_as_of()),
+        panels=curves.shown(),
+        width=WIDTH,
+        height=HEIGHT,
+        stations=stations,
+    )
 
 
 def closed(text: str, why: str) -> str:
@@ -173,7 +175,7 @@ def closed(text: str, why: str) -> str:
     before, _, rest = text.replace(REFRESH, "", 1).partition("<p>")
     line, _, after = rest.partition("</p>")
     step = line.partition(" <small>")[0].partition(",")[0]
-    return f"{before}<p>{step}, ended: {_text(why)}{_as_of()}</p>{after}"
+    return f"{before}<p>{step}, ended: {escape(visible(why))}{_as_of()}</p>{after}"
 
 
 def _as_of() -> str:
@@ -181,32 +183,25 @@ def _as_of() -> str:
     return f" <small>as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}</small>"
 
 
-def _row(station: Station) -> str:
-    lost = ' class="lost"' if station.lost else ""
-    return (
-        f"<tr{lost}><td>{_text(station.name)}</td><td>{_text(station.place)}</td><td>{_text(station.state)}</td></tr>"
-    )
-
-
-def _panel(name: str, curve: Curve) -> str:
-    """A metric over steps, with its latest value."""
+def _panel(name: str, curve: Curve) -> Panel:
     latest = _number(curve.latest) if math.isfinite(curve.latest) else "not finite"
     found = curve.points()
     if not found:
-        return f"<div>{_text(name)} <b>{latest}</b></div>"
+        return Panel(name=name, latest=latest)
     low, high = min(found)[0], max(found)[0]
     first, last = found[0][1], found[-1][1]
     points = " ".join(
         f"{_share(x, first, last) * WIDTH:.1f},{HEIGHT - 4 - _share(y, low, high) * (HEIGHT - 8):.1f}"
         for y, x in (found if len(found) > 1 else 2 * found)  # a line of one point is none, of two equal ones a dot
     )
-    dot = "" if len(found) > 1 else ' class="dot"'
-    span = f"{_number(low)} to {_number(high)}"
-    svg = (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{_text(name)}, from '
-        f'{span} in steps {first} to {last}"><polyline points="{points}"{dot}/></svg>'
+    return Panel(
+        name=name,
+        latest=latest,
+        span=f"{_number(low)} to {_number(high)}",
+        steps=f"{first} to {last}",
+        points=points,
+        single=len(found) == 1,
     )
-    return f"<div>{_text(name)} <b>{latest}</b>{svg}<small>{span}</small></div>"
 
 
 def _number(value: float) -> str:
@@ -215,7 +210,3 @@ def _number(value: float) -> str:
 
 def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
-
-
-def _text(given: str) -> str:
-    return html.escape(visible(given))

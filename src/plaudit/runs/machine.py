@@ -68,6 +68,20 @@ def _text(path: str) -> str:
         return ""
 
 
+def described(s: Settings) -> str:
+    """Where the run would compute, and what is free there."""
+    gpu, free = on_gpu(s), disk_there(Path(s.output))[1]
+    where = f"cuda, {len(gpus())} GPUs" if gpu else f"cpu, {cores()} cores"
+    memory = "of a GPU" if gpu else "of memory"
+    return f"here: {where}, {memory_there(gpu=gpu) / GIB:.1f} GiB {memory} and {free / GIB:.1f} GiB of disk are free"
+
+
+def disk_there(output: Path) -> tuple[Path, int]:
+    """The folder on whose disk the runs' folder is or will be, and the free bytes there."""
+    there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    return there, shutil.disk_usage(there).free
+
+
 def about_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
     """Complain about models, gradients and moments that do not fit this machine, however small a pass is."""
     ranks: float = s.runtime.replicas if s.runtime.sharded else s.runtime.workers  # whole models on this machine
@@ -101,8 +115,7 @@ def tight_memory(parts: Mapping[str, float], s: Settings) -> list[str]:
 
 def about_disk(needed: float, output: Path) -> list[str]:
     """Complain about checkpoints that do not fit on the disk of the run's folder."""
-    there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    there, free = disk_there(output)
     if needed <= free:
         return []
     return [

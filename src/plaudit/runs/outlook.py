@@ -69,6 +69,8 @@ class Outlook:
     previews: list[Preview] = field(default_factory=list)
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes: `memory` of a training rank, `disk` of checkpoints; and `parameters`."""
+    here: list[str] = field(default_factory=list)
+    """What this machine has, and the servers and the cluster that answered."""
     tokenizer: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The policy's, as in config.json; empty if it is not here."""
@@ -309,6 +311,7 @@ def _places(found: Outlook, s: Settings) -> None:
 
 def _others(found: Outlook, s: Settings) -> None:
     """Check the machine's devices and cores, the reward servers and the cluster."""
+    found.here.append(machine.described(s))
     found.wrong(machine.about_devices(s))
     found.doubt(machine.crowded(s), "threads")
     if any(reward.kind == "http" for reward in s.rewards) and s.samples:
@@ -318,6 +321,10 @@ def _others(found: Outlook, s: Settings) -> None:
             if reward.kind == "http":
                 with found.asking(f"rewards.{number}.urls"):
                     quick = replace(reward, timeout=min(reward.timeout, PATIENCE))
-                    found.doubt(asyncio.run(check_servers(quick)), f"rewards.{number}.urls")
+                    silent = asyncio.run(check_servers(quick))
+                    found.doubt(silent, f"rewards.{number}.urls")
+                    found.here.append(f"{len(reward.urls) - len(silent)} of {len(reward.urls)} reward servers answer")
     with found.asking("runtime.address"):
         check_cluster(s.runtime)
+        if s.runtime.address is not None:
+            found.here.append(f"the cluster at {s.runtime.address} answers")

@@ -19,6 +19,7 @@ from plaudit.loop.progress import Hook, checked
 from plaudit.loop.recorded import RecordedRun
 from plaudit.loop.stopping import stop_signals, stopped_at_once
 from plaudit.monitor.console import Reporter
+from plaudit.monitor.folders import address_of_run
 from plaudit.rewards.remote import check_servers
 from plaudit.runs import records
 from plaudit.runs.assemble import Job
@@ -103,8 +104,9 @@ def _run(
     keep_freed_memory()
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
-    reporter.say(f"{settings.method}: logs and samples in {folder}, checkpoints in {store.folder}")
-    reporter.say(f"to watch and to read it in a browser: plaudit monitor --serve {shlex.quote(str(folder.parent))}")
+    kept = "logs and samples" if settings.samples else "logs"
+    reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.folder}")
+    reporter.say(f"to watch it and read its answers: {_serving(folder)}, then open {address_of_run(folder)}")
     with reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():
             job = Job(settings, folder, store, resume, reporter, record=record)
@@ -120,8 +122,14 @@ def _run(
 def last_block(settings: Settings, folder: Path, role: Role, model: Path) -> list[str]:
     """Return the last lines of a run: where its model, page and samples are, and a next command."""
     what = "best checkpoint, by " + settings.evaluate.best if settings.evaluate.best else "newest checkpoint"
-    shown = {"page": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
+    shown = {"curves": records.PAGE} | ({"samples": records.SAMPLES} if settings.samples else {})
     lines = [f"done: {role} in {model} ({what})"]
     lines += [f"  {word + ':':9}{folder / name}" for word, name in shown.items() if (folder / name).exists()]
+    lines.append(f"  {'page:':9}{address_of_run(folder)} while `{_serving(folder)}` runs")
     asked = f'generate {folder} --prompt "..."' if role is Role.POLICY else f"serve-reward {folder}"
     return [*lines, f"  {'next:':9}plaudit {asked}"]
+
+
+def _serving(folder: Path) -> str:
+    """The command that serves a run's page."""
+    return f"plaudit monitor --serve {shlex.quote(str(folder.parent))}"

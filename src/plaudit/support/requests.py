@@ -1,40 +1,44 @@
-"""Who may ask a server of ours: what the page and the reward server both look for in a request's headers.
+"""Who may ask a server of ours, the page or the reward server: Starlette's routes by Host, and a token.
 
-headers -> by_name -> known_host, has_token
+    request -> known_hosts -> the application, where has_token asks for the token
+
+Any web page that a person visits can send requests to this machine, also under a name that it rebinds to 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
+
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Host, Router
+from starlette.types import ASGIApp
 
 
-def by_name(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, list[str]]:
-    """Every value of each header, by its name in lower case."""
-    found: dict[str, list[str]] = {}
-    for name, value in headers:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+class _Address(Convertor[str]):
+    """An IP address, which no page can rebind. Starlette has found by then that what is in brackets is one."""
+
+    regex = r"\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+\]"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
 
 
-def known_host(given: Mapping[str, Sequence[str]], names: Collection[str]) -> bool:
-    """True if the request has one Host that is ours: one of `names`, or an IP address. Another may be a name that a web
-    page rebound to this machine."""
-    hosts = given.get("host", ())
-    if len(hosts) != 1:
-        return False
-    name = hosts[0].rpartition(":")[0] if hosts[0].rpartition(":")[2].isdigit() else hosts[0]
-    if name.lower() in names:
-        return True
-    try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
+register_url_convertor("address", _Address())
 
 
-def has_token(given: Mapping[str, Sequence[str]], token: str) -> bool:
+def known_hosts(inside: ASGIApp, names: Iterable[str], *, refused: Response) -> ASGIApp:
+    """Return an application that serves requests whose Host is one of `names` or an IP address, and refuses others."""
+    hosts = ("{address:address}", *(name.lower() for name in names if ":" not in name))
+    return Router([Host(host, inside) for host in hosts], redirect_slashes=False, default=refused)
+
+
+def has_token(request: Request, token: str) -> bool:
     """True if the request has this bearer token, and no other. The time of the comparison tells nothing of it."""
-    found = given.get("authorization", ())
+    found = request.headers.getlist("authorization")
     return len(found) == 1 and hmac.compare_digest(found[0].encode(), f"Bearer {token}".encode())

@@ -11,7 +11,7 @@
     ["KL to the reference", ["kl/reference", "kl/loss"]],
     ["Entropy, nats a token", ["entropy"]],
     ["Answer length, tokens", ["length/mean", "length/max"]],
-    ["Shares: unfinished, failed, equal groups, clipped", ["unfinished", "reward/failed", "groups/equal", "clip_fraction"]],
+    ["Shares: unfinished, failed, equal groups, clipped", ["unfinished", "reward/failed", "reward/not_applicable", "groups/equal", "clip_fraction"]],
     ["KL between sampler and learner", ["kl/sampler"]],
     ["Age of samples, versions", ["lag/mean", "lag/max"]],
     ["Gradient norm", ["gradient_norm/policy", "gradient_norm/critic", "gradient_norm/judge"]],
@@ -27,7 +27,8 @@
     const found = [];
     for (const [title, wanted] of PICTURES) {
       const here = wanted.filter((name) => left.delete(name));
-      if (here.length) found.push([title, here]);
+      const held = title !== "Judge and gold" || here.some((name) => name.endsWith("/gold"));
+      if (here.length) found.push([held ? title : "Judge", here]);
     }
     const parts = [...left].filter((name) => name.startsWith("reward/") && !["reward/std"].includes(name));
     if (parts.length) found.splice(Math.min(2, found.length), 0, ["Other rewards", parts]);
