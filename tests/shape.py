@@ -50,10 +50,13 @@ ROOMS = {
         3300,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
-    "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
+    "weights": (
+        870,
+        "new weights to every process with a copy, from all who have a part (170), or only what changed (160)",
+    ),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (
-        3390,
+        3395,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
@@ -64,8 +67,8 @@ ROOMS = {
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
-        1300,
-        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
+        1340,
+        "who does the work, on one machine and on Ray; judges, reports, publishing (155), gangs that roll out (110)",
     ),
     "runs": (
         2140,

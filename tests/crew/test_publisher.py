@@ -14,6 +14,7 @@ from ranks_at_work import Job, at_work, do
 from safetensors.torch import load_file
 
 from plaudit.compute.digest import digest
+from plaudit.weights.changes import completed
 from plaudit.weights.parcel import Parcel, unpack
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positi
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 LLAMA = {"model_type": "llama", "hidden_size": 40, "intermediate_size": 50, "vocab_size": 420, **SIZES}
 NEOX = {"model_type": "gpt_neox", "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
-HALF = {"learn": {"precision": "bfloat16"}}
+HALF = {"learn": {"precision": "bfloat16"}, "optimizer": {"learning_rate": 1e-6, "warmup": 0}}
 LORA = {"model": {"lora": {"rank": 3, "alpha": 6.0}}}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpt2": (GPT2, {}),
@@ -104,6 +105,20 @@ def test_no_rank_gives_more_than_its_share(model: str, how: str, world: int, don
         assert parcel.bytes <= 20_000 + 64 * len(parcel.entries)
     assert len(sizes) == world
     assert max(sizes.values()) <= 1.05 * sum(sizes.values()) / world
+
+
+@pytest.mark.parametrize(("model", "how"), GIVEN)
+def test_only_bfloat16_is_sent_as_changes_and_a_small_step_in_a_twentieth_of_the_bytes(
+    model: str, how: str, done: Path
+) -> None:
+    folder = done / model / how
+    before, sent, whole = (parcels_of(one) for one in (folder / "before", folder / "sent", folder))
+    assert [parcel.base for parcel in sent] == [parcel.name if model == "half" else "" for parcel in before]
+    found = completed(before, sent)
+    assert [parcel.name for parcel in found] == [parcel.name for parcel in whole]
+    assert digest(unpack(*found)) == found[0].digest != before[0].digest
+    if model == "half":
+        assert 0 < sum(parcel.bytes for parcel in sent) <= 0.05 * sum(parcel.bytes for parcel in whole)
 
 
 @pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in ("lora", "neox")])

@@ -18,6 +18,7 @@ from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
+from plaudit.types import Stats
 
 Result = TypeVar("Result")
 
@@ -48,8 +49,8 @@ class Crew(Protocol):
         """Return the work's result. Raises WorkerLost as soon as a rank is lost, whatever the work waits for."""
         ...
 
-    async def publish(self, version: int) -> None:
-        """Give the policy's weights to the engine, which confirms them."""
+    async def publish(self, version: int) -> Stats:
+        """Give the policy's weights to the engine, which confirms them. Return figures of what was sent to others."""
         ...
 
     async def writer(self, role: str, staging: Path) -> Writer:

@@ -35,6 +35,7 @@ from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.worker import Failures, NodeLost, Worker, reason_of
 from plaudit.settings.tree import Settings, to_plain
+from plaudit.types import Stats
 from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
@@ -358,18 +359,21 @@ class RayCrew:
             self.say(f"the current work ended with {type(error).__name__}: {reason_of(error)}")
         raise lost
 
-    async def publish(self, version: int) -> None:
-        """Send weights from rank 0 to the workers; only their version and digest come here. Nodes that will end lose
+    async def publish(self, version: int) -> Stats:
+        """Send weights from the ranks to the workers; only their version and digest come here. Nodes that will end lose
         their rollout workers first."""
         if self.pool is None:
-            return
+            return {}
         leaving = self.runtime.leaving()
         there = {worker.name.partition(PROCESS)[0] for worker in self.runtime.workers if worker.node in leaving}
         while self._vacated("leaves its node, which will end", there):
             pass
-        if await self.pool.publish(await self.transport.pack(self.gang, version)):
+        shipment = await self.transport.pack(self.gang, version)
+        if await self.pool.publish(shipment):
             # The packed copy may have changed in memory since: replaced workers get a new copy.
             await self.pool.publish(await self.transport.pack(self.gang, version))
+        sent, whole = (sum(sizes) for sizes in zip(*((one.bytes, one.whole) for one in shipment.told), strict=True))
+        return {"publish/bytes": float(sent), "publish/share": sent / max(whole, 1)}
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """Let rank 0 write beside the checkpoint's place, which it must be able to see."""

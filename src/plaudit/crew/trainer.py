@@ -54,7 +54,7 @@ from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
-from plaudit.weights.parcel import Parcel
+from plaudit.weights.parcel import Given, Parcel
 
 log = logging.getLogger(__name__)
 
@@ -352,19 +352,27 @@ class RankProcess(Trainer):
         """The size of what all ranks give of the policy's weights."""
         return self.publisher.bytes()
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]:
-        """Return a part of what this rank gives samplers of the policy's weights, with the digest of all ranks' parts
-        and the number of its own. All ranks must be called, first for part 0."""
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """Return a part of what this rank gives samplers of the policy's weights, and what the driver must know of it.
+        All ranks must be called, first for part 0."""
         if part == 0:
             self.publisher.begin(version)
-        digest, parts = self.publisher.digest, len(self.publisher.parts)
-        return self.publisher.parcel(part), (digest, parts)
+        sent = self.publisher.parcel(part)
+        return sent, self.publisher.told(part, sent)
 
-    def hold(self, version: int, device: str) -> str:
-        """As `parcel` of all parts, but keep them to be sent from here. Return the digest, "" if there are none."""
+    async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """Return the same part whole, also while this rank is at work. Raises NotHeldError if there is a newer one."""
+        whole = self.publisher.whole(version, part)
+        return whole, self.publisher.told(part, whole)
+
+    def hold(self, version: int, device: str) -> Given:
+        """As `parcel` of all parts, but keep them to be sent from here."""
         self.publisher.begin(version)
-        self.sender.parcel = parcel = self.publisher.whole(device)
-        return "" if parcel is None else parcel.digest
+        if (held := self.publisher.all(device)) is None:
+            self.sender.parcel = self.sender.changes = None
+            return Given(self.publisher.digest, 0, 0, 0)
+        self.sender.parcel, self.sender.changes = held
+        return Given(self.publisher.digest, 1, held[1].bytes, held[0].bytes)
 
     async def meet(self) -> str:
         return await self.sender.meet()
