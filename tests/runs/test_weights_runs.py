@@ -73,7 +73,8 @@ def test_what_is_lost_between_changes_leaves_no_trace(way: str, make_recipe: Rec
     shares = [step["publish/share"] for step in disturbed.metrics if "publish/share" in step]
     assert len(shares) == 8
     print(shares)
-    assert max(shares) <= 0.05
+    assert shares[0] <= 0.1, "a fresh model's biases, all of them zeros, move at once"
+    assert max(shares[1:]) <= 0.05
     assert "publish/share" not in whole.metrics[-1]
 
 

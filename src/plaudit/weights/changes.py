@@ -2,9 +2,10 @@
 
     whole Parcels of two versions -> changes -> a Parcel with a base -> completed, on what a worker holds of the base
 
-A bucket of changes has the new numbers, bit for bit, and a byte for each: how many numbers lie between it and the last
-one. Where they are too many for a byte, unchanged numbers are sent between them. A bucket whose changes are no smaller
-is sent whole. The digest stays that of all weights, so that whoever completed a parcel wrongly finds out.
+A changed number takes two bytes: how many numbers lie between it and the last one, and by how many steps of bfloat16 it
+moved, which is one for most. Where too many lie between for a byte, unchanged numbers are sent among them; those that
+moved further come whole. A bucket whose changes are no smaller is sent whole too. The digest stays that of all weights:
+whoever completed a parcel wrongly finds out.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from plaudit.weights.parcel import Parcel, WeightsError
 
 REACH = 256
 """A number is at most this many behind the last one."""
-EACH = 3
-"""Bytes of a changed number: itself and its distance."""
+FAR = -128
+"""Stands for a move that no byte holds: the number itself comes before all moves."""
+HEAD = 8
+"""Bytes of the number of changes, with which a bucket of them begins."""
 
 
 class OtherBaseError(WeightsError):
@@ -52,27 +55,36 @@ def completed(held: Sequence[Parcel], sent: Sequence[Parcel]) -> list[Parcel]:
 
 
 def _changes(base: Tensor, whole: Tensor) -> Tensor:
-    numbers = whole.view(torch.int16)
-    differ = base.view(torch.int16) != numbers
-    if not (count := int(differ.sum())) or count * EACH >= len(whole):
-        return whole if count else whole[:0]
+    old, new = base.view(torch.int16), whole.view(torch.int16)
+    differ = old != new
+    if not (count := int(differ.sum())):
+        return whole[:0]
+    if HEAD + 2 * count >= len(whole):
+        return whole
     at = differ.nonzero().flatten()
     between = torch.diff(at, prepend=at.new_tensor([-1])) - 1
     ends = torch.cumsum(between // REACH + 1, 0)
-    if (count := int(ends[-1])) * EACH >= len(whole):
-        return whole
-    skipped = torch.full((count,), REACH - 1, dtype=torch.uint8, device=whole.device)
+    skipped = torch.full((int(ends[-1]),), REACH - 1, dtype=torch.uint8, device=whole.device)
     skipped[ends - 1] = (between % REACH).to(torch.uint8)
-    return torch.cat([numbers[_places(skipped)].view(torch.uint8), skipped])
+    places = _places(skipped)
+    moved = new[places].to(torch.int32) - old[places]
+    far = moved.abs() > -FAR - 1
+    moved = moved.masked_fill_(far, FAR).to(torch.int8)
+    head = torch.tensor([len(skipped)], dtype=torch.int64, device=whole.device)
+    sent = torch.cat([one.view(torch.uint8) for one in (head, new[places[far]], skipped, moved)])
+    return sent if len(sent) < len(whole) else whole
 
 
 def _changed(base: Tensor, sent: Tensor) -> Tensor:
     sent = sent.cpu()
     if len(sent) in (0, len(base)):
         return sent if len(sent) else base
-    count = len(sent) // EACH
-    whole = base.clone()
-    whole.view(torch.int16)[_places(sent[2 * count :])] = sent[: 2 * count].view(torch.int16)
+    count = int(sent[:HEAD].view(torch.int64))
+    numbers, skipped, moved = torch.split(sent[HEAD:], [len(sent) - HEAD - 2 * count, count, count])
+    places, moved, whole = _places(skipped), moved.view(torch.int8), base.clone()
+    new = whole.view(torch.int16)
+    new[places] += moved.to(torch.int16)
+    new[places[moved == FAR]] = numbers.view(torch.int16)
     return whole
 
 
