@@ -27,8 +27,8 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        720,
-        "paths, plugins, visible text, late imports, requests; how settings are declared; how runs end (45)",
+        860,
+        "paths, plugins, visible text, late imports, requests; settings; how runs end (45); addresses (135)",
     ),
     "maths": (470, "one function for each formula"),
     "compute": (
@@ -51,8 +51,8 @@ ROOMS = {
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
     "weights": (
-        870,
-        "new weights to every process with a copy, from all who have a part (170), or only what changed (160)",
+        880,
+        "new weights to every process with a copy, from all who have a part (170), or only what changed (170)",
     ),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (
@@ -63,7 +63,10 @@ ROOMS = {
         1790,
         "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
     ),
-    "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
+    "loop": (
+        2375,
+        "one loop for every method; half of it is recovery, copies at an address too (140); how often; idle time (40)",
+    ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
@@ -71,7 +74,7 @@ ROOMS = {
         "who does the work, on one machine and on Ray; judges, reports, publishing (155), gangs that roll out (110)",
     ),
     "runs": (
-        2140,
+        2165,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (

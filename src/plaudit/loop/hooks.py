@@ -23,7 +23,8 @@ from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import STATE, Store, UnwritableError, Writer
+from plaudit.loop.checkpoint import Store, Writer
+from plaudit.loop.copies import STATE, UnwritableError
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged

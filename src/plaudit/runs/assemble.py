@@ -312,6 +312,8 @@ class Job:
     async def begun(self, moment: Moment) -> Stats:
         """After the first step, remove the run that this run overwrites."""
         let_go(self.folder)
+        if self.store.copies is not None:
+            self.store.copies.let_go()
         return {}
 
     def lines(self, name: str, progress: Progress) -> JsonLines:
