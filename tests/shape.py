@@ -27,7 +27,7 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        860,
+        855,
         "paths, plugins, visible text, late imports, requests; settings; how runs end (45); addresses (135)",
     ),
     "maths": (470, "one function for each formula"),
@@ -47,7 +47,7 @@ ROOMS = {
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3300,
+        3305,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
     "weights": (
@@ -70,8 +70,8 @@ ROOMS = {
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
-        1340,
-        "who does the work, on one machine and on Ray; judges, reports, publishing (155), gangs that roll out (110)",
+        1480,
+        "who does the work, on one machine and on Ray; judges, publishing (155), gangs (110), disks (140)",
     ),
     "runs": (
         2165,

@@ -57,6 +57,10 @@ class Crew(Protocol):
         """Return a writer of a role's model for a checkpoint's folder. `staging` is a folder it may use before."""
         ...
 
+    async def collect(self, folder: Path) -> None:
+        """Bring here what ranks wrote into a folder on nodes with disks of their own."""
+        ...
+
     async def form_again(self, plan: Plan) -> bool:
         """Start the ranks again, from the plan's checkpoint. False if another crew must be opened for it."""
         ...

@@ -107,6 +107,9 @@ class LocalCrew:
             self.version = version
         return {}
 
+    async def collect(self, folder: Path) -> None:
+        """All is here."""
+
     async def writer(self, role: str, staging: Path) -> Writer:
         return partial(self.trainer.save, role)
 

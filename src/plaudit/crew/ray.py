@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plaudit.crew.collected import collected, spread
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
@@ -181,6 +182,8 @@ class RayCrew:
                     self.say(f"lost {lost}")
                     self.failures(lost)
                 await asyncio.sleep(nodes * PAUSE)
+        if self.plan.resume is not None:
+            await spread(self.ranks, self.plan.checkpoints, self.plan.resume)
         gang = RayGang(self.ranks, patience=settings.collective_timeout, width=settings.width)
         address = await gang.first.call(RankProcess.address)
         mine = [(address, number, world, settings.collective_timeout) for number in range(world)]
@@ -375,17 +378,16 @@ class RayCrew:
         sent, whole = (sum(sizes) for sizes in zip(*((one.bytes, one.whole) for one in shipment.told), strict=True))
         return {"publish/bytes": float(sent), "publish/share": sent / max(whole, 1)}
 
+    async def collect(self, folder: Path) -> None:
+        await collected(self.ranks, folder)
+
     async def writer(self, role: str, staging: Path) -> Writer:
-        """Let rank 0 write beside the checkpoint's place, which it must be able to see."""
+        """Let the ranks write beside the checkpoint's place, or on their own disks."""
         staging = staging.with_name(
             f"{staging.name}-{secrets.token_hex(4)}"
         )  # a rank that was given up may still be writing
         await self.gang.each(RankProcess.save, role, staging)
-        if not staging.is_dir():
-            raise FileNotFoundError(
-                f"training rank 0 wrote {role} to {staging}, which this machine cannot see: "
-                "put `output` on storage that all nodes share"
-            )
+        await self.collect(staging)
         return partial(moved, staging)
 
     def close(self) -> None:

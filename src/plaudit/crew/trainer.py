@@ -21,6 +21,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Objective
 from plaudit.compute.axis import ALONE, Axis
+from plaudit.crew.collected import Node
 from plaudit.crew.publisher import Publisher
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
@@ -33,6 +34,7 @@ from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
 from plaudit.models.base import LanguageModel
+from plaudit.models.boxes import beside
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.device import device_of
@@ -179,11 +181,10 @@ class Trainer:
         adapters = place.parameters(peft_names(model).values(), everyone=True)
         if not place.begin(partial(self._begin, role, folder, share, adapters)):
             return
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"training rank {self.ranks.rank} cannot see {folder}, where rank 0 began to write: put `output` on "
-                "storage that all nodes share"
-            )
+        if not folder.is_dir():  # rank 0 has another disk: the driver collects what is written here
+            folder = beside(folder)
+            folder.mkdir(parents=True)
+            begin_weights(share, folder, most=FILE_BYTES)
         write_weights(share, folder, most=FILE_BYTES, adapters=adapters)
 
     def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
@@ -319,7 +320,7 @@ class Trainer:
         )
 
 
-class RankProcess(Trainer):
+class RankProcess(Trainer, Node):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan):

@@ -104,7 +104,7 @@ class Store:
 
     def staging(self, role: str) -> Path:
         """A folder for a role's files before they are saved; `sweep` removes what is left there."""
-        return self.folder / role / ".writing-ahead"
+        return self.folder.resolve() / role / ".writing-ahead"
 
     def names(self) -> list[str]:
         """Names of committed checkpoints, oldest first."""
