@@ -33,7 +33,7 @@ class Rank:
 
 def test_a_rank_that_was_given_up_and_still_writes_harms_no_later_checkpoint(tmp_path: Path) -> None:
     crew, rank, store = object.__new__(RayCrew), Rank(), Store(tmp_path)
-    crew.gang = LocalGang(rank)
+    crew.gang, crew.ranks = LocalGang(rank), []
 
     async def steps() -> None:
         await crew.writer("policy", store.staging("policy"))  # the run goes back to a checkpoint: nobody takes it
