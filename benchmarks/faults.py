@@ -264,10 +264,10 @@ class Killer:
                 killer.lost()
             end(worker, reason)
 
-        async def published(crew: RayCrew, version: int) -> None:
+        async def published(crew: RayCrew, version: int) -> Stats:
             killer.publishing = True
             try:
-                await publish(crew, version)
+                return await publish(crew, version)
             finally:
                 killer.publishing = False
 

@@ -28,7 +28,7 @@ from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.settings import WEIGHTS, RuntimeSettings
 from plaudit.runtime.token import prepare
 from plaudit.weights.collective import Invitation, Receiver, Sender
-from plaudit.weights.parcel import Parcel, Piece, digest_of_pieces, pack, unpack
+from plaudit.weights.parcel import Given, Parcel, Piece, digest_of_pieces, pack, unpack
 from plaudit.weights.transport import transport_of
 
 WIDTH = 1024
@@ -58,17 +58,20 @@ class Giver:
             at = (first, *(0 for _ in one.shape[1:]))
             self.pieces.append(Piece(name, tuple(one.shape), at, one[first:last].clone(), one.dtype))
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]:
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
         if part == 0:
             digest_of_pieces(self.pieces, self.specs)  # the others' part, 8 bytes a tensor, is left out
         parts = grouped(self.pieces)
         parcel = pack(parts[part], version, digest=self.digest) if part < len(parts) else None
-        return parcel, (self.digest, len(parts))
+        return parcel, self.given(parcel, len(parts))
 
-    def hold(self, version: int, device: str) -> str:
+    def given(self, parcel: Parcel | None, parts: int) -> Given:
+        return Given(self.digest, parts, size := parcel.bytes if parcel else 0, size)
+
+    def hold(self, version: int, device: str) -> Given:
         digest_of_pieces(self.pieces, self.specs)
         self.sender.parcel = pack(self.pieces, version, digest=self.digest, device=device)
-        return self.digest
+        return self.given(self.sender.parcel, 1)
 
 
 class Taker:

@@ -156,6 +156,8 @@ async def train(job: Job, trainer: Trainer) -> None:
             await actor.restore(store.model("state", job["resume"]) / f"{role}.safetensors", values[role])
     figures, counts = [], count_collectives()
     memory: dict[str, float] = {}
+    if job.get("publish"):
+        publish(trainer, Path(job["out"]) / "before", 0)
     for step in range(*job["steps"]):
         batch = batch_of(step, unit=objective.unit, common=job.get("common", 0))
         _, stats = await learn(cast, Delivery(batch=batch, epoch=1), memory, Ending(), step=step, seed=0)
@@ -166,7 +168,7 @@ async def train(job: Job, trainer: Trainer) -> None:
     if job["recipe"]["method"] == "sft":
         figures.append(await actors[Role.POLICY].evaluate(weighed))
     if job.get("publish"):
-        publish(trainer, Path(job["out"]))
+        publish(trainer, Path(job["out"]), 1)
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
     held = {"kept": kept, "collectives": dict(counts)}
     whole = {role: trainer.placements[role].whole() for role in trainer.models}
@@ -179,15 +181,20 @@ async def train(job: Job, trainer: Trainer) -> None:
         (out / "figures.json").write_text(json.dumps({"steps": figures} | held))
 
 
-def publish(trainer: Trainer, out: Path) -> None:
-    """Leave this rank's parcels."""
-    out.mkdir(parents=True, exist_ok=True)
+def publish(trainer: Trainer, out: Path, version: int) -> None:
+    """Leave this rank's whole parcels, and what it gives those that have the last version's."""
+    (out / "sent").mkdir(parents=True, exist_ok=True)
     publishing = trainer.publisher
-    publishing.begin(0)
-    publishing.begin(1)  # by the same plan
+    publishing.begin(version)
     for part in range(len(publishing.parts)):
         name = f"parcel{trainer.ranks.rank}.{part}.pickle"
-        (out / name).write_bytes(pickle.dumps(publishing.parcel(part)))
+        sent = publishing.parcel(part)
+        assert sent is not None
+        whole = publishing.whole(version, part) if sent.base or sent.halves else sent
+        assert whole is not None
+        assert publishing.told(part, sent)[2:] == (sent.bytes, whole.bytes)
+        for folder, parcel in ((out, whole), (out / "sent", sent)):
+            (folder / name).write_bytes(pickle.dumps(parcel))
     assert publishing.parcel(len(publishing.parts)) is None
     assert not any(publishing.parts), "views and gathered tensors are let go"
     share = trainer.placements[Role.POLICY].share()

@@ -27,7 +27,7 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        720,
+        860,
         "paths, plugins, visible text, late imports, requests; how settings are declared; how runs end (45)",
     ),
     "maths": (470, "one function for each formula"),
@@ -47,21 +47,21 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3320,
+        3330,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
     ),
-    "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
+    "weights": (880, "new weights to every process with a copy, from all who have a part (170)"),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (
         3390,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1830,
+        1840,
         "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
     ),
     "loop": (
-        2275,
+        2420,
         "one loop for every method; half of it is recovery; how often, in words; idle time (40); gangs at once (40)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
@@ -70,11 +70,11 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        1580,
+        1760,
         "who does the work, here and on Ray; judges, publishing (115), gangs that roll out (110), ranks apart (270)",
     ),
     "runs": (
-        2150,
+        2200,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
@@ -82,7 +82,7 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2255,
+        2280,
         "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (115)",
     ),
 }

@@ -37,7 +37,9 @@ class Rank:
 def ranks_of(rank: Any) -> Ranks:
     """A gang of one that trains everything."""
     ranks: Any = Ranks(Settings(), Any, len)  # type: ignore[arg-type]
-    ranks.gangs, ranks.bundles = [LocalGang(rank)], [{}]
+    gang: Any = LocalGang(rank)
+    gang.workers, gang.first = [], None
+    ranks.gangs, ranks.bundles = [gang], [{}]
     return ranks
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from plaudit.compute.digest import digest
+from plaudit.weights.changes import completed
 from plaudit.weights.parcel import Parcel, unpack
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positi
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 LLAMA = {"model_type": "llama", "hidden_size": 40, "intermediate_size": 50, "vocab_size": 420, **SIZES}
 NEOX = {"model_type": "gpt_neox", "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
-HALF = {"learn": {"precision": "bfloat16"}}
+HALF = {"learn": {"precision": "bfloat16"}, "optimizer": {"learning_rate": 1e-6, "warmup": 0}}
 LORA = {"model": {"lora": {"rank": 3, "alpha": 6.0}}}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpt2": (GPT2, {}),
@@ -120,6 +121,20 @@ def test_ranks_that_sample_get_what_they_lack(model: str, how: str, world: int, 
         held = {"copies": 1.0, "shards of parts": 0.25}.get(how, 0.5)
         assert got == pytest.approx((1 - held) * size, rel=0.1)
         assert (shared > 0) == ("shards" not in how)
+
+
+@pytest.mark.parametrize(("model", "how"), GIVEN)
+def test_only_bfloat16_is_sent_as_changes_and_a_small_step_in_a_twentieth_of_the_bytes(
+    model: str, how: str, done: Path
+) -> None:
+    folder = done / model / how
+    before, sent, whole = (parcels_of(one) for one in (folder / "before", folder / "sent", folder))
+    assert [parcel.base for parcel in sent] == [parcel.name if model == "half" else "" for parcel in before]
+    found = completed(before, sent)
+    assert [parcel.name for parcel in found] == [parcel.name for parcel in whole]
+    assert digest(unpack(*found)) == found[0].digest != before[0].digest
+    if model == "half":
+        assert 0 < sum(parcel.bytes for parcel in sent) <= 0.05 * sum(parcel.bytes for parcel in whole)
 
 
 @pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in ("lora", "neox")])

@@ -89,7 +89,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
     guard(os, "fsync")
     guard(shutil, "rmtree")
     guard(safetensors.torch, "save_file")
-    guard(checkpoint, "_digest")
+    guard(checkpoint, "digest_of")
     for method in ("rename", "write_text", "mkdir"):
         guard(Path, method)
     return calls

@@ -64,10 +64,11 @@ def trained(events: list[str], **more: Any) -> list[dict[str, torch.Tensor]]:
     )
     published = [{name: tensor.detach().clone() for name, tensor in model.named_parameters()}]
 
-    async def publish(version: int) -> None:
+    async def publish(version: int) -> Stats:
         await asyncio.sleep(0)  # whoever did not wait for it would overtake it here
         published.append({name: tensor.detach().clone() for name, tensor in model.named_parameters()})
         events.append(f"publish {version}")
+        return {}
 
     async def hook(moment: Moment) -> Stats:
         await asyncio.sleep(0)

@@ -269,8 +269,8 @@ def test_trackers_are_opened_where_asked_for_and_told_of_the_run(tmp_path, monke
     board, theirs = (tmp_path / "tensorboard", {"resumed_after": 7}), {"project": "plaudit", "settings": {"seed": 3}}
     for settings, expected in (
         (LogSettings(), []),
-        (LogSettings(tensorboard=True), [board]),
-        (LogSettings(tensorboard=True, trackers={"wandb": "plaudit"}), [board, (tmp_path, theirs)]),
+        (LogSettings(trackers={"tensorboard": "tensorboard"}), [board]),
+        (LogSettings(trackers={"tensorboard": "tensorboard", "wandb": "plaudit"}), [board, (tmp_path, theirs)]),
     ):
         with opened_trackers(settings, tmp_path, {"seed": 3}, resumed_after=7) as trackers:
             assert len(trackers) == len(expected)
@@ -291,7 +291,7 @@ def test_trackers_are_closed_as_the_run_ended_and_hide_no_failure(tmp_path, monk
 
     monkeypatch.setattr("plaudit.monitor.tensorboard.TensorBoard", Fake)
     monkeypatch.setattr("plaudit.monitor.wandb.WeightsAndBiases", Fake)
-    given = LogSettings(tensorboard=True, trackers={"wandb": "plaudit"}), tmp_path, {}
+    given = LogSettings(trackers={"tensorboard": "board", "wandb": "plaudit"}), tmp_path, {}
 
     def fails(trackers):
         raise ArithmeticError(f"{len(trackers)} trackers")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import Letters, prompts
 
 from plaudit.models.decoder import Decoder
@@ -18,6 +19,7 @@ from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import OutOfDateError, RolloutWorker
 from plaudit.runtime.worker import NoWorkersError, SenderLost, Worker, WorkerLost
 from plaudit.types import Sampling
+from plaudit.weights.changes import changes
 from plaudit.weights.parcel import Parcel, WeightsError, pack
 from plaudit.weights.transport import Holder, Stored
 
@@ -262,6 +264,34 @@ def test_weights_that_changed_where_they_lie_are_packed_again(do: Callable[..., 
         while len(case.pool.workers) < 2:
             await asyncio.sleep(0.01)
         assert len(case.failures) == 2
+
+    do(steps, 2)
+
+
+def test_a_worker_that_comes_between_changes_is_sent_all_and_ends_with_the_same_bits(do: Callable[..., Any]) -> None:
+    async def steps(case: Case) -> None:
+        case.model, asked, last = deepcopy(case.model).bfloat16(), list[int](), case.parcel(0)
+        for version in range(5):
+            with torch.no_grad():
+                next(case.model.parameters()).view(-1)[version] += 1.0
+            whole = case.parcel(version)
+
+            async def wholes(parcel: Parcel = whole) -> tuple[list[Parcel], None]:
+                asked.append(parcel.version)
+                return [parcel], None
+
+            sent = changes(last, whole) if version else whole
+            assert not await case.pool.publish(Stored([sent], version, whole.digest, wholes=wholes))
+            if version == 2:
+                lose(case, case.pool.places.all[0])
+                while len(case.pool.workers) < 2:
+                    await asyncio.sleep(0.01)
+            for here in (one for one in case.started if not one.lost):
+                held = dict(here.worker.engine.model.hf_tensors())  # type: ignore[attr-defined]
+                assert all(torch.equal(one, held[name]) for name, one in case.model.hf_tensors())
+            last = whole
+        assert asked == [2], "of the worker that came then"
+        assert len(case.started) == 3
 
     do(steps, 2)
 

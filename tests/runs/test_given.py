@@ -98,7 +98,7 @@ def test_functions_are_rewards_by_name_and_weight(model: Any, tokenizer: Any, tm
 def test_a_tracker_gets_figures_and_answers(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    given = recipe(tmp_path, "grpo", log={"quiet": True, "tensorboard": True})
+    given = recipe(tmp_path, "grpo", log={"quiet": True, "trackers": {"tensorboard": "tensorboard"}})
     done = run(given, model=model, tokenizer=tokenizer, data=[{"prompt": "one"}], rewards=[length])
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()

@@ -106,7 +106,7 @@ EXPECTED: dict[tuple[str, str], dict[str, Any]] = {
         "train": {"steps": 1000, "batch_size": 2 * 8 * 4, "log_every": 20},
         "save": {"every": 250, "keep": 3},
         "evaluate": {"every": 100, "best": "loss"},
-        "log": {"trackers": {"wandb": "chats"}, "tensorboard": True},
+        "log": {"trackers": {"tensorboard": "tensorboard", "wandb": "chats"}},
         "runtime": {"kind": "ray", "num_training_workers": 4, "resources_per_worker": {"GPU": 1}},
     },
     ("dpo.yaml", "dpo"): {

@@ -17,26 +17,32 @@ import torch.distributed as dist
 
 from plaudit.compute.digest import digest
 from plaudit.runtime.worker import SenderLost, WorkerLost
+from plaudit.weights.changes import changes, completed
 from plaudit.weights.collective import CollectiveError, Invitation, Receiver, Sender, _Group
-from plaudit.weights.parcel import Parcel, Piece, pack, unpack
+from plaudit.weights.parcel import Given, Parcel, Piece, pack, unpack
 from plaudit.weights.transport import Collective, Holder
 
 
 class Training(Sender):
     """A training rank, as far as weights go: of `count`, each of which has some numbers of every tensor."""
 
-    def __init__(self, rank: int = 0, count: int = 1):
+    def __init__(self, rank: int = 0, count: int = 1, *, halves: bool = False):
         super().__init__()
-        self.rank, self.count = rank, count
+        self.rank, self.count, self.halves = rank, count, halves
 
-    async def hold(self, version: int, device: str) -> str:
+    async def hold(self, version: int, device: str) -> Given:
         weights = {f"w{i}": torch.randn(40 + i, generator=torch.Generator().manual_seed(version)) for i in range(5)}
+        if self.halves:  # a number of each tensor is another one in each version
+            weights = {name: torch.ones(len(one)).bfloat16() for name, one in weights.items()}
+            for one in weights.values():
+                one[0] = version
         pieces = []
         for name, whole in weights.items():
             first, last = (len(whole) * part // self.count for part in (self.rank, self.rank + 1))
             pieces.append(Piece(name, (len(whole),), (first,), whole[first:last], whole.dtype))
-        self.parcel = pack(pieces, version, digest=digest(weights), bucket_bytes=400, device=device)
-        return self.parcel.digest
+        last, sent = self.parcel, pack(pieces, version, digest=digest(weights), bucket_bytes=400, device=device)
+        self.parcel, self.changes = sent, changes(last, sent) if self.halves and last is not None else None
+        return Given(sent.digest, 1, (self.changes or sent).bytes, sent.bytes)
 
 
 class Sampling:
@@ -50,7 +56,7 @@ class Sampling:
 
     async def load(self, attempt: int, invitation: Invitation) -> tuple[int, str]:
         await self.may_come.wait()
-        self.parcels = await self.receiver.receive(invitation)
+        self.parcels = completed(self.parcels, await self.receiver.receive(invitation))
         return self.parcels[0].version, digest(unpack(*self.parcels))
 
 
@@ -93,8 +99,9 @@ class Gang:
 class Case:
     """Some ranks and some workers."""
 
-    def __init__(self, count: int, *, ranks: int = 1, timeout: float = 20.0):
-        self.ranks = [Here(f"training rank {number}", Training(number, ranks)) for number in range(ranks)]
+    def __init__(self, count: int, *, ranks: int = 1, timeout: float = 20.0, halves: bool = False):
+        giving = [Training(number, ranks, halves=halves) for number in range(ranks)]
+        self.ranks = [Here(f"training rank {number}", one) for number, one in enumerate(giving)]
         self.rank, *_ = self.ranks
         self.workers = [Here(f"rollout worker {number}", Sampling()) for number in range(count)]
         self.transport = Collective(backend="gloo", timeout=timeout)
@@ -279,6 +286,24 @@ def test_each_rank_gives_its_part_and_takes_none(do: Callable[..., None]) -> Non
     do(steps, 2, ranks=3)
 
 
+def test_changes_are_sent_to_those_who_hold_the_last_version_and_all_to_others(do: Callable[..., None]) -> None:
+    async def steps(case: Case) -> None:
+        gang = Gang(*case.ranks)
+        for version in (1, 2, 3):
+            shipment = await case.transport.pack(gang, version)
+            assert await shipment.deliver(case.workers, 0) == [(version, shipment.digest)] * 3
+            assert sum(given.whole for given in shipment.told) > 400
+            assert (version == 1) == (sum(given.bytes for given in shipment.told) > 50)
+            if version == 2:
+                case.workers[1] = Here("rollout worker 1", Sampling())
+        joins = Here("rollout worker 3", Sampling())
+        assert await shipment.deliver([joins], 0) == [(3, shipment.digest)]
+        wholes = {tuple(parcel.digest for parcel in one.target.parcels) for one in (joins, *case.workers)}
+        assert len(wholes) == 1
+
+    do(steps, 3, ranks=2, halves=True)
+
+
 def test_a_worker_that_is_lost_and_a_rank_that_is_lost_among_several(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         gang = Gang(*case.ranks)
@@ -372,11 +397,21 @@ def test_nccls_part_of_a_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
         sent = await sender.hold(3, "cpu")
         place = await sender.meet()
         invitations = [
-            Invitation(address=place, group=0, rank=rank, world=2, givers=1, version=3, backend="nccl", timeout=20.0)
+            Invitation(
+                address=place,
+                group=0,
+                rank=rank,
+                world=2,
+                givers=1,
+                version=3,
+                backend="nccl",
+                whole=True,
+                timeout=20.0,
+            )
             for rank in range(2)
         ]
         _, parcels = await asyncio.gather(sender.send(invitations[0]), receiver.receive(invitations[1]))
-        return sent, digest(unpack(*parcels))
+        return sent.digest, digest(unpack(*parcels))
 
     sent, taken = asyncio.run(update())
     assert sent == taken

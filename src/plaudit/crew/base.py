@@ -18,6 +18,7 @@ from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
+from plaudit.types import Stats
 
 Result = TypeVar("Result")
 
@@ -48,12 +49,16 @@ class Crew(Protocol):
         """Return the work's result. Raises WorkerLost as soon as a rank is lost, whatever the work waits for."""
         ...
 
-    async def publish(self, version: int) -> None:
-        """Give the policy's weights to the engine, which confirms them."""
+    async def publish(self, version: int) -> Stats:
+        """Give the policy's weights to the engine, which confirms them. Return figures of what was sent to others."""
         ...
 
     async def writer(self, role: str, staging: Path) -> Writer:
         """Return a writer of a role's model for a checkpoint's folder. `staging` is a folder it may use before."""
+        ...
+
+    async def collect(self, folder: Path) -> None:
+        """Bring here what ranks wrote into a folder on nodes with disks of their own."""
         ...
 
     async def form_again(self, plan: Plan) -> bool:

@@ -25,7 +25,7 @@ from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import Engine, Sampler
 from plaudit.runtime.local import LocalGang
 from plaudit.settings.tree import Settings
-from plaudit.types import Completion, Role, Sampling
+from plaudit.types import Completion, Role, Sampling, Stats
 
 Result = TypeVar("Result")
 
@@ -98,13 +98,17 @@ class LocalCrew:
         """Return the work's result. No part of this process can be lost without the rest of it."""
         return await work
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> Stats:
         """Give the policy's weights to the engine: a copy, or only the version if the engine shares the parameters."""
         if self.engine is not None and version != self.version:
             if not self.settings.rollout.interrupt:
                 await self.engine.drain()
             self.engine.load(self.trainer.weights() if self.copies else None, version)
             self.version = version
+        return {}
+
+    async def collect(self, folder: Path) -> None:
+        """All is here."""
 
     async def writer(self, role: str, staging: Path) -> Writer:
         return partial(self.trainer.save, role)

@@ -21,7 +21,9 @@ from plaudit.models.layout import Layout
 from plaudit.models.lora import adapter_names
 from plaudit.models.moves import Move, Moves
 from plaudit.models.share import Share
-from plaudit.weights.parcel import Parcel, Piece, digest_of_pieces, pack
+from plaudit.weights.changes import changes
+from plaudit.weights.collective import NotHeldError
+from plaudit.weights.parcel import Given, Parcel, Piece, digest_of_pieces, pack
 
 PART_BYTES = 1 << 26
 """The most that a rank packs at once, beside its weights; a part has several buckets."""
@@ -40,6 +42,8 @@ class Publisher:
         self.parts: list[list[Piece]] = []
         """What this rank gives, views of its weights if it can be. The parts of all ranks hold all stored tensors; or
         only the adapters by their parameters' names, as samplers have the base model."""
+        self._held: dict[int, Parcel] = {}
+        """The newest whole parcel of each part, in bfloat16 only: the next version is sent as its changes."""
         self._moves: list[Move] | None = None
 
     def begin(self, version: int) -> None:
@@ -57,18 +61,43 @@ class Publisher:
         self.parts = grouped(pieces)
 
     def parcel(self, part: int) -> Parcel | None:
-        """Copy a part; None if this rank has no such part. The last one ends what `begin` began."""
+        """Copy a part, or its changes since the last version, where that was held; None if this rank has no such part.
+        The last one ends what `begin` began."""
         if part >= len(self.parts):
             return None
         found = pack(self.parts[part], self.version, digest=self.digest, beneath=self.beneath)
         if part == len(self.parts) - 1:
             self.parts = [[] for _ in self.parts]
-        return found
+        return self._changes(part, found)
 
-    def whole(self, device: str) -> Parcel | None:
-        """Copy all parts."""
+    def all(self, device: str) -> tuple[Parcel, Parcel] | None:
+        """Copy all parts as one, whole and as `parcel` gives it."""
         pieces, self.parts = [piece for part in self.parts for piece in part], []
-        return pack(pieces, self.version, digest=self.digest, beneath=self.beneath, device=device) if pieces else None
+        if not pieces:
+            return None
+        whole = pack(pieces, self.version, digest=self.digest, beneath=self.beneath, device=device)
+        return whole, self._changes(0, whole)
+
+    def _changes(self, part: int, whole: Parcel) -> Parcel:
+        """What a worker needs that holds the last version. The same version again is sent whole: it may be damaged."""
+        if not whole.halves:
+            return whole
+        last, self._held[part] = self._held.get(part), whole
+        return whole if last is None or last.version >= whole.version else changes(last, whole)
+
+    def whole(self, version: int, part: int) -> Parcel | None:
+        """The whole parcel of a part that `parcel` gave. Raises NotHeldError if there is a newer one."""
+        if part >= len(self.parts):
+            return None
+        held = self._held.get(part)
+        if held is None or held.version != version:
+            raise NotHeldError(f"version {version} is gone: this rank publishes {self.version}")
+        return held
+
+    def told(self, part: int, sent: Parcel | None) -> Given:
+        """What the driver knows of a parcel."""
+        whole = self._held.get(part, sent)
+        return Given(self.digest, len(self.parts), sent.bytes if sent else 0, whole.bytes if whole else 0)
 
     def _from_first(self, tensors: Mapping[str, Tensor]) -> list[Piece]:
         """Whole tensors, which only the first rank has."""

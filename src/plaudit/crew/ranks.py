@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from plaudit.crew.collected import spread
 from plaudit.crew.inside import SamplingRank
 from plaudit.crew.trainer import Plan, RankProcess
 from plaudit.runtime.coroutines import together
@@ -113,7 +114,10 @@ class Ranks:
                 kind = SamplingRank if samples and post is self.posts[0] else RankProcess
                 started.append(self.runtime.spawn(kind, recipe, plan, post.roles, **common))
                 place += 1
-        ready = iter(await asyncio.gather(*started))
+        found = await asyncio.gather(*started)
+        if plan.resume is not None:
+            await spread(found, plan.checkpoints, plan.resume)
+        ready = iter(found)
         gangs = [
             RayGang(
                 [next(ready) for _ in post.told],

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plaudit.crew.collected import collected
 from plaudit.crew.inside import InProcess
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
@@ -37,6 +38,7 @@ from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.worker import Failures, NodeLost, Worker, reason_of
 from plaudit.settings.tree import Settings, to_plain
+from plaudit.types import Stats
 from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
@@ -352,30 +354,34 @@ class RayCrew:
             self.say(f"the current work ended with {type(error).__name__}: {reason_of(error)}")
         raise lost
 
-    async def publish(self, version: int) -> None:
-        """Send weights from rank 0 to the workers; only their version and digest come here. Nodes that will end lose
+    async def publish(self, version: int) -> Stats:
+        """Send weights from the ranks to the workers; only their version and digest come here. Nodes that will end lose
         their rollout workers first."""
         if self.pool is None:
-            return
+            return {}
         leaving = self.runtime.leaving()
         there = {worker.name.partition(PROCESS)[0] for worker in self.runtime.workers if worker.node in leaving}
         while self._vacated("leaves its node, which will end", there):
             pass
-        if await self.pool.publish(await self.transport.pack(self.ranks.training, version)):
+        shipment = await self.transport.pack(self.ranks.training, version)
+        if await self.pool.publish(shipment):
             # The packed copy may have changed in memory since: replaced workers get a new copy.
             await self.pool.publish(await self.transport.pack(self.ranks.training, version))
+        if not shipment.told:
+            return {}
+        sent, whole = (sum(sizes) for sizes in zip(*((one.bytes, one.whole) for one in shipment.told), strict=True))
+        return {"publish/bytes": float(sent), "publish/share": sent / max(whole, 1)}
+
+    async def collect(self, folder: Path) -> None:
+        await collected(self.ranks.gangs, folder)
 
     async def writer(self, role: str, staging: Path) -> Writer:
-        """Let rank 0 write beside the checkpoint's place, which it must be able to see."""
+        """Let the ranks write beside the checkpoint's place, or on their own disks."""
         staging = staging.with_name(
             f"{staging.name}-{secrets.token_hex(4)}"
         )  # a rank that was given up may still be writing
         await self.ranks.of(role).each(RankProcess.save, role, staging)
-        if not staging.is_dir():
-            raise FileNotFoundError(
-                f"training rank 0 wrote {role} to {staging}, which this machine cannot see: "
-                "put `output` on storage that all nodes share"
-            )
+        await self.collect(staging)
         return partial(moved, staging)
 
     def close(self) -> None:

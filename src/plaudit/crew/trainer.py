@@ -21,6 +21,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Objective
 from plaudit.compute.axis import ALONE, Axis
+from plaudit.crew.collected import Node
 from plaudit.crew.publisher import Publisher
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
@@ -33,6 +34,7 @@ from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
 from plaudit.models.base import LanguageModel
+from plaudit.models.boxes import beside
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import not_cut
@@ -56,7 +58,7 @@ from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
-from plaudit.weights.parcel import Parcel
+from plaudit.weights.parcel import Given, Parcel
 
 log = logging.getLogger(__name__)
 
@@ -187,11 +189,10 @@ class Trainer:
         adapters = place.parameters(peft_names(model).values(), everyone=True)
         if not place.begin(partial(self._begin, role, folder, share, adapters)):
             return
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"training rank {self.ranks.rank} cannot see {folder}, where rank 0 began to write: put `output` on "
-                "storage that all nodes share"
-            )
+        if not folder.is_dir():  # rank 0 has another disk: the driver collects what is written here
+            folder = beside(folder)
+            folder.mkdir(parents=True)
+            begin_weights(share, folder, most=FILE_BYTES)
         write_weights(share, folder, most=FILE_BYTES, adapters=adapters)
 
     def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
@@ -333,7 +334,7 @@ class Trainer:
         )
 
 
-class RankProcess(Trainer):
+class RankProcess(Trainer, Node):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):
@@ -366,19 +367,27 @@ class RankProcess(Trainer):
         """The size of what all ranks give of the policy's weights."""
         return self.publisher.bytes()
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]:
-        """Return a part of what this rank gives samplers of the policy's weights, with the digest of all ranks' parts
-        and the number of its own. All ranks must be called, first for part 0."""
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """Return a part of what this rank gives samplers of the policy's weights, and what the driver must know of it.
+        All ranks must be called, first for part 0."""
         if part == 0:
             self.publisher.begin(version)
-        digest, parts = self.publisher.digest, len(self.publisher.parts)
-        return self.publisher.parcel(part), (digest, parts)
+        sent = self.publisher.parcel(part)
+        return sent, self.publisher.told(part, sent)
 
-    def hold(self, version: int, device: str) -> str:
-        """As `parcel` of all parts, but keep them to be sent from here. Return the digest, "" if there are none."""
+    async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]:
+        """Return the same part whole, also while this rank is at work. Raises NotHeldError if there is a newer one."""
+        whole = self.publisher.whole(version, part)
+        return whole, self.publisher.told(part, whole)
+
+    def hold(self, version: int, device: str) -> Given:
+        """As `parcel` of all parts, but keep them to be sent from here."""
         self.publisher.begin(version)
-        self.sender.parcel = parcel = self.publisher.whole(device)
-        return "" if parcel is None else parcel.digest
+        if (held := self.publisher.all(device)) is None:
+            self.sender.parcel = self.sender.changes = None
+            return Given(self.publisher.digest, 0, 0, 0)
+        self.sender.parcel, self.sender.changes = held
+        return Given(self.publisher.digest, 1, held[1].bytes, held[0].bytes)
 
     async def meet(self) -> str:
         return await self.sender.meet()

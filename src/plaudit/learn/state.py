@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plaudit.learn.sharding import Placement
-from plaudit.models.boxes import Stored, create, laid_out, read_box, stored_in, write_box
+from plaudit.models.boxes import Stored, beside, create, laid_out, read_box, stored_in, write_box
 from plaudit.support.paths import flush
 
 
@@ -28,6 +28,10 @@ def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path)
         create(places, headers)
 
     if placement.begin(begin):
+        if not path.exists():  # rank 0 has another disk: the driver collects what is written here
+            path = beside(path.parent) / path.name
+            places, headers = laid_out(path.parent, specs, name=path.stem)
+            begin()
         for key, one in within.items():
             for box, values in one.held if one.mine else ():
                 write_box(places[key], box, values)

@@ -12,7 +12,7 @@ safetensors and the rest is JSON; nothing is unpickled.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plaudit.support.ends import Ended, best_checkpoint
+from plaudit.loop.copies import STATE, Copies, UnwritableError
+from plaudit.support.address import MANIFEST, digest_of
+from plaudit.support.ends import best_checkpoint
 from plaudit.support.paths import flush, unwritable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STATE, MANIFEST = "state", "manifest.json"
 _NAME = re.compile(r"epoch\d+epochstep\d+globalstep(\d+)")
 
 Writer = Callable[[Path], None]
@@ -37,17 +38,12 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, incomplete or missing."""
 
 
-class UnwritableError(Ended):
-    """Storage is full or cannot be written to."""
-
-    status = 7
-
-
 class Store:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, copies: Copies | None = None):
+        """`copies` has every checkpoint too, as soon as it is committed here."""
+        self.folder, self.copies = folder, copies
 
     def write(
         self,
@@ -71,6 +67,8 @@ class Store:
             (folder / "values.json").write_text(json.dumps({**values, "roles": seals}, indent=1))
 
         self._publish(STATE, name, write_state)
+        if self.copies is not None:
+            self.copies.put(self.folder, self.names())
 
     @contextlib.contextmanager
     def writing(self, what: Path) -> Iterator[None]:
@@ -106,7 +104,7 @@ class Store:
 
     def staging(self, role: str) -> Path:
         """A folder for a role's files before they are saved; `sweep` removes what is left there."""
-        return self.folder / role / ".writing-ahead"
+        return self.folder.resolve() / role / ".writing-ahead"
 
     def names(self) -> list[str]:
         """Names of committed checkpoints, oldest first."""
@@ -159,15 +157,35 @@ class Store:
             return newest
         return best
 
+    @property
+    def place(self) -> str:
+        """Where checkpoints are, for people."""
+        return str(self.folder) + ("" if self.copies is None else f" and {self.copies.there.name}")
+
+    def fetch(self, name: str | None) -> None:
+        """Copy a checkpoint here that only `copies` has; of "latest" the newest that is whole."""
+        there = [] if self.copies is None or name is None else self.copies.names()
+        wanted = there[::-1] if name == "latest" else [one for one in there if one == name]
+        for one, fetched in itertools.product(wanted, (False, True)):
+            if fetched and self.copies is not None:
+                self.copies.fetch(self.folder, one)
+            with contextlib.suppress(CheckpointError):
+                self.verify(one)
+                return
+
+    def _everywhere(self) -> list[str]:
+        """Names of committed checkpoints here and among the copies."""
+        return sorted({*self.names(), *(() if self.copies is None else self.copies.names())}, key=_step)
+
     def prune(self, keep: int, *, spare: str | None = None) -> None:
         """Remove all but the newest `keep` checkpoints and `spare`; 0 keeps all."""
-        for name in self.names()[:-keep] if keep else []:
+        for name in self._everywhere()[:-keep] if keep else []:
             if name != spare:
                 self._remove(name)
 
     def drop_after(self, name: str) -> None:
         """Remove every checkpoint of a later step: a run that continues from `name` writes its own."""
-        for later in self.names():
+        for later in self._everywhere():
             if _step(later) > _step(name):
                 self._remove(later)
 
@@ -182,6 +200,8 @@ class Store:
 
     def _remove(self, name: str) -> None:
         """Remove the state first: half a removal then leaves no checkpoint."""
+        if self.copies is not None:
+            self.copies.remove(name)
         folders = [self.folder / STATE, *(p for p in self.folder.iterdir() if p.name != STATE)]
         for folder in folders:
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -205,7 +225,7 @@ def _publish(target: Path, write: Writer) -> str:
     make_folder(target.parent)
     writing.mkdir()
     write(writing)
-    files = {name: _digest(writing / name) for name in _names(writing)}
+    files = {name: digest_of(writing / name) for name in _names(writing)}
     manifest = writing / MANIFEST
     manifest.write_text(json.dumps({"files": files}, indent=1))
     for name in files:  # safetensors closes its files to all but their owner, whatever the umask says
@@ -213,7 +233,7 @@ def _publish(target: Path, write: Writer) -> str:
             (writing / name).chmod(manifest.stat().st_mode)
     for path in [*writing.rglob("*"), writing]:
         flush(path)
-    seal = _digest(manifest)
+    seal = digest_of(manifest)
     if target.exists():
         shutil.rmtree(target)
     writing.rename(target)
@@ -239,7 +259,7 @@ def _verify(folder: Path) -> str:
     manifest = folder / MANIFEST
     try:
         files = json.loads(manifest.read_text())["files"]
-        damaged = sorted(name for name, digest in files.items() if _digest(folder / name) != digest)
+        damaged = sorted(name for name, digest in files.items() if digest_of(folder / name) != digest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder} is incomplete: {error}") from error
     if damaged:
@@ -249,16 +269,11 @@ def _verify(folder: Path) -> str:
     if added:
         listed = ", ".join(added[:3]) + (f" and {len(added) - 3} more" if len(added) > 3 else "")
         raise CheckpointError(f"{folder} holds files that it was not saved with: {listed}. Move them elsewhere")
-    return _digest(manifest)
+    return digest_of(manifest)
 
 
 def _hidden(name: str) -> bool:
     return any(part.startswith(".") for part in Path(name).parts)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def moved(staging: Path, folder: Path) -> None:

@@ -23,7 +23,8 @@ from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import STATE, Store, UnwritableError, Writer
+from plaudit.loop.checkpoint import Store, Writer
+from plaudit.loop.copies import STATE, UnwritableError
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.loop.train import GOES_BACK, NonFiniteError, diverged
@@ -181,9 +182,10 @@ class SaveCheckpoint:
         *,
         writers: Mapping[str, Prepare],
         keep: int,
+        collect: Callable[[Path], Awaitable[None]],
     ):
         self.store, self.due, self.cast, self.source = store, due, cast, source
-        self.memory, self.best, self.writers, self.keep = memory, best, writers, keep
+        self.memory, self.best, self.writers, self.keep, self.collect = memory, best, writers, keep, collect
         self._unsaved: Remembered | None = None
 
     async def __call__(self, moment: Moment) -> Stats:
@@ -243,6 +245,7 @@ class SaveCheckpoint:
         with self.store.writing(self.store.folder / STATE / progress.name):
             for role, actor in self.cast.trained.items():
                 actors[role] = await actor.save(ahead / f"{role}.safetensors")
+            await self.collect(ahead)
         writers: dict[str, Writer] = {}
         for name, prepare in self.writers.items():
             with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead
@@ -260,7 +263,7 @@ async def restore(
     """Restore everything but model weights, which are loaded from the same checkpoint when the models are built."""
     tensors, values = store.read(name)
     for role, actor in cast.trained.items():
-        await actor.restore(store.model(STATE, name) / f"{role}.safetensors", values["actors"][role])
+        await actor.restore(store.model(STATE, name).resolve() / f"{role}.safetensors", values["actors"][role])
     source.restore(values["source"])
     memory.clear()
     memory.update(values["memory"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from plaudit.support.address import Address, AddressError
 from plaudit.support.fields import Section, setting, shown
 
 INTERVAL = re.compile(r"(\d+(?:\.\d+)?) (step|epoch|second|minute|hour)s?")
@@ -79,6 +80,17 @@ class SaveSettings(EverySettings):
     "10 minutes", or a list of these, of which the first that is due counts. Null: only the run's end is saved."""
     keep: int = setting(2, least=0)
     """Number of checkpoints to keep, the newest ones; 0 keeps all."""
+    to: str | None = None
+    """An fsspec address to which checkpoints are copied, such as s3://bucket/runs: those of a run to the folder of its
+    name there. A resume fetches what is not here. Null: they are in the run's folder only."""
+
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
+        if self.to is not None:
+            try:
+                Address(self.to)
+            except AddressError as error:
+                yield f"to={error}"
 
 
 @dataclass

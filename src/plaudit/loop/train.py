@@ -29,7 +29,7 @@ from plaudit.support.ends import Ended
 from plaudit.support.plugins import name_of
 from plaudit.types import Stats
 
-Publish = Callable[[int], Awaitable[None]]
+Publish = Callable[[int], Awaitable[Stats]]
 Training = Callable[[], AbstractAsyncContextManager[None]]
 
 
@@ -93,8 +93,8 @@ async def train(
     memory: Memory,
     seed: int,
 ) -> Progress:
-    """Train from `progress` on until `until` is true. `publish(version)` gives the weights to the sampler. Within
-    `training()` only learners use the devices.
+    """Train from `progress` on until `until` is true. `publish(version)` gives the weights to the sampler and returns
+    figures of it. Within `training()` only learners use the devices.
 
     Once `stop` is true, the run ends early after the current step: hooks see `last` for a planned end and `stopping`
     for an early one.
@@ -117,7 +117,7 @@ async def train(
         await check_weights(cast, progress.step + 1)
         if ending.error is None:
             with ending.kept():
-                await publish(progress.step + 1)
+                stats = stats | await publish(progress.step + 1)
         before, clock = clock, time.perf_counter()
         seconds = clock - started
         progress = progress.after(delivery, seconds=clock - before, skipped=stats.get("skipped", 0.0) > 0)

@@ -149,6 +149,11 @@ def create(places: Mapping[str, Stored], headers: Mapping[Path, bytes]) -> None:
             file.truncate(max(ends[path], len(header)))
 
 
+def beside(folder: Path, *, own: bool = False) -> Path:
+    """A folder that another process made; if this one does not see it (or `own`), one of its own in the same place."""
+    return folder if folder.is_dir() and not own else folder.with_name(f"{folder.name}-{os.getpid()}")
+
+
 @torch.no_grad()
 def write_box(stored: Stored, box: Box, values: Tensor) -> None:
     """Write a box of a tensor, rounded to its dtype, into its file. Only these bytes of the file change."""

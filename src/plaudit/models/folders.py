@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plaudit.support.address import is_address, local_copy
 from plaudit.support.ends import best_checkpoint
 from plaudit.support.paths import at_home
 
@@ -11,7 +12,10 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def local_folder(path: str) -> Path:
-    """Return the folder: the path itself, that of a run's model, or that of a hub id, downloaded or cached."""
+    """Return the folder: the path itself, that of a run's model, or that of an address or hub id, downloaded or
+    cached."""
+    if is_address(path):
+        return local_copy(path)
     folder = at_home(path)
     if folder.is_dir():
         return _model_of_run(folder) if _is_run(folder) else folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from plaudit.support.fields import Section, nearest, setting
 
-TRACKERS = ("wandb", "mlflow", "trackio")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Services that a run may also log to."""
 
 
@@ -17,10 +17,9 @@ class LogSettings(Section):
 
     samples_megabytes: float = setting(200.0, least=0)
     """Largest size of samples.jsonl in MB (online methods). Above it, only some answers of every step are kept."""
-    tensorboard: bool = False
-    """Also write TensorBoard events into the run's folder."""
     trackers: dict[str, str] = field(default_factory=dict)
-    """Also log to these projects, such as {wandb: chats}; the names are wandb, mlflow (an experiment) and trackio."""
+    """Also log to these projects, such as {wandb: chats}; the names are wandb, mlflow (an experiment), trackio and
+    tensorboard (a folder in the run's)."""
     page: bool = True
     """Keep page.html in the run's folder up to date: curves, and what each worker does. Open it in a browser."""
     quiet: bool = False

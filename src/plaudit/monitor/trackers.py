@@ -36,10 +36,10 @@ def opened_trackers(
     trackers: list[Tracker] = []
     failed = True
     try:
-        if settings.tensorboard:
+        if "tensorboard" in settings.trackers:
             from plaudit.monitor.tensorboard import TensorBoard
 
-            trackers.append(TensorBoard(folder / "tensorboard", resumed_after=resumed_after))
+            trackers.append(TensorBoard(folder / settings.trackers["tensorboard"], resumed_after=resumed_after))
         if "wandb" in settings.trackers:
             from plaudit.monitor.wandb import WeightsAndBiases
 

@@ -17,6 +17,7 @@ from plaudit.rollout.content import Content
 from plaudit.rollout.engine import Engine
 from plaudit.runtime.memory import give_back_memory
 from plaudit.types import Completion, Sampling
+from plaudit.weights.changes import completed
 from plaudit.weights.collective import Invitation, Receiver
 from plaudit.weights.parcel import Parcel, unpack
 
@@ -41,6 +42,8 @@ class RolloutWorker:
         self.interrupt = interrupt
         self.attempt = 0
         self._accepted = Accepted()
+        self._held: list[Parcel] = []
+        """The newest weights as they came, if the next ones may be sent as their changes."""
         self._running: set[asyncio.Task[list[Completion]]] = set()
 
     async def begin(self, attempt: int) -> None:
@@ -64,14 +67,15 @@ class RolloutWorker:
     async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
         """Sample with the weights of these parcels from now on. Return their version and digest.
 
-        Raises WeightsError and leaves the engine unchanged if they are old, another model's, or changed in transit.
-        Raises it too if the engine does not hold them afterwards.
+        Raises WeightsError and leaves the engine unchanged if they are old, another model's, changes of others than it
+        has, or changed in transit. Raises it too if the engine does not hold them afterwards.
         """
         self._enter(attempt)
         parcels: list[Parcel] = []
         for one in sent:
             parcels += [one] if isinstance(one, Parcel) else await self.receiver.receive(one)
         self._enter(attempt)
+        parcels = completed(self._held, parcels)
         weights, parcel = unpack(*parcels), parcels[0]
         self.content.check(parcel.beneath)
         if parcel.beneath:
@@ -83,6 +87,7 @@ class RolloutWorker:
             self._enter(attempt)
         self.engine.load(self.content.arrived(weights), parcel.version)
         self._accepted.take(weights, parcel.version)
+        self._held = [one.on_host() for one in parcels if one.halves]
         return parcel.version, parcel.digest
 
     async def sleep(self, attempt: int) -> None:
@@ -101,7 +106,7 @@ class RolloutWorker:
             raise OutOfDateError(f"attempt {attempt} is over: attempt {self.attempt} is under way")
         if attempt == self.attempt:
             return
-        self.attempt = attempt
+        self.attempt, self._held = attempt, []
         for task in self._running:
             task.cancel()
         for ordered in (self._accepted, self.engine):

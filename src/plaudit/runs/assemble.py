@@ -307,11 +307,15 @@ class Job:
         due.start(progress)
         writers = {str(role): partial(crew.writer, role) for role in cast.saved}
         keep = self.settings.save.keep
-        return SaveCheckpoint(self.store, due, cast, source, memory, best, writers=writers, keep=keep)
+        return SaveCheckpoint(
+            self.store, due, cast, source, memory, best, writers=writers, keep=keep, collect=crew.collect
+        )
 
     async def begun(self, moment: Moment) -> Stats:
         """After the first step, remove the run that this run overwrites."""
         let_go(self.folder)
+        if self.store.copies is not None:
+            self.store.copies.let_go()
         return {}
 
     def lines(self, name: str, progress: Progress) -> JsonLines:

@@ -34,6 +34,7 @@ from plaudit.runtime.token import check_cluster
 from plaudit.settings.checks import wrong
 from plaudit.settings.recipes import drafted, read_yaml
 from plaudit.settings.tree import Settings, SettingsError, unused
+from plaudit.support.address import Address, is_address
 from plaudit.support.fields import leaves, mistyped
 from plaudit.support.paths import at_home, check_writable
 
@@ -174,7 +175,7 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
         if path is not None and not path.startswith("<"):
             with found.asking(key):
                 if not _is_here(path, s.output):
-                    found.doubt([f"{key}={path} is not a folder here: the run will fetch it from the hub"], key)
+                    found.doubt([f"{key}={path} is not a folder here: the run will fetch it"], key)
     before = next((one for name, one in stages.items() if str(s.model.path).endswith(f" of {name}>")), None)
     if before is not None:
         found.tokenizer, found.config = s.model.tokenizer or before.tokenizer, before.config
@@ -189,9 +190,13 @@ def _models(found: Outlook, s: Settings, stages: Mapping[str, Outlook]) -> None:
 
 
 def _is_here(path: str, output: str) -> bool:
-    """True if a model's folder is here, False for a hub id. Raises FileNotFoundError for a path without a folder."""
+    """True if a model's folder is here, False for an address or hub id. Raises FileNotFoundError for a path without a
+    folder."""
     if at_home(path).is_dir():
         return local_folder(path).is_dir()
+    if is_address(path):
+        Address(path)
+        return False
     parent = at_home(path).parent
     if path.count("/") != 1 or parent.is_dir() or parent == Path(output):
         raise FileNotFoundError(f"there is no folder {path}. Give that of a saved model or of a run, or a hub id")

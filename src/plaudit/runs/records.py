@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.loop.checkpoint import Store, make_folder
+from plaudit.loop.copies import Copies
 from plaudit.loop.recorded import RecordedRun
 from plaudit.monitor.sinks import read_jsonl, replace_file
 from plaudit.runs.differences import compared, differences, three_views, within
 from plaudit.settings.tree import Settings, SettingsError, resolved
+from plaudit.support.address import AddressError
 from plaudit.support.fields import refuse
 from plaudit.support.paths import PARTIAL, at_home
 
@@ -202,6 +204,18 @@ def open_folder(settings: Settings) -> Iterator[Path]:
             yield folder
         finally:
             _put_back(folder)
+
+
+def copies_of(settings: Settings) -> Copies | None:
+    """Open the address of the run's checkpoints, if it has one. Raises SettingsError if it cannot be written to, or has
+    another run's."""
+    if settings.save.to is None:
+        return None
+    try:
+        copies = Copies(f"{settings.save.to.rstrip('/')}/{settings.name}", beside=(SETTINGS, DATA, METRICS))
+        return copies.opened(overwrite=settings.overwrite, resumes=settings.resume is not None)
+    except AddressError as error:
+        raise SettingsError(f"save.to: {error}") from error
 
 
 def folder_taken(settings: Settings) -> list[str]:

@@ -81,20 +81,22 @@ def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook])
     check_cluster(settings.runtime)
     servers = [reward for reward in settings.rewards if reward.kind == "http" and settings.samples]
     absent = [f"{one}; the other reward servers are used" for each in servers for one in finished(check_servers(each))]
+    copies = records.copies_of(settings)
     with usual_torch(), open_folder(settings) as folder:
-        return _run(settings, folder, record, reporter, absent, hooks)
+        return _run(settings, Store(folder / records.CHECKPOINTS, copies), record, reporter, absent, hooks)
 
 
 def _run(
     settings: Settings,
-    folder: Path,
+    store: Store,
     record: RecordedRun | None,
     reporter: Reporter,
     warnings: Iterable[str],
     hooks: Iterable[Hook],
 ) -> Run:
-    store = Store(folder / records.CHECKPOINTS)
+    folder = store.folder.parent
     store.sweep()
+    store.fetch(settings.resume)
     resume, problems = find_resume(settings, store)
     reporter.log_to(folder / records.LOG)
     for warning in (*warnings, *(f"{problem}; an older checkpoint is used" for problem in problems)):
@@ -105,7 +107,7 @@ def _run(
     torch.set_num_threads(settings.threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     kept = "logs and samples" if settings.samples else "logs"
-    reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.folder}")
+    reporter.say(f"{settings.method}: {kept} in {folder}, checkpoints in {store.place}")
     reporter.say(f"to watch it and read its answers: {_serving(folder)}, then open {address_of_run(folder)}")
     with reporter.last_words(), last_page(folder / records.PAGE):
         with stopped_at_once():

@@ -57,6 +57,8 @@ class Invitation:
     """Number of members that send. They have the first ranks."""
     version: int
     backend: str
+    whole: bool
+    """False for what changed since the last version, where that is known."""
     timeout: float
     """Seconds that members may take to arrive, and that a bucket may take."""
 
@@ -95,6 +97,8 @@ class Sender(_Member):
     def __init__(self) -> None:
         super().__init__()
         self.parcel: Parcel | None = None
+        self.changes: Parcel | None = None
+        """What is sent to those who hold the last version."""
         self._meeting: Any = None
 
     async def meet(self) -> str:
@@ -110,13 +114,14 @@ class Sender(_Member):
         parcel = self.parcel
         if parcel is None or parcel.version != invitation.version:
             raise NotHeldError(f"version {invitation.version} is gone; the sender holds {parcel and parcel.version}")
-        self._kept = await asyncio.to_thread(self._send, self._group(invitation), invitation, parcel)
+        sent = parcel if invitation.whole else self.changes or parcel
+        self._kept = await asyncio.to_thread(self._send, self._group(invitation), invitation, sent)
 
     def _send(self, group: _Group | None, invitation: Invitation, parcel: Parcel) -> _Group:
         # The first one's time-out ends first and names the member at fault.
         group = group or _Group(invitation, invitation.timeout * (2 if invitation.rank else 1))
         group.give(invitation, parcel.index())
-        for bucket in parcel.buckets:
+        for bucket in filter(len, parcel.buckets):
             group.broadcast(bucket, invitation.rank)
         return group
 
@@ -148,7 +153,7 @@ class Receiver(_Member):
         parcels = [Parcel.of_index(index, device=device) for index in group.taken(invitation)]
         for buckets in itertools.zip_longest(*(parcel.buckets for parcel in parcels)):
             for giver, bucket in enumerate(buckets):
-                if bucket is not None:
+                if bucket is not None and len(bucket):
                     group.broadcast(bucket, giver)
         return parcels, group
 

@@ -15,7 +15,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +96,20 @@ class Parcel:
     buckets: tuple[Tensor, ...]
     beneath: str = ""
     """For adapters only: the digest of their base model."""
+    base: str = ""
+    """The `name` of the parcel of which the buckets hold only changes (`changes.py`); "" if they hold everything."""
+
+    @property
+    def name(self) -> str:
+        return f"version {self.version} with digest {self.digest}"
+
+    @property
+    def halves(self) -> bool:
+        """True if every number is a bfloat16."""
+        return all(entry.dtype == "bfloat16" for entry in self.entries)
+
+    def on_host(self) -> Parcel:
+        return replace(self, buckets=tuple(bucket.cpu() for bucket in self.buckets))
 
     def index(self) -> str:
         """Everything except the buckets' content."""
@@ -120,14 +134,29 @@ class Parcel:
 
     def __reduce__(self) -> tuple[Callable[..., Parcel], tuple[Any, ...]]:
         arrays = [bucket.cpu().numpy() for bucket in self.buckets]
-        return _of_arrays, (self.version, self.digest, self.entries, arrays, self.beneath)
+        return _of_arrays, (self.version, self.digest, self.entries, arrays, self.beneath, self.base)
 
 
-def _of_arrays(version: int, sent: str, entries: tuple[Entry, ...], arrays: Sequence[Array], beneath: str) -> Parcel:
+class Given(NamedTuple):
+    """What a rank says of the parcel of its share of the weights, or of a part of it."""
+
+    digest: str
+    """Of all ranks' shares."""
+    parts: int
+    """Of its share; 0 if it has none."""
+    bytes: int
+    """Of what a worker gets that holds the last version."""
+    whole: int
+    """Of what others get."""
+
+
+def _of_arrays(
+    version: int, sent: str, entries: tuple[Entry, ...], arrays: Sequence[Array], beneath: str, base: str
+) -> Parcel:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")  # shared memory is handed over read-only
         buckets = tuple(torch.from_numpy(array) for array in arrays)
-    return Parcel(version, sent, entries, buckets, beneath)
+    return Parcel(version, sent, entries, buckets, beneath, base)
 
 
 @torch.no_grad()
@@ -170,7 +199,7 @@ def pack(
         dtype = str(kind).removeprefix("torch.")
         entries.append(Entry(name, dtype, tuple(values.shape), len(sizes) - 1, sizes[-1], size, shape, at))
         sizes[-1] += -(-size // ALIGNMENT) * ALIGNMENT
-    buckets = tuple(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+    buckets = tuple(torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes)
     for entry, piece in zip(entries, pieces, strict=True):
         _view(buckets, entry).copy_(piece.values)
     return Parcel(version, digest or digest_of_pieces(pieces), tuple(entries), buckets, beneath)

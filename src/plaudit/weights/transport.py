@@ -6,23 +6,25 @@
     Store       through the object store: a node's workers read one copy in shared memory
     Collective  by broadcast, in flat buckets: between nodes and GPUs, without a stop
 
-Every worker gets all parcels. In one process nothing moves: the engine computes on the learner's own weights, without a
-transport.
+Every worker gets all parcels, or only their changes if it holds the last version (`changes.py`). In one process nothing
+moves: the engine computes on the learner's own weights, without a transport.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from plaudit.runtime.ray_gang import RayGang
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
+from plaudit.runtime.worker import SenderLost, Worker, WorkerLost, reason_of
+from plaudit.weights.changes import OtherBaseError
 from plaudit.weights.collective import AbsentError, CollectiveError, Invitation, NotHeldError
-from plaudit.weights.parcel import Parcel, WeightsError
+from plaudit.weights.parcel import Given, Parcel, WeightsError
 
 Outcome = tuple[int, str] | WeightsError | WorkerLost
 """Version and digest that a worker confirmed, why it refused the weights, or how it was lost."""
@@ -40,6 +42,9 @@ class Shipment(Protocol):
     @property
     def digest(self) -> str: ...
 
+    @property
+    def told(self) -> Sequence[Given]: ...
+
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]: ...
 
 
@@ -48,12 +53,14 @@ class Holder(Protocol):
 
 
 class Giver(Protocol):
-    """A training rank, as far as its weights go. It gives them in parts: `parcel` returns one, with the digest of all
-    ranks' parts and the number of its own; `hold` keeps all and returns the digest, "" if there are none."""
+    """A training rank, as far as its weights go. It gives them in parts: `parcel` returns one, as changes of the last
+    version if it can, `whole` the same one whole, as long as it is the newest; `hold` keeps all parts."""
 
-    def parcel(self, version: int, part: int) -> tuple[Parcel | None, tuple[str, int]]: ...
+    def parcel(self, version: int, part: int) -> tuple[Parcel | None, Given]: ...
 
-    def hold(self, version: int, device: str) -> str: ...
+    async def whole(self, version: int, part: int) -> tuple[Parcel | None, Given]: ...
+
+    def hold(self, version: int, device: str) -> Given: ...
 
     async def meet(self) -> str: ...
 
@@ -82,30 +89,59 @@ class Store:
     """Put the ranks' parcels into the object store, a part of each at a time, and give workers references."""
 
     async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
+        parcels, told = await self._kept(ranks, Giver.parcel, version)
+        return Stored(parcels, version, told[0].digest, told, partial(self._kept, ranks, Giver.whole, version))
+
+    async def _kept(self, ranks: RayGang[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
+        """References to all parts of all ranks, and what these say of them."""
         parcels: list[Any] = []
+        told: list[Given] = []
         part = most = 0
         while part <= most:
-            kept = await ranks.keep(Giver.parcel, version, part)
-            parcels += [parcel for parcel, (_, parts) in kept if part < parts]
-            most = max(parts for _, (_, parts) in kept) - 1
+            pairs = await ranks.keep(method, version, part)
+            there = [(parcel, given) for parcel, given in pairs if part < given.parts]
+            parcels += [parcel for parcel, _ in there]
+            told += [given for _, given in there]
+            most = max(given.parts for _, given in pairs) - 1
             part += 1
-        digest = next(digest for _, (digest, parts) in kept if parts)
-        return Stored(tuple(parcels), version, digest)
+        return parcels, told
 
 
-@dataclass(frozen=True)
 class Stored:
-    """A `Shipment`: parcels, or references to them."""
+    """A `Shipment`: parcels, or references to them. `wholes` asks for whole ones, when a worker needs them."""
 
-    parcels: tuple[Any, ...]
-    version: int
-    digest: str
+    def __init__(
+        self,
+        parcels: Sequence[Any],
+        version: int,
+        digest: str,
+        told: Sequence[Given] = (),
+        wholes: Callable[[], Awaitable[tuple[list[Any], Any]]] | None = None,
+    ):
+        self.version, self.digest, self.told = version, digest, told
+        self._parcels, self._wholes, self._asking = parcels, wholes, asyncio.Lock()
+        self._whole: list[Any] = []
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
-        found = await asyncio.gather(
-            *(worker.call(Holder.load, attempt, *self.parcels) for worker in workers), return_exceptions=True
-        )
-        return [_outcome(one) for one in found]
+        found = await _loaded(self._parcels, workers, attempt)
+        if left := [worker for worker, one in zip(workers, found, strict=True) if isinstance(one, OtherBaseError)]:
+            again = iter(await _loaded(await self._asked(), left, attempt))
+            found = [next(again) if isinstance(one, OtherBaseError) else one for one in found]
+        return found
+
+    async def _asked(self) -> list[Any]:
+        assert self._wholes is not None
+        async with self._asking:
+            try:
+                self._whole = self._whole or (await self._wholes())[0]
+            except (NotHeldError, WorkerLost) as gone:
+                raise SenderLost("a training rank", reason_of(gone)) from gone
+            return self._whole
+
+
+async def _loaded(parcels: Sequence[Any], workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
+    calls = (worker.call(Holder.load, attempt, *parcels) for worker in workers)
+    return [_outcome(one) for one in await asyncio.gather(*calls, return_exceptions=True)]
 
 
 class Collective:
@@ -120,22 +156,26 @@ class Collective:
 
     async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
         device = "cuda" if self.backend == "nccl" else "cpu"
-        digests = await ranks.each(Giver.hold, version, device)
-        giving = [(rank, digest) for rank, digest in zip(ranks.workers, digests, strict=True) if digest]
-        return Broadcast(self, tuple(rank for rank, _ in giving), version, giving[0][1])
+        told = await ranks.each(Giver.hold, version, device)
+        giving = [(rank, given) for rank, given in zip(ranks.workers, told, strict=True) if given.parts]
+        return Broadcast(self, tuple(rank for rank, _ in giving), version, [given for _, given in giving])
 
     async def deliver(
         self, givers: Sequence[Worker[Giver]], version: int, workers: Sequence[Worker[Holder]], attempt: int
     ) -> list[Outcome]:
-        """Deliver in as many rounds as needed: in each, all remaining workers get the weights, or one is lost."""
+        """Deliver in as many rounds as needed: in each, all remaining workers get the weights, or one is lost. Those
+        that lack what was changed get all in further rounds."""
         found: dict[Worker[Holder], Outcome] = {}
         async with self._one_at_a_time:
-            while left := [worker for worker in workers if worker not in found]:
-                found |= await self._round(givers, version, left, attempt)
+            for whole in (False, True):
+                while left := [worker for worker in workers if worker not in found]:
+                    found |= await self._round(givers, version, left, attempt, whole=whole)
+                if not whole:
+                    found = {worker: one for worker, one in found.items() if not isinstance(one, OtherBaseError)}
         return [found[worker] for worker in workers]
 
     async def _round(
-        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], attempt: int
+        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], attempt: int, *, whole: bool
     ) -> dict[Worker[Holder], Outcome]:
         """Takes: givers and workers. Waits for: all of them. Woken by: them, or the first failure, after which no
         worker waits for an absent one. Gives: the workers that have the weights and those that are lost, nothing for
@@ -143,7 +183,7 @@ class Collective:
         calls: list[asyncio.Future[Any]] = []
         count = len(givers)
         try:
-            invited = await self._invited(givers, version, workers)
+            invited = await self._invited(givers, version, workers, whole=whole)
             asked: list[Coroutine[Any, Any, Any]] = [
                 *(giver.call(Giver.send, mine) for giver, mine in zip(givers, invited, strict=False)),
                 *(one.call(Holder.load, attempt, mine) for one, mine in zip(workers, invited[count:], strict=True)),
@@ -178,7 +218,7 @@ class Collective:
         return self._settled(workers, [call.exception() or call.result() for call in loading], absent)
 
     async def _invited(
-        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]]
+        self, givers: Sequence[Worker[Giver]], version: int, workers: list[Worker[Holder]], *, whole: bool
     ) -> list[Invitation]:
         """Invite to the last group if it has the same members, else to a new one."""
         members = (*givers, *workers)
@@ -186,7 +226,7 @@ class Collective:
             self._group = next(self._numbers), await givers[0].call(Giver.meet)
         self._members = ()  # unless all goes well
         number, address = self._group
-        common = len(members), len(givers), version, self.backend, self._timeout
+        common = len(members), len(givers), version, self.backend, whole, self._timeout
         return [Invitation(address, number, rank, *common) for rank in range(len(members))]
 
     @property
@@ -221,7 +261,11 @@ class Broadcast:
     transport: Collective
     givers: tuple[Worker[Giver], ...]
     version: int
-    digest: str
+    told: Sequence[Given]
+
+    @property
+    def digest(self) -> str:
+        return self.told[0].digest
 
     async def deliver(self, workers: Sequence[Worker[Holder]], attempt: int) -> list[Outcome]:
         return await self.transport.deliver(self.givers, self.version, workers, attempt)

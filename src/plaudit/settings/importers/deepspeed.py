@@ -136,8 +136,9 @@ def _replicas(r: Translation) -> Found:
 
 
 def tracker(r: Translation) -> Found:
-    if r("wandb.enabled"):
-        yield "log.trackers", {"wandb": r("wandb.project", "deepspeed")}
+    asked = {"wandb": r("wandb.project", "deepspeed"), "tensorboard": "tensorboard"}
+    if found := {name: project for name, project in asked.items() if r(f"{name}.enabled")}:
+        yield "log.trackers", found
 
 
 WORK: Mapping[str, Work] = {work.__name__: work for work in (batch, precision, optimizer, scheduler, sharding, tracker)}

@@ -142,7 +142,7 @@ def records(r: Translation) -> Found:
     if (told := r("General.report_to", "none")) not in ("none", "tensorboard"):
         r.refuse("General.report_to", "it must be none or tensorboard")
     if told == "tensorboard":
-        yield "log.tensorboard", True
+        yield "log.trackers", {"tensorboard": "tensorboard"}
 
 
 WORK: Mapping[str, Work] = {

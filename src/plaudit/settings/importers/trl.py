@@ -204,18 +204,17 @@ def records(r: Translation) -> Found:
         yield "train.log_every", int(r("logging_steps"))
     told = r("report_to", "none")
     asked = {told} if isinstance(told, str) else set(told or ())
-    for name in sorted(asked - {"none", "tensorboard", *TRACKERS, ""}):
+    for name in sorted(asked - {"none", *TRACKERS, ""}):
         r.refuse(
             "report_to",
             f"{name} is not supported: use tensorboard, wandb, mlflow or trackio",
         )
-    if "tensorboard" in asked:
-        yield "log.tensorboard", True
 
     def named(variable: str) -> str | None:
         return r.environment.get(variable) or os.environ.get(variable)
 
     projects = {
+        "tensorboard": "tensorboard",
         "wandb": r("project") or named("WANDB_PROJECT") or "huggingface",
         "mlflow": named("MLFLOW_EXPERIMENT_NAME") or "Default",
         "trackio": r("project") or "huggingface",

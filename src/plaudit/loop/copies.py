@@ -1,0 +1,113 @@
+"""Copies of a run's checkpoints at an address (`save.to`), in the folders that they have here.
+
+    Store.write -> Copies.put: roles, then the state, its manifest last;  fetch -> the newest that is whole, back here
+
+A checkpoint is there once the manifest of its state is. Removal begins with that file.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from plaudit.support.address import MANIFEST, Address, AddressError, committed
+from plaudit.support.ends import Ended, best_checkpoint
+
+STATE = "state"
+
+
+class UnwritableError(Ended):
+    """Storage is full or cannot be written to."""
+
+    status = 7
+
+
+class CopyError(UnwritableError):
+    """Checkpoints cannot be copied to their address, or removed there."""
+
+
+class Copies:
+    """The caller promises to put only checkpoints that are whole."""
+
+    def __init__(self, address: str, beside: Sequence[str] = ()):
+        """`beside`: files of the run's folder that are copied with each checkpoint."""
+        self.there, self.beside = Address(address), beside
+        self.overwritten: list[str] = []
+        """Checkpoints of another run that this one will take the place of."""
+
+    def opened(self, *, overwrite: bool, resumes: bool) -> Copies:
+        """Raise AddressError unless files can be written there and removed again, and no other run is there."""
+        try:
+            self.there.write(b"", ".plaudit", "writable")
+            self.there.remove(".plaudit")
+            self.overwritten = [] if resumes else self.names()
+        except Exception as error:
+            raise AddressError(
+                f"nothing can be written to {self.there.name}: {type(error).__name__}: {error}"
+            ) from error
+        if self.overwritten and not overwrite:
+            raise AddressError(
+                f"{self.there.name} has checkpoints of a run: set resume=latest, overwrite=true or a name"
+            )
+        return self
+
+    def let_go(self) -> None:
+        """Remove the checkpoints of the overwritten run."""
+        while self.overwritten:
+            self.remove(self.overwritten[-1])
+            self.overwritten.pop()
+
+    def names(self) -> list[str]:
+        """Committed checkpoints there, oldest first."""
+        return committed(self.there)
+
+    def put(self, folder: Path, names: Sequence[str]) -> None:
+        """Copy those of a run's checkpoints that are not there yet."""
+        with self._working():
+            there = self.names()
+            for name in (name for name in names if name not in there):
+                self.remove(name)  # what an interrupted copy left
+                roles = [path for path in folder.iterdir() if path.name != STATE and (path / name).is_dir()]
+                for path in (*roles, folder / STATE):
+                    self.there.put(path / name, path.name, name, last=MANIFEST)
+            for one in self.beside:
+                if (file := folder.parent / one).exists():
+                    self.there.write(file.read_bytes(), one)
+
+    def remove(self, name: str) -> None:
+        """Remove the state's manifest first: half a removal then leaves no checkpoint."""
+        with self._working():
+            self.there.remove(STATE, name, MANIFEST)
+            for role in {path.split("/")[0] for path in self.there.found() if f"/{name}/" in path}:
+                self.there.remove(role, name)
+
+    def fetch(self, folder: Path, name: str) -> None:
+        """Copy a checkpoint here, the state last, and the files beside it that are not here."""
+        found = self.there.found()
+        for one in self.beside:
+            if one in found and not (folder.parent / one).exists():
+                self.there.get(folder.parent, [one])
+        roles = {path.split("/")[0] for path in found if path.count("/") > 1 and path.split("/")[1] == name}
+        for role in sorted(roles, key=lambda role: role == STATE):
+            part = folder / role / f".writing-{name}"
+            shutil.rmtree(part, ignore_errors=True)
+            self.there.get(part, self.there.found(role, name), role, name)
+            shutil.rmtree(folder / role / name, ignore_errors=True)
+            part.rename(folder / role / name)
+        best = best_checkpoint(folder / STATE / name)
+        if best not in (None, name) and best in self.names() and not (folder / STATE / str(best)).exists():
+            self.fetch(folder, str(best))
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        try:
+            yield
+        except CopyError:
+            raise
+        except Exception as error:  # each kind of storage has its own
+            told = f"{self.there.name} (save.to) failed: {type(error).__name__}: {error}"
+            raise CopyError(
+                f"{told}. The run's folder has its checkpoints: resume=latest continues and carries them"
+            ) from error

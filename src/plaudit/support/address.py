@@ -1,0 +1,140 @@
+"""Folders at addresses of fsspec, such as s3://bucket/runs, file:///shared or memory://: files go there and come back.
+
+    folder here -> Address.put, its last file last -> Address.get -> folder here;  local_copy: once a process
+
+Left out: reading in place. Weights are read in boxes at any offset, for which a file must be here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from plaudit.support.paths import cache_folder
+
+MANIFEST = "manifest.json"
+"""The file of a sealed folder that has the digests of all others."""
+
+
+class AddressError(ValueError):
+    """An address cannot be used, or lacks what was asked for."""
+
+
+def is_address(path: object) -> bool:
+    return "://" in str(path)
+
+
+class Address:
+    """A folder somewhere. Raises AddressError for an address that nothing here can open; it asks nobody yet."""
+
+    def __init__(self, address: str):
+        from fsspec.core import url_to_fs
+        from fsspec.registry import known_implementations
+
+        self.name, (protocol, mark, _) = address.rstrip("/"), address.partition("://")
+        if not mark:
+            raise AddressError(f"{address} is no address: write it as s3://bucket/runs or file:///shared/runs")
+        try:
+            self.files, root = url_to_fs(self.name)
+        except ImportError as error:
+            known = known_implementations.get(protocol, {"class": protocol})
+            package = known["class"].partition(".")[0]
+            raise AddressError(
+                f"{address} needs a package that is not here: pip install {package} ({error})"
+            ) from error
+        except ValueError as error:
+            raise AddressError(f"{address} cannot be opened: {error}. Take s3://, gs:// or file:///PATH") from error
+        self.root = str(root).rstrip("/")
+
+    def at(self, *parts: str) -> str:
+        return "/".join((self.root, *parts))
+
+    def found(self, *parts: str) -> list[str]:
+        """Paths of all files in a folder and below, relative to it; none if there is no such folder."""
+        self.files.invalidate_cache()
+        top = self.at(*parts)
+        return sorted(str(path)[len(top) + 1 :] for path in self.files.find(top))
+
+    def put(self, folder: Path, *parts: str, last: str) -> None:
+        """Copy a folder there. `last` comes after all others and under another name first: with it all is there."""
+        names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+        for inner in {str(Path(name).parent) for name in names}:
+            self.files.makedirs(self.at(*parts, inner).removesuffix("/."), exist_ok=True)
+        first = [name for name in names if name != last]
+        self.files.put([str(folder / name) for name in first], [self.at(*parts, name) for name in first])
+        self.files.put_file(str(folder / last), self.at(*parts, f".{last}"))
+        self.files.mv(self.at(*parts, f".{last}"), self.at(*parts, last))
+
+    def get(self, folder: Path, names: Sequence[str], *parts: str) -> None:
+        """Copy files from there into a folder."""
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self.files.get_file(self.at(*parts, name), str(folder / name))
+
+    def read(self, *parts: str) -> bytes:
+        content: bytes = self.files.cat_file(self.at(*parts))
+        return content
+
+    def write(self, content: bytes, *parts: str) -> None:
+        self.files.makedirs(self.at(*parts[:-1]), exist_ok=True)
+        self.files.pipe_file(self.at(*parts), content)
+
+    def remove(self, *parts: str) -> None:
+        self.files.invalidate_cache()
+        if self.files.exists(self.at(*parts)):
+            self.files.rm(self.at(*parts), recursive=True)
+
+
+@cache
+def local_copy(address: str) -> Path:
+    """Copy a folder here, or that of a run's best or newest model, and compare the digests of its manifest. The process
+    asks once; files stay in the cache under the digests of their names, sizes and manifest."""
+    there = Address(address)
+    parts = _model_in(there)
+    names = there.found(*parts)
+    if not names:
+        raise FileNotFoundError(f"There are no files at {address}. Give the address of a saved model, or of a run.")
+    sealed = there.read(*parts, MANIFEST) if MANIFEST in names else b""
+    sizes: list[Any] = [there.files.size(there.at(*parts, name)) for name in names]
+    key = hashlib.sha256(json.dumps([there.name, parts, names, sizes]).encode() + sealed).hexdigest()[:24]
+    kept = cache_folder() / "addresses" / key
+    if not kept.is_dir():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".writing-") as part:
+            there.get(Path(part) / "model", names, *parts)
+            for name, digest in (json.loads(sealed)["files"] if sealed else {}).items():
+                if digest_of(Path(part) / "model" / name) != digest:
+                    raise AddressError(f"{there.at(*parts, name)} is damaged: it changed since it was saved")
+            if not kept.is_dir():  # another process may have been quicker
+                shutil.move(Path(part) / "model", kept)
+    return kept
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _model_in(there: Address) -> list[str]:
+    """The folder of a run's model; that of the address itself if it is no run."""
+    states = committed(there)
+    if not states:
+        return []
+    values = json.loads(there.read("state", states[-1], "values.json"))
+    best = (values.get("best") or {}).get("checkpoint")
+    name = best if best in states else states[-1]
+    return [next(role for role in ("policy", "judge") if role in values["roles"]), name]
+
+
+def committed(there: Address) -> list[str]:
+    """Names of a run's checkpoints there whose state is sealed, oldest first."""
+    found = (name.split("/") for name in there.found("state"))
+    names = {parts[0] for parts in found if len(parts) == 2 and parts[1] == MANIFEST and "globalstep" in parts[0]}
+    return sorted(names, key=lambda name: int(name.rpartition("globalstep")[2]))

@@ -1,0 +1,92 @@
+"""Parcels of only what changed since the version before, for bfloat16, most of whose numbers a small step leaves alone.
+
+    whole Parcels of two versions -> changes -> a Parcel with a base -> completed, on what a worker holds of the base
+
+A changed number takes two bytes: how many numbers lie between it and the last one, and by how many steps of bfloat16 it
+moved, which is one for most. Where too many lie between for a byte, unchanged numbers are sent among them; those that
+moved further come whole. A bucket whose changes are no smaller is sent whole too. The digest stays that of all weights:
+whoever completed a parcel wrongly finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from plaudit.weights.parcel import Parcel, WeightsError
+
+REACH = 256
+"""A number is at most this many behind the last one."""
+FAR = -128
+"""Stands for a move that no byte holds: the number itself comes before all moves."""
+HEAD = 8
+"""Bytes of the number of changes, with which a bucket of them begins."""
+
+
+class OtherBaseError(WeightsError):
+    """The worker does not hold the weights that were changed, and needs all."""
+
+
+@torch.no_grad()
+def changes(base: Parcel, whole: Parcel) -> Parcel:
+    """What turns the one parcel into the other, which has its boxes."""
+    assert base.entries == whole.entries, (base.version, whole.version)
+    return replace(whole, entries=(), buckets=tuple(map(_changes, base.buckets, whole.buckets)), base=base.name)
+
+
+@torch.no_grad()
+def completed(held: Sequence[Parcel], sent: Sequence[Parcel]) -> list[Parcel]:
+    """The whole parcels of those that were sent, in the CPU's memory if they are changes of those held there. Raises
+    OtherBaseError if they are changes of others."""
+    if not any(parcel.base for parcel in sent):
+        return list(sent)
+    if [parcel.base for parcel in sent] != [parcel.name for parcel in held]:
+        raise OtherBaseError(
+            f"Version {sent[0].version} came as changes of {sent[0].base}, but this worker holds "
+            f"{held[0].name if held else 'no weights yet'}: it needs all of them."
+        )
+    return [
+        replace(parcel, entries=own.entries, buckets=tuple(map(_changed, own.buckets, parcel.buckets)), base="")
+        for own, parcel in zip(held, sent, strict=True)
+    ]
+
+
+def _changes(base: Tensor, whole: Tensor) -> Tensor:
+    old, new = base.view(torch.int16), whole.view(torch.int16)
+    differ = old != new
+    if not (count := int(differ.sum())):
+        return whole[:0]
+    if HEAD + 2 * count >= len(whole):
+        return whole
+    at = differ.nonzero().flatten()
+    between = torch.diff(at, prepend=at.new_tensor([-1])) - 1
+    ends = torch.cumsum(between // REACH + 1, 0)
+    skipped = torch.full((int(ends[-1]),), REACH - 1, dtype=torch.uint8, device=whole.device)
+    skipped[ends - 1] = (between % REACH).to(torch.uint8)
+    places = _places(skipped)
+    moved = new[places].to(torch.int32) - old[places]
+    far = moved.abs() > -FAR - 1
+    moved = moved.masked_fill_(far, FAR).to(torch.int8)
+    head = torch.tensor([len(skipped)], dtype=torch.int64, device=whole.device)
+    sent = torch.cat([one.view(torch.uint8) for one in (head, new[places[far]], skipped, moved)])
+    return sent if len(sent) < len(whole) else whole
+
+
+def _changed(base: Tensor, sent: Tensor) -> Tensor:
+    sent = sent.cpu()
+    if len(sent) in (0, len(base)):
+        return sent if len(sent) else base
+    count = int(sent[:HEAD].view(torch.int64))
+    numbers, skipped, moved = torch.split(sent[HEAD:], [len(sent) - HEAD - 2 * count, count, count])
+    places, moved, whole = _places(skipped), moved.view(torch.int8), base.clone()
+    new = whole.view(torch.int16)
+    new[places] += moved.to(torch.int16)
+    new[places[moved == FAR]] = numbers.view(torch.int16)
+    return whole
+
+
+def _places(skipped: Tensor) -> Tensor:
+    return torch.cumsum(skipped.to(torch.int64) + 1, 0) - 1
