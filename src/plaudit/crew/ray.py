@@ -160,7 +160,7 @@ class RayCrew:
         await asyncio.gather(*formed)
         if self.pool is not None and self.shares:
             await self._sampling(self.pool)  # a rank may have been lost within `training`
-        self.say(f"{len(self.ranks)} training workers are ready again")
+        self.say(f"{len(self.rank_bundles)} training workers are ready again")
         return True
 
     # --- ranks

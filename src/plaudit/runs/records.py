@@ -46,7 +46,7 @@ OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
     *(f"rollout.{name}" for name in _ROLLOUT),
 )
-OF_CONSEQUENCE = ("runtime.num_training_workers", "runtime.mesh", "runtime.strategy", "runtime.offload")
+OF_CONSEQUENCE = tuple(f"runtime.{key}" for key in ("num_training_workers", "mesh", "strategy", "servers", "offload"))
 """A replay may differ from the recorded run in settings of OF_NO_CONSEQUENCE, except those of OF_CONSEQUENCE."""
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")
 """Further settings that may differ when an unnamed run is resumed."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
-from plaudit.runtime.settings import ROLLOUT_TENSOR
+from plaudit.runtime.settings import ROLLOUT_TENSOR, SERVER
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
 from plaudit.support.paths import at_home
@@ -260,6 +260,10 @@ def _about_runtime(s: Settings) -> list[str]:
         problems.append("runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
+    if s.runtime.strategy == SERVER and s.reference.ema:
+        problems.append(f"reference.ema={s.reference.ema}: workers that come later have no moving reference: set 0")
+    if s.runtime.strategy == SERVER and s.rollout.share_devices:
+        problems.append("rollout.share_devices=true: workers of runtime.strategy=server do not rest: leave it out")
     if s.rollout.replay is not None and not s.algorithm.online:
         problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
     if s.rollout.share_devices and s.runtime.resources_per_rollout_worker:
