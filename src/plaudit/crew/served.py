@@ -73,9 +73,10 @@ class Served(Learners):
         local = [one[f"gradient_norm/{self.role}"] / w.share for one, w in zip(figures, self.arrived, strict=True)]
         self.norm = await self._summed(scale) if sound and not self.drifts else sum(local) / len(local)
         stats |= {f"gradient_norm/{self.role}": self.norm, f"learning_rate/{self.role}": self.rate}
-        stats |= {"skipped": 0.0, "halted": 0.0, f"workers/{self.role}": float(len({w.island for w in self.arrived}))}
-        stats |= {f"late/{self.role}_max": float(self.turn - min(work.turn for work in self.arrived))}
-        stats[f"bytes/{self.role}"] = float(self.team.bytes.pop(self.role, 0))
+        stats |= {"skipped": 0.0, "halted": 0.0}
+        stats[f"servers/workers/{self.role}"] = float(len({work.island for work in self.arrived}))
+        stats[f"servers/late/{self.role}/max"] = float(self.turn - min(work.turn for work in self.arrived))
+        stats[f"servers/bytes/{self.role}"] = float(self.team.bytes.pop(self.role, 0))
         if not sound or not (math.isfinite(self.norm) and math.isfinite(stats[f"loss/{self.role}"])):
             stats["skipped"] = 1.0
         elif self.halt(stats) is not None:
