@@ -101,7 +101,7 @@ class House:
         self.may_start.set()
         how: dict[str, Any] = {"work": "units", "patience": 60.0, "none": "none", "failures": self.failures}
         self.places: Places[Any] = Places(self.start, workers, **how)
-        parts = [ServerPart(OPTIMIZER, self.settings, number) for number in range(self.settings.count)]
+        parts = [ServerPart(OPTIMIZER, self.settings) for _ in range(self.settings.count)]
         self.servers = [Process(f"server {n}", {Role.POLICY: part}) for n, part in enumerate(parts)]
 
     async def start(self, number: int) -> Any:
@@ -115,7 +115,8 @@ class House:
         self.places.open()
         await self.places.counted()
         self.team: Team[Any] = Team(self.places, RayGang(self.servers), self.settings)  # type: ignore[arg-type]
-        await self.team.begin([Role.POLICY])
+        await self.team.begin(Role.POLICY)
+        await self.team.refresh()
         self.served = Served(self.team, Role.POLICY, lambda stats: None)
         return self.served
 

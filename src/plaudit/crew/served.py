@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,10 @@ from typing import Any
 
 from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
-from plaudit.crew.team import Island, Team
+from plaudit.crew.team import PUSHING, Island, Result, Team
 from plaudit.learn.learner import Learner
 from plaudit.learn.pusher import Pusher
-from plaudit.learn.server import OWN, ServerPart
+from plaudit.learn.server import ServerPart
 from plaudit.loop.cast import Learners
 from plaudit.runtime.worker import WorkerLost
 from plaudit.types import Role, Stats
@@ -42,6 +42,10 @@ class Work:
     turn: int
     task: asyncio.Task[tuple[Stats, Pushed]]
 
+    @property
+    def stats(self) -> Stats:
+        return self.task.result()[0]
+
 
 class Served(Learners):
     """The learners of one role."""
@@ -53,6 +57,7 @@ class Served(Learners):
         self.drifts = self.settings.local_steps > 1
         self.turn = self.since = 0
         self.work: list[Work] = []
+        """What is not part of a step yet."""
         self.arrived: list[Work] = []
         self.rate = self.norm = 0.0
 
@@ -62,32 +67,33 @@ class Served(Learners):
             await self._late_steps()
         self._ask(await self.team.refresh(), batch, step, rate)
         await self._collect(step, rate)
-        total = sum(work.share for work in self.arrived)
+        role, arrived = self.role, self.arrived
+        total = sum(work.share for work in arrived)
         scale = 1.0 if abs(total - 1.0) < 1e-6 else 1.0 / total
-        stats = merge_stats(work.task.result()[0] for work in self.arrived)
+        stats = merge_stats(work.stats for work in arrived)
         if scale != 1.0:
             stats = {name: x if name.endswith(("max", "min")) else x * scale for name, x in stats.items()}
-        figures = [work.task.result()[0] for work in self.arrived]
-        self.rate = figures[0][f"learning_rate/{self.role}"]
-        sound = not any(one["skipped"] for one in figures)
-        local = [one[f"gradient_norm/{self.role}"] / w.share for one, w in zip(figures, self.arrived, strict=True)]
-        self.norm = await self._summed(scale) if sound and not self.drifts else sum(local) / len(local)
-        stats |= {f"gradient_norm/{self.role}": self.norm, f"learning_rate/{self.role}": self.rate}
-        stats |= {"skipped": 0.0, "halted": 0.0}
-        stats[f"servers/workers/{self.role}"] = float(len({work.island for work in self.arrived}))
-        stats[f"servers/late/{self.role}/max"] = float(self.turn - min(work.turn for work in self.arrived))
-        stats[f"servers/bytes/{self.role}"] = float(self.team.bytes.pop(self.role, 0))
-        if not sound or not (math.isfinite(self.norm) and math.isfinite(stats[f"loss/{self.role}"])):
+        self.rate = arrived[0].stats[f"learning_rate/{role}"]
+        sound = not any(work.stats["skipped"] for work in arrived)
+        self.norm = sum(work.stats[f"gradient_norm/{role}"] / work.share for work in arrived) / len(arrived)
+        if sound and not self.drifts:
+            self.norm = await self._added([scale] * len(arrived), [work.task.result()[1] for work in arrived])
+        stats |= {f"gradient_norm/{role}": self.norm, f"learning_rate/{role}": self.rate, "skipped": 0.0, "halted": 0.0}
+        stats[f"servers/workers/{role}"] = float(len({work.island for work in arrived}))
+        stats[f"servers/late/{role}/max"] = float(self.turn - min(work.turn for work in arrived))
+        stats[f"servers/bytes/{role}"] = float(self.team.bytes.pop(role, 0))
+        if not sound or not (math.isfinite(self.norm) and math.isfinite(stats[f"loss/{role}"])):
             stats["skipped"] = 1.0
         elif self.halt(stats) is not None:
             stats["halted"] = 1.0
         return stats
 
     def _ask(self, islands: Sequence[Island], units: Batch, step: int, rate: float) -> None:
-        """Cut units over islands; without trained tokens nothing is asked."""
-        shards = [(shard, _share(shard)) for shard in units.shards(len(islands))]
-        some = [pair for pair in zip(islands, shards, strict=True) if pair[1][1] > 0] or [(islands[0], (units, 1.0))]
-        for island, (shard, share) in some:
+        """Cut units over islands. Those without trained tokens are not asked for."""
+        pairs = [
+            (island, shard, _share(shard)) for island, shard in zip(islands, units.shards(len(islands)), strict=True)
+        ]
+        for island, shard, share in [one for one in pairs if one[2] > 0] or [(islands[0], units, 1.0)]:
             task = island.does(self._learnt(island, shard, step, rate))
             self.work.append(Work(island, shard, share, self.turn, task))
 
@@ -97,37 +103,27 @@ class Served(Learners):
             return stats, (([], 0) if self.drifts else await self._push(island))
 
     async def _push(self, island: Island) -> Pushed:
-        *messages, size = island.references(Pusher.push, self.role, self.settings.count + 1)
+        *messages, size = island.references(Pusher.push, self.role, parts=self.settings.count + 1)
         return messages, await island.worker.gang.first.fetched(size)
-
-    async def _pushed(self, island: Island) -> Pushed | None:
-        with suppress(WorkerLost):
-            return await self._push(island)
-        return None
 
     async def _collect(self, step: int, rate: float) -> None:
         """Takes: what is asked. Waits for: all, or for the quorum, the grace and those who are too late. Woken by: each
         end and each loss. Gives: `arrived`, in the order of asking."""
-        clock, until = asyncio.get_running_loop().time, math.inf
+        clock, until, settings = asyncio.get_running_loop().time, math.inf, self.settings
         while True:
             await self._cut_again(step, rate)
             running = [work for work in self.work if not work.task.done()]
-            busy = {work.island for work in running}
-            too_late = any(self.turn - work.turn >= self.settings.max_stale for work in running)
-            if len(busy) <= self._spare and not too_late and len(running) < len(self.work):
-                until = min(until, clock() + self.settings.grace)
+            there = sum(island.alive for island in self.team.islands)
+            spare = there - settings.quorum if settings.quorum else 0
+            too_late = any(self.turn - work.turn >= settings.max_stale for work in running)
+            if len({work.island for work in running}) <= spare and not too_late and len(running) < len(self.work):
+                until = min(until, clock() + settings.grace)
             if not running or clock() >= until:
                 break
             left = None if until == math.inf else until - clock()
             await asyncio.wait([w.task for w in running], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         self.arrived = [work for work in self.work if work.task.done()]
         self.work = [work for work in self.work if not work.task.done()]
-
-    @property
-    def _spare(self) -> int:
-        """Islands that a step need not wait for."""
-        there = sum(island.alive for island in self.team.islands)
-        return max(0, there - self.settings.quorum) if self.settings.quorum else 0
 
     async def _cut_again(self, step: int, rate: float) -> None:
         """Give this step's units of lost workers to the others, and forget those of earlier steps."""
@@ -138,63 +134,55 @@ class Served(Learners):
                 left = [one for one in self.team.islands if one.alive and one.versions.get(self.role) == version]
                 self._ask(left or await self.team.refresh(), work.units, step, rate)
 
-    async def _summed(self, scale: float) -> float:
-        """Let the servers sum what arrived. Return its norm."""
-        pushes = [work.task.result()[1] for work in self.arrived]
-        return await self._added([scale] * len(pushes), pushes)
-
     async def _added(self, shares: Sequence[float], pushes: Sequence[Pushed]) -> float:
+        """Let the servers sum pushes. Return the norm of the sum."""
         self.team.bytes[self.role] += sum(size for _, size in pushes)
         given = [(shares, *(messages[number] for messages, _ in pushes)) for number in range(self.settings.count)]
         return math.sqrt(sum(await self.servers.scatter(ServerPart.add, given)))
 
     async def apply(self, take: bool) -> None:
         self.moves += take
+        arrived, self.arrived = self.arrived, []
         if self.drifts:
-            await asyncio.gather(*(self._own_step(work, take) for work in self.arrived))
+            await asyncio.gather(*(self._own_step(work, take) for work in arrived))
             self.since += take
             if self.since >= self.settings.local_steps:
                 await self._round()
         elif take:
             await self._step()
         else:
-            await asyncio.gather(*(self._told(island) for island in {work.island for work in self.arrived}))
-        self.arrived = []
+            await self._each({work.island for work in arrived}, lambda one: one.each(Pusher.settle, False))
+
+    async def _each(self, islands: Iterable[Island], ask: Callable[[Any], Awaitable[Any]]) -> list[Island]:
+        """Ask the pushers of islands. Return those that were not lost meanwhile."""
+        islands = list(islands)
+        found = await asyncio.gather(*(_unless_lost(ask(island.pushers(self.role))) for island in islands))
+        return [island for island, one in zip(islands, found, strict=True) if one is not None]
 
     async def _own_step(self, work: Work, take: bool) -> None:
-        with suppress(WorkerLost):  # its own steps since the last round are lost with it
-            await work.island.pushers(self.role).each(Pusher.apply, take, work.share)
-            tokens = work.island.tokens
-            tokens[self.role] = tokens.get(self.role, 0.0) + take * work.share
+        await self._each([work.island], lambda one: one.each(Pusher.apply, take, work.share))
+        work.island.tokens[self.role] += take * work.share  # type: ignore[assignment]
 
     async def _late_steps(self) -> None:
         """Let those who were late take their own steps, before they are asked again."""
         late = [work for work in self.work if work.task.done() and not _lost(work.task)]
         self.work = [work for work in self.work if not work.task.done()]
-        await asyncio.gather(*(self._own_step(work, not work.task.result()[0]["skipped"]) for work in late))
-
-    async def _told(self, island: Island) -> None:
-        with suppress(WorkerLost):
-            await island.pushers(self.role).each(Pusher.settle, False)
+        await asyncio.gather(*(self._own_step(work, not work.stats["skipped"]) for work in late))
 
     async def _step(self) -> None:
         """Let the servers step, and give the new weights to all who have the last ones and are free."""
-        replies = [
-            server.references(ServerPart.step, self.rate, self.norm, parts=2, part=self.role)
-            for server in self.servers.workers  # type: ignore[attr-defined]
-        ]
-        messages, servers = [first for first, _ in replies], self.team.servers.workers
-        size = sum([await server.fetched(one) for server, (_, one) in zip(servers, replies, strict=True)])
-        before = self.team.versions[self.role]
+        replies, before = self.team.ask_servers(ServerPart.step, self.role, self.rate, self.norm), self.version
+        size = await self.team.sizes(replies)
         self.team.versions[self.role] += 1
         old = [island for island in self._resting if island.versions.get(self.role) == before]
         self.team.bytes[self.role] += size * len(old)
-        await asyncio.gather(*(self._pull(island, messages, before + 1) for island in old))
+        messages = [message for message, _ in replies]
+        for island in await self._each(old, lambda one: one.each(Pusher.pull, *messages)):
+            island.versions[self.role] = before + 1
 
-    async def _pull(self, island: Island, messages: Sequence[Any], version: int) -> None:
-        with suppress(WorkerLost):
-            await island.pushers(self.role).each(Pusher.pull, *messages)
-            island.versions[self.role] = version
+    @property
+    def version(self) -> int:
+        return self.team.versions[self.role]
 
     @property
     def _resting(self) -> list[Island]:
@@ -204,22 +192,20 @@ class Served(Learners):
 
     async def _round(self) -> None:
         """Average how far workers went, by their tokens. Those who are busy come to a later round."""
-        self.since, role, most = 0, self.role, self.settings.max_stale
-        late = [one for one in self.team.islands if one.alive and one.tasks and one.rounds.get(role, 0) >= most]
+        self.since, role = 0, self.role
+        late = [one for one in self.team.islands if one.alive and one.missed[role] >= self.settings.max_stale]
         if tasks := [task for island in late for task in island.tasks]:
             await asyncio.wait(tasks)
-        came = [island for island in self._resting if island.tokens.get(role)]
-        found = await asyncio.gather(*(self._pushed(island) for island in came))
-        pairs = [(island, push) for island, push in zip(came, found, strict=True) if push is not None]
+        came = [island for island in self._resting if island.tokens[role]]
+        found = await asyncio.gather(*(_unless_lost(self._push(island)) for island in came))
+        pushes = {island: push for island, push in zip(came, found, strict=True) if push is not None}
         for island in self.team.islands:
-            island.rounds[role] = island.rounds.get(role, 0) + 1 if island.tokens.get(role) else 0
-        total = sum(island.tokens[role] for island, _ in pairs)
-        if not total:
-            return
-        await self._added([island.tokens[role] / total for island, _ in pairs], [push for _, push in pairs])
-        for island, _ in pairs:
-            island.tokens[role] = island.rounds[role] = 0
-        await self._step()
+            island.missed[role] += 1 if island.tokens[role] else 0
+        if total := sum(island.tokens[role] for island in pushes):
+            await self._added([island.tokens[role] / total for island in pushes], list(pushes.values()))
+            for island in pushes:
+                island.tokens[role] = island.missed[role] = 0
+            await self._step()
 
     # --- checkpoints
 
@@ -228,29 +214,25 @@ class Served(Learners):
         return all(servers) and await super().sound(whole=whole)
 
     async def save(self, path: Path) -> dict[str, Any]:
-        """Wait for those who are late, then let servers and workers write. What they pushed late is not saved."""
+        """Wait for those who are late, then let workers write, the first one also what servers keep. What was pushed
+        too late for the last step is not saved."""
         await self.team.idle()
-        islands = await self.team.refresh()
-        values = [await self._saved(island, path, number) for number, island in enumerate(islands)]
-        await self.team.servers.workers[0].do(self.role, ServerPart.begin.__name__, (path,))
-        await self.servers.each(ServerPart.write, path)
-        tokens = [island.tokens.get(self.role, 0.0) for island in islands]
-        return {**values[0], "since": self.since, "tokens": tokens}
-
-    async def _saved(self, island: Island, path: Path, number: int) -> dict[str, Any]:
-        pushers: Any = island.pushers(self.role)
-        return dict((await pushers.each(Pusher.save, path, number))[0])
+        islands, values = await self.team.refresh(), list[dict[str, Any]]()
+        replies = self.team.ask_servers(ServerPart.kept, self.role)
+        for number, island in enumerate(islands):
+            servers = [] if number else [replies[0][1], *(kept for kept, _ in replies)]
+            rank = island.worker.gang.first
+            values.append(await rank.do(PUSHING + self.role, Pusher.save.__name__, (path, number, *servers)))
+        return {**values[0], "since": self.since, "tokens": [island.tokens[self.role] for island in islands]}
 
     async def restore(self, path: Path, values: Mapping[str, Any]) -> None:
         """Also from a checkpoint of ranks, and with another number of workers and servers."""
-        if not self.drifts or path.with_suffix(OWN).exists():
-            await self.servers.each(ServerPart.restore, path)
-        self.team.versions[self.role] += 1
+        await self.team.begin(self.role, path)
         islands, tokens = await self.team.refresh(), values.get("tokens", [])
         plain = {"passes": values["passes"]} if "passes" in values else {}
         for number, island in enumerate(islands):
             await island.pushers(self.role).each(Pusher.restore, path, number, len(tokens), plain)
-            island.tokens[self.role] = tokens[number] if number < len(tokens) and self.drifts else 0.0
+            island.tokens[self.role] = tokens[number] if number < len(tokens) and self.drifts else 0
         self.since = int(values.get("since", 0)) % self.settings.local_steps
 
 
@@ -258,6 +240,12 @@ def _share(units: Batch) -> float:
     """A batch's share of the trained tokens of its step."""
     assert units.token_share is not None, "a step's batch is weighed"
     return float(units.token_share.double().sum())
+
+
+async def _unless_lost(work: Awaitable[Result]) -> Result | None:
+    with suppress(WorkerLost):
+        return await work
+    return None
 
 
 def _lost(task: asyncio.Task[Any]) -> bool:

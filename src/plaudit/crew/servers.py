@@ -38,13 +38,13 @@ NOMINAL = {"memory": float(1 << 20)}
 class ServerProcess:
     """A server in its process."""
 
-    def __init__(self, recipe: Mapping[str, Any], number: int):
+    def __init__(self, recipe: Mapping[str, Any]):
         from plaudit.settings.recipes import load_settings
 
         settings = load_settings(recipe)
         served = settings.runtime.served
         assert served is not None
-        self.parts = {role: ServerPart(settings.optimizer, served, number) for role in settings.objective.losses()}
+        self.parts = {role: ServerPart(settings.optimizer, served) for role in settings.objective.losses()}
 
     @contextmanager
     def part(self, role: str) -> Iterator[ServerPart]:
@@ -87,7 +87,7 @@ class ServerCrew(RayCrew):
         count = self.served.count
         group = await self._room(f"{count} parameter servers", (SERVER, 0), [NOMINAL] * count, in_time=True)
         starts = (
-            self.runtime.spawn(ServerProcess, self.recipe, n, name=f"{SERVER} {n}", group=group, place=n, threads=1)
+            self.runtime.spawn(ServerProcess, self.recipe, name=f"{SERVER} {n}", group=group, place=n, threads=1)
             for n in range(count)
         )
         self.places = Places(
@@ -104,7 +104,9 @@ class ServerCrew(RayCrew):
         await self.places.counted()
         self.ranks = servers
         self.team = Team(self.places, RayGang(servers), self.served)
-        await self.team.begin(list(self.settings.objective.losses()))
+        for role in self.settings.objective.losses():
+            await self.team.begin(role)
+        await self.team.refresh()
         self.plan = replace(self.plan, resume=None)  # later workers take their weights from the servers
         self.gang = self.team.islands[0].worker.gang
 

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.learn.pusher import Pusher
 from plaudit.learn.server import ServerPart
-from plaudit.runtime.gang import Gang, Shard, Shardable
+from plaudit.runtime.gang import Gang
 from plaudit.runtime.places import Places
 from plaudit.runtime.settings import Servers
 from plaudit.runtime.worker import Arguments, Kind_co, WorkerLost
@@ -36,10 +37,10 @@ class Island:
     worker: GangWorker[Any]
     versions: dict[str, int] = field(default_factory=dict)
     """Of the servers' weights that it has, by role."""
-    tokens: dict[str, float] = field(default_factory=dict)
-    """What it has trained on by itself since its last push, in shares of steps; by role."""
-    rounds: dict[str, int] = field(default_factory=dict)
-    """Rounds that it has missed with such tokens, by role."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """What it has trained on by itself since its last push, in shares of steps, by role."""
+    missed: Counter[str] = field(default_factory=Counter)
+    """Rounds that it has missed since, by role."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Units and their push are one piece of work."""
@@ -51,9 +52,9 @@ class Island:
     def pushers(self, role: str) -> Gang[Pusher]:
         return self.worker.gang.part(Pusher, PUSHING + role)
 
-    def references(self, method: Callable[..., tuple[Any, ...]], role: str, parts: int) -> list[Any]:
+    def references(self, method: Callable[..., Any], role: str, *arguments: Any, parts: int) -> list[Any]:
         """Ask the first rank's `Pusher`."""
-        return self.worker.gang.first.references(method, parts=parts, part=PUSHING + role)
+        return self.worker.gang.first.references(method, *arguments, parts=parts, part=PUSHING + role)
 
     def does(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Work in the background; the island is busy until it ends."""
@@ -74,15 +75,12 @@ class Team(Gang[Kind_co]):
         self.bytes = Counter[str]()
         """What has travelled since it was last asked for, by role."""
 
-    async def begin(self, roles: Sequence[str]) -> None:
-        """Let the servers begin with the weights of the first worker."""
-        first = Island((await self.places.free())[0].worker)  # type: ignore[arg-type]
-        for role in roles:
-            *weights, table = first.references(Pusher.begun, role, self.settings.count + 1)
-            parts = self.servers.part(ServerPart, role)
-            await parts.scatter(ServerPart.load, [(table, one) for one in weights])
-            self.versions[role] = 0
-        await self.refresh()
+    async def begin(self, role: str, path: Path | None = None) -> None:
+        """Let the servers begin with the weights of a worker, or with what it finds at the path."""
+        worker: Any = (await self.places.free())[0].worker
+        *parts, _ = Island(worker).references(Pusher.begun, role, path, parts=self.settings.count + 1)
+        await self.servers.part(ServerPart, role).scatter(ServerPart.load, [(part,) for part in parts])
+        self.versions[role] = self.versions.get(role, -1) + 1
 
     async def refresh(self) -> list[Island]:
         """Takes: nothing. Waits for: any free worker. Woken by: joined workers, ended work. Gives: the free islands,
@@ -93,63 +91,63 @@ class Team(Gang[Kind_co]):
             here: list[Any] = [place.worker for place in self.places.all if place.worker is not None]
             self.islands[:] = [known.get(worker) or Island(worker) for worker in here]
             await asyncio.gather(*(self._bring(island) for island in self.free))
-            if found := [island for island in self.free if island.versions == self.versions]:
+            if found := self.current:
                 return found
             await asyncio.sleep(PAUSE)
 
     async def _bring(self, island: Island) -> None:
         for role, version in list(self.versions.items()):
             if island.versions.get(role) != version:
-                servers = self.servers.workers
-                replies = [server.references(ServerPart.whole, parts=2, part=role) for server in servers]
+                replies = self.ask_servers(ServerPart.whole, role)
                 with suppress(WorkerLost):
                     await island.pushers(role).each(Pusher.load, *(whole for whole, _ in replies))
                     island.versions[role] = version
-                    for server, (_, size) in zip(servers, replies, strict=True):
-                        self.bytes[role] += await server.fetched(size)
+                    self.bytes[role] += await self.sizes(replies)
+
+    def ask_servers(self, method: Callable[..., Any], role: str, *arguments: Any) -> list[list[Any]]:
+        """Return references to the pair that each server returns."""
+        servers = self.servers.workers
+        return [server.references(method, *arguments, parts=2, part=role) for server in servers]
+
+    async def sizes(self, replies: Sequence[Sequence[Any]]) -> int:
+        """The sum of what servers returned second."""
+        pairs = zip(self.servers.workers, replies, strict=True)
+        return sum([await server.fetched(size) for server, (_, size) in pairs])
 
     @property
     def free(self) -> list[Island]:
         return [island for island in self.islands if island.alive and not island.tasks]
 
     @property
-    def current(self) -> list[RayWorker[Any]]:
-        """Ranks that can be asked now."""
-        islands = [island for island in self.free if island.versions == self.versions]
-        return [rank for island in islands for rank in island.worker.gang.workers]
+    def current(self) -> list[Island]:
+        """Islands that can be asked now."""
+        return [island for island in self.free if island.versions == self.versions]
+
+    @property
+    def _ranks(self) -> list[RayWorker[Any]]:
+        return [rank for island in self.current for rank in island.worker.gang.workers]
 
     @property
     def world(self) -> int:  # type: ignore[override]
-        return len(self.current)
-
-    async def each(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> list[Result]:
-        await self._someone()
-        return await super().each(method, *arguments)
-
-    async def split(
-        self, method: Callable[[Kind_co, Shard, *Arguments], Result], batch: Shardable[Shard], *arguments: *Arguments
-    ) -> list[Result]:
-        await self._someone()
-        return await super().split(method, batch, *arguments)
-
-    async def _someone(self) -> None:
-        if not self.current:
-            await self.refresh()
+        return max(1, len(self._ranks))
 
     async def scatter(
         self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
     ) -> list[Result]:
-        ranks = self.current
+        ranks: list[Any] = self._ranks or [None]
         asked = (self._asked(ranks[n % len(ranks)], method, given) for n, given in enumerate(arguments))
         return list(await asyncio.gather(*asked))
 
-    async def _asked(self, rank: RayWorker[Any], method: Callable[..., Result], given: tuple[Any, ...]) -> Result:
+    async def _asked(
+        self, rank: RayWorker[Any] | None, method: Callable[..., Result], given: tuple[Any, ...]
+    ) -> Result:
         while True:
+            rank = rank or (await self.refresh())[0].worker.gang.first
             try:
                 found: Result = await rank.do(self.name, method.__name__, given)
                 return found
             except WorkerLost:
-                rank = (await self.refresh())[0].worker.gang.first
+                rank = None
 
     async def idle(self) -> None:
         """Wait until nobody works."""
@@ -157,6 +155,5 @@ class Team(Gang[Kind_co]):
             await asyncio.wait(tasks)
 
     def close(self) -> None:
-        for island in self.islands:
-            for task in island.tasks:
-                task.cancel()
+        for task in [task for island in self.islands for task in island.tasks]:
+            task.cancel()

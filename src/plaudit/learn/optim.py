@@ -63,7 +63,7 @@ class Optimizer:
         self.masters = {
             name: local(p) if p.dtype.itemsize >= 4 else self._master(p) for name, p in self.parameters.items()
         }
-        self.moments = {name: self._moments(master) for name, master in self.masters.items()}
+        self.moments = {name: self.zeros(master) for name, master in self.masters.items()}
         self.collected: dict[str, Tensor] = {}
         for _, parameter in self.rounded:
             parameter.grad_dtype = torch.float32
@@ -185,7 +185,7 @@ class Optimizer:
         master = parameter.detach().float()
         return in_host_memory(master) if self.waits else master
 
-    def _moments(self, master: Tensor) -> dict[str, Tensor]:
+    def zeros(self, master: Tensor) -> dict[str, Tensor]:
         device = "cpu" if self.waits else master.device
         zeros = {kind: torch.zeros_like(master, device=device) for kind in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.zeros((), dtype=torch.float32, device=device)} | zeros
