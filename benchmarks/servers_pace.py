@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def slowest() -> bool:
     return True
 
 
+@wraps(prepare)  # a call travels by its name
 def paced(self: Pusher, batch: Batch, *more: Any) -> Any:
     if "pace" not in vars(self):
         self.pace = PER_TOKEN * (SLOWER if slowest() else 1.0)  # type: ignore[attr-defined]

@@ -36,8 +36,9 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2140,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
+        2195,
+        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75); settings "
+        "of parameter servers (55)",
     ),
     "monitor": (
         2680,
@@ -57,15 +58,17 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1790,
-        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
+        2160,
+        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120); both sides "
+        "of parameter servers (365)",
     ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
-    "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
+    "settings": (2345, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
-        1300,
-        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
+        1890,
+        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110); "
+        "workers that come and go around parameter servers (590)",
     ),
     "runs": (
         2140,

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.algorithms.figures import merge_stats
-from plaudit.batch import Batch
 from plaudit.crew.team import PUSHING, Island, Result, Team
 from plaudit.learn.learner import Learner
-from plaudit.learn.pusher import Pusher
+from plaudit.learn.pusher import Pusher, Units, share
 from plaudit.learn.server import ServerPart
 from plaudit.loop.cast import Learners
 from plaudit.runtime.worker import WorkerLost
@@ -36,7 +35,7 @@ class Work:
     """Units that an island was asked to learn from."""
 
     island: Island
-    units: Batch
+    units: Units
     share: float
     """Of the whole step's tokens."""
     turn: int
@@ -61,7 +60,7 @@ class Served(Learners):
         self.arrived: list[Work] = []
         self.rate = self.norm = 0.0
 
-    async def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
+    async def prepare(self, batch: Units, step: int, rate: float) -> Stats:
         self.turn += 1
         if self.drifts:
             await self._late_steps()
@@ -88,16 +87,16 @@ class Served(Learners):
             stats["halted"] = 1.0
         return stats
 
-    def _ask(self, islands: Sequence[Island], units: Batch, step: int, rate: float) -> None:
+    def _ask(self, islands: Sequence[Island], units: Units, step: int, rate: float) -> None:
         """Cut units over islands. Those without trained tokens are not asked for."""
         pairs = [
-            (island, shard, _share(shard)) for island, shard in zip(islands, units.shards(len(islands)), strict=True)
+            (island, shard, share(shard)) for island, shard in zip(islands, units.shards(len(islands)), strict=True)
         ]
-        for island, shard, share in [one for one in pairs if one[2] > 0] or [(islands[0], units, 1.0)]:
+        for island, shard, part in [one for one in pairs if one[2] > 0] or [(islands[0], units, 1.0)]:
             task = island.does(self._learnt(island, shard, step, rate))
-            self.work.append(Work(island, shard, share, self.turn, task))
+            self.work.append(Work(island, shard, part, self.turn, task))
 
-    async def _learnt(self, island: Island, units: Batch, step: int, rate: float) -> tuple[Stats, Pushed]:
+    async def _learnt(self, island: Island, units: Units, step: int, rate: float) -> tuple[Stats, Pushed]:
         async with island.turn:
             stats = (await island.pushers(self.role).split(Pusher.prepare, units, step, rate))[0]
             return stats, (([], 0) if self.drifts else await self._push(island))
@@ -234,12 +233,6 @@ class Served(Learners):
             await island.pushers(self.role).each(Pusher.restore, path, number, len(tokens), plain)
             island.tokens[self.role] = tokens[number] if number < len(tokens) and self.drifts else 0
         self.since = int(values.get("since", 0)) % self.settings.local_steps
-
-
-def _share(units: Batch) -> float:
-    """A batch's share of the trained tokens of its step."""
-    assert units.token_share is not None, "a step's batch is weighed"
-    return float(units.token_share.double().sum())
 
 
 async def _unless_lost(work: Awaitable[Result]) -> Result | None:

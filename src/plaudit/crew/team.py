@@ -134,7 +134,7 @@ class Team(Gang[Kind_co]):
     async def scatter(
         self, method: Callable[[Kind_co, *Arguments], Result], arguments: Sequence[tuple[*Arguments]]
     ) -> list[Result]:
-        ranks: list[Any] = self._ranks or [None]
+        ranks: Sequence[RayWorker[Any] | None] = self._ranks or (None,)
         asked = (self._asked(ranks[n % len(ranks)], method, given) for n, given in enumerate(arguments))
         return list(await asyncio.gather(*asked))
 

@@ -25,6 +25,14 @@ from plaudit.learn.server import MOMENTS, STEP, Beginning
 from plaudit.runtime.settings import Servers
 from plaudit.types import Stats
 
+Units = Batch
+
+
+def share(units: Units) -> float:
+    """The share of these units in the trained tokens of their step."""
+    assert units.token_share is not None, "a step's batch is weighed"
+    return float(units.token_share.double().sum())
+
 
 class Pusher:
     """The caller promises that all ranks of an island make the same calls; `begun`, `push` and `save` are the first
