@@ -37,8 +37,7 @@ ROOMS = {
     ),
     "runtime": (
         2195,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75); settings "
-        "of parameter servers (55)",
+        "the queue of all requests, and all that knows Ray, sockets and nodes; several processes (75), servers (55)",
     ),
     "monitor": (
         2680,
@@ -59,16 +58,14 @@ ROOMS = {
     ),
     "learn": (
         2160,
-        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120); both sides "
-        "of parameter servers (365)",
+        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, offloading (120), servers (370)",
     ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2345, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
         1890,
-        "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110); "
-        "workers that come and go around parameter servers (590)",
+        "who does the work, here and on Ray; judges, publishing (115), gangs that roll out (110), servers (590)",
     ),
     "runs": (
         2140,
