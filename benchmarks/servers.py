@@ -55,7 +55,7 @@ class Bench:
                 "max_tokens": 64,
                 "max_prompt_tokens": 40,
             },
-            "optimizer": {"learning_rate": 2e-3, "eps": 1e-6, "warmup": 0.1},
+            "optimizer": {"learning_rate": 1e-3, "eps": 1e-6, "warmup": 0.1},
             "train": {"steps": steps, "batch_size": 16},
             "evaluate": {"every": steps},
             "log": {"quiet": True, "page": False},
@@ -138,7 +138,7 @@ def kill(bench: Bench) -> Iterator[Row]:
 
 def slow(bench: Bench) -> Iterator[Row]:
     found = {}
-    for name, servers in (("all", {}), ("three", {"quorum": 3, "max_stale": 6})):
+    for name, servers in (("all", {}), ("three", {"quorum": 3, "grace": 0.15, "max_stale": 6})):
         os.environ["SERVERS_PACE"] = str(bench.folder / f"pace {name}")
         found[name] = bench.served(60, workers=4, **servers)
     del os.environ["SERVERS_PACE"]

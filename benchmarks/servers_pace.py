@@ -14,7 +14,7 @@ from typing import Any
 from plaudit.batch import Batch
 from plaudit.learn.pusher import Pusher
 
-PER_TOKEN, SLOWER = 0.0025, 3.0
+PER_TOKEN, SLOWER = 0.004, 3.0
 prepare = Pusher.prepare
 
 

@@ -321,6 +321,21 @@ def test_in_rounds_a_slow_worker_comes_later_and_a_lost_one_never(batch: Batch) 
     within(go())
 
 
+def test_in_rounds_a_lost_workers_units_join_the_others_own_steps(batch: Batch) -> None:
+    async def go() -> None:
+        house = House(2, local_steps=2)
+        async with house:
+            victim = house.processes[1]
+            victim.delay = 60.0
+            asyncio.get_running_loop().call_later(0.05, victim.kill)
+            await house.step(batch, 0)
+            own = house.processes[0].parts[PUSHING + Role.POLICY].own
+            assert far(own, alone(batch, 1)) < 1e-6, "one step on all units"
+            assert house.team.islands[0].tokens[Role.POLICY] == pytest.approx(1.0)
+
+    within(go())
+
+
 def test_a_loss_that_is_not_finite_moves_nothing_and_is_not_carried_on(batch: Batch) -> None:
     async def go() -> None:
         house = House(2, push="int8")

@@ -71,13 +71,13 @@ class Ends(Killer):
         return {}
 
 
-def test_ppo_goes_on_without_a_lost_worker_and_with_its_successor(make_recipe: Recipe, tmp_path: Path) -> None:
-    """Nothing is repeated, and weights are those of one process; the sampler has them each step."""
+def test_ppo_goes_on_without_a_lost_island_and_with_its_successor(make_recipe: Recipe, tmp_path: Path) -> None:
+    """Of two ranks, one of which is killed. Nothing is repeated, and weights are those of one process at each step."""
     more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "critic": {"learning_rate": 0.003}}
     more |= {"train": {"steps": 8}, "algorithm": {"minibatches": 1}}
     alone = run(load_settings(make_recipe("ppo", tmp_path / "alone", **more)))
     killer = Ends("training rank", 3, wait=5)
-    runtime = RAY | {"servers": {"count": 2}}
+    runtime = RAY | {"servers": {"count": 2}, "mesh": {"data": 2}}
     with killer.at_work():
         done = run(load_settings(make_recipe("ppo", tmp_path / "ray", **more, runtime=runtime)), hooks=[killer.hook])
     assert [step for step, _ in killer.seen] == list(range(1, 9))

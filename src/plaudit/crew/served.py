@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class Served(Learners):
         self.moves += take
         arrived, self.arrived = self.arrived, []
         if self.drifts:
-            await asyncio.gather(*(self._own_step(work, take) for work in arrived))
+            await self._own_steps(arrived, take)
             self.since += take
             if self.since >= self.settings.local_steps:
                 await self._round()
@@ -158,15 +159,24 @@ class Served(Learners):
         found = await asyncio.gather(*(_unless_lost(ask(island.pushers(self.role))) for island in islands))
         return [island for island, one in zip(islands, found, strict=True) if one is not None]
 
-    async def _own_step(self, work: Work, take: bool) -> None:
-        await self._each([work.island], lambda one: one.each(Pusher.apply, take, work.share))
-        work.island.tokens[self.role] += take * work.share  # type: ignore[assignment]
+    async def _own_steps(self, works: Iterable[Work], take: bool) -> None:
+        """Let each island step once, on all units that it was asked for."""
+        shares = Counter[Island]()
+        for work in works:
+            shares[work.island] += work.share  # type: ignore[assignment]
+
+        async def step(island: Island, part: float) -> None:
+            await self._each([island], lambda one: one.each(Pusher.apply, take, part))
+            island.tokens[self.role] += take * part  # type: ignore[assignment]
+
+        await asyncio.gather(*(step(island, part) for island, part in shares.items()))
 
     async def _late_steps(self) -> None:
         """Let those who were late take their own steps, before they are asked again."""
         late = [work for work in self.work if work.task.done() and not _lost(work.task)]
         self.work = [work for work in self.work if not work.task.done()]
-        await asyncio.gather(*(self._own_step(work, not work.stats["skipped"]) for work in late))
+        for skipped in (0.0, 1.0):
+            await self._own_steps((work for work in late if work.stats["skipped"] == skipped), not skipped)
 
     async def _step(self) -> None:
         """Let the servers step, and give the new weights to all who have the last ones and are free."""

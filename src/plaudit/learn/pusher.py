@@ -74,7 +74,9 @@ class Pusher:
         return Beginning(pieces, steps, {kind: encode(one[start:stop], "float32") for kind, one in whole.items()})
 
     def prepare(self, batch: Batch, step: int, rate: float) -> Stats:
-        self.optimizer.clear()
+        """Compute gradients. With local steps they are added to those of units that the worker was asked for before."""
+        if not self.drifts:
+            self.optimizer.clear()
         with self._drifted():
             return self.learner.prepare(batch, step, rate)
 
