@@ -27,12 +27,19 @@ from plaudit.loop.checkpoint import Writer
 from plaudit.runtime.places import Places
 from plaudit.runtime.settings import Servers
 from plaudit.runtime.worker import Worker, WorkerLost
+from plaudit.settings.tree import Settings
 from plaudit.types import Role, Stats
 
 Result = TypeVar("Result")
 SERVER = "parameter server"
 NOMINAL = {"memory": float(1 << 20)}
 """What a server reserves: a place on a node. It computes for a moment a step, while workers wait."""
+
+
+def _served(settings: Settings) -> Servers:
+    served = settings.runtime.served
+    assert served is not None, "`Crews` opens a crew of servers for no other strategy"
+    return served
 
 
 class ServerProcess:
@@ -42,9 +49,8 @@ class ServerProcess:
         from plaudit.settings.recipes import load_settings
 
         settings = load_settings(recipe)
-        served = settings.runtime.served
-        assert served is not None
-        self.parts = {role: ServerPart(settings.optimizer, served) for role in settings.objective.losses()}
+        how = settings.optimizer, _served(settings)
+        self.parts = {role: ServerPart(*how) for role in settings.objective.losses()}
 
     @contextmanager
     def part(self, role: str) -> Iterator[ServerPart]:
@@ -56,10 +62,8 @@ class ServedProcess(RankProcess):
 
     def build(self, address: str, rank: int, world: int, timeout: float) -> None:
         super().build(address, rank, world, timeout)
-        served = self.settings.runtime.served
-        assert served is not None
-        learners = {role: one for role, one in self.members.items() if isinstance(one, Learner)}
-        self.pushers = {role: Pusher(learner, served) for role, learner in learners.items()}
+        served, members = _served(self.settings), self.members.items()
+        self.pushers = {role: Pusher(one, served) for role, one in members if isinstance(one, Learner)}
 
     @contextmanager
     def part(self, role: str) -> Iterator[Scorer | Watched | Pusher]:  # type: ignore[override]
@@ -74,17 +78,12 @@ class ServerCrew(RayCrew):
     places: Places[Any] | None = None
     team: Team[Any]
 
-    @property
-    def served(self) -> Servers:
-        served = self.settings.runtime.served
-        assert served is not None
-        return served
-
     async def _form(self) -> None:
         from plaudit.runtime.ray_gang import RayGang
 
         await self._room_for_ranks()
-        count = self.served.count
+        served = _served(self.settings)
+        count = served.count
         group = await self._room(f"{count} parameter servers", (SERVER, 0), [NOMINAL] * count, in_time=True)
         starts = (
             self.runtime.spawn(ServerProcess, self.recipe, name=f"{SERVER} {n}", group=group, place=n, threads=1)
@@ -99,11 +98,12 @@ class ServerCrew(RayCrew):
             failures=self.failures,
             say=self.say,
         )
+        self.team = Team(self.places, RayGang([]), served)
         self.places.open()
         servers: list[Any] = list(await asyncio.gather(*starts))
         await self.places.counted()
         self.ranks = servers
-        self.team = Team(self.places, RayGang(servers), self.served)
+        self.team.servers = RayGang(servers)
         for role in self.settings.objective.losses():
             await self.team.begin(role)
         await self.team.refresh()
