@@ -89,7 +89,7 @@ def main() -> None:
 
 async def measured(options: argparse.Namespace) -> Table:
     table = Table("workers", "choice, us a request", "heartbeats, each asked", "heartbeats, 8 a node")
-    runtime = RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100))
+    runtime = RayRuntime(RuntimeSettings(kind="ray"))
     runtime.start()
     try:
         for count in options.sizes:

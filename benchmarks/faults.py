@@ -254,9 +254,9 @@ class Killer:
             killer.sent(part, method)
             return await answer
 
-        def referred(worker: RayWorker[Any], method: Any, *arguments: Any, parts: int) -> list[Any]:
-            found = refer(worker, method, *arguments, parts=parts)
-            killer.sent(None, method.__name__)
+        def referred(worker: RayWorker[Any], method: Any, *arguments: Any, **more: Any) -> list[Any]:
+            found = refer(worker, method, *arguments, **more)
+            killer.sent(more.get("part"), method.__name__)
             return found
 
         def ended(worker: RayWorker, reason: str) -> None:

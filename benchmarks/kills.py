@@ -334,7 +334,7 @@ def went_on_from(done: Run) -> int:
 
 
 CLUSTER = {"kind": "ray", "heartbeat_timeout": 5.0, "max_failures_per_hour": -1}
-RUNTIME = CLUSTER | {"object_store_mb": 100}
+RUNTIME = CLUSTER
 
 
 def alike(whole: Run, disturbed: Run) -> bool:

@@ -110,7 +110,7 @@ def recipe(output: Path, policy: Path, files: DemoFiles, *, lag: int, reward: di
     settings = read_yaml(CONFIGS / "grpo.yaml")
     settings |= {"output": str(output), "overwrite": True, "threads": 1, "log": {"quiet": True}}
     settings |= {"model": {"path": str(policy)}, "data": {"train": str(files.prompts)}, "rewards": [reward]}
-    settings["runtime"] = {"kind": "ray", "object_store_mb": 200}
+    settings["runtime"] = {"kind": "ray"}
     settings["rollout"] |= {"max_lag": lag}
     settings["train"] = {"steps": steps}
     return settings

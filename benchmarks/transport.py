@@ -107,7 +107,7 @@ def plain_copy(megabytes: int, repeats: int) -> list[float]:
 
 
 async def measure(megabytes: int, repeats: int, workers: int, ranks: int) -> dict[str, list[float]]:
-    settings = RuntimeSettings(kind="ray", object_store_mb=max(200, 4 * megabytes))
+    settings = RuntimeSettings(kind="ray")
     prepare(settings)
     from plaudit.runtime.ray import RayRuntime
     from plaudit.runtime.ray_gang import RayGang

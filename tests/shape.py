@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2430,
+        2470,
         "the queue of requests, all that knows Ray, sockets, nodes; many processes a worker (75), signs, places (270)",
     ),
     "monitor": (
@@ -57,7 +57,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1840,
+        2210,
         "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
     ),
     "loop": (
@@ -66,11 +66,11 @@ ROOMS = {
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
-        2380,
+        2390,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        1760,
+        2380,
         "who does the work, here and on Ray; judges, publishing (115), gangs that roll out (110), ranks apart (270)",
     ),
     "runs": (

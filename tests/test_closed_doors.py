@@ -44,7 +44,7 @@ def test_all_that_a_run_listens_on_is_loopback_and_its_folder_is_closed(make_rec
         folders.append(Path(node.get_session_dir_path()))
         return {}
 
-    runtime = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2, "weights": "collective"}
+    runtime = {"kind": "ray", "num_training_workers": 2, "weights": "collective"}
     recipe = make_recipe("grpo", tmp_path, runtime=runtime, rollout={"workers": 2}, train={"steps": 2})
     run(load_settings(recipe), hooks=[look])
     assert len(seen) > 10, seen

@@ -55,7 +55,7 @@ def hurt(
     `ray` seconds; all must give a sign within `sign`."""
     more = {"RAY_gcs_rpc_server_reconnect_timeout_s": f"{ray:g}", "RAY_TMPDIR": "/tmp"}
     more["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{Path(kills.__file__).parent}"
-    recipe = {**recipe, "runtime": {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": sign}}
+    recipe = {**recipe, "runtime": {"kind": "ray", "heartbeat_timeout": sign}}
     command = [sys.executable, "-c", RUN, json.dumps(recipe), str(int(how)), str(seconds)]
     done = subprocess.run(command, env=environment | more, capture_output=True, text=True, timeout=120, check=False)
     (head,) = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("head "))

@@ -22,7 +22,7 @@ from plaudit import Run, load_settings, run
 pytestmark = pytest.mark.slow
 
 Recipe = Callable[..., dict[str, Any]]
-RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
+RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
 
 
 def critic_of(done: Run) -> dict[str, Any]:

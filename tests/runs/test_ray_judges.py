@@ -82,7 +82,7 @@ def test_judges_elsewhere_say_the_same_and_the_others_answer_for_one_that_is_los
 
     here = run(load_settings(recipe("here", {})))
     attack = Attack(monkeypatch)
-    runtime = {"kind": "ray", "object_store_mb": 100, "max_failures_per_hour": 2, "heartbeat_timeout": 4.0}
+    runtime = {"kind": "ray", "max_failures_per_hour": 2, "heartbeat_timeout": 4.0}
     there = run(load_settings(recipe("there", {"runtime": runtime}, workers=2)), hooks=[attack.hook])
     assert attack.replaced.is_set(), "after the run had gone on with one"
     assert attack.frozen, "by the first question to the replacement"

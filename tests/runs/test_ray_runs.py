@@ -38,7 +38,7 @@ from plaudit.types import Stats
 
 Recipe = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[2]
-RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 10.0}
+RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
 KILLS = {
     "grpo": of_workers("grpo", 0, 10),
     "ppo": of_workers("ppo", 0, 8, first=10),

@@ -32,7 +32,7 @@ def killed(
     """A run whose rollout worker 0 is killed while it takes the weights of version 2."""
     more: dict[str, Any] = {"model": {"config": MODEL, "lora": {"rank": lora}}, "algorithm": {"samples": 4}}
     more["rollout"] = {"engine": "vllm", **rollout}
-    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "weights": weights}
+    more["runtime"] = {"kind": "ray", "weights": weights}
     more["runtime"] |= {"mesh": {"rollout_tensor": devices}} if devices > 1 else {}
     more["runtime"] |= {"placement": {"generate": {"shares": shares}}} if shares else {}
     killer = Killer([Kill("rollout", "publish", 2)])
@@ -85,7 +85,7 @@ def test_a_process_of_vllm_that_is_lost_costs_its_worker(
     make_recipe: Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     more: dict[str, Any] = {"model": {"config": MODEL}, "rollout": {"engine": "vllm"}, "train": {"steps": 3}}
-    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "mesh": {"rollout_tensor": 2}}
+    more["runtime"] = {"kind": "ray", "mesh": {"rollout_tensor": 2}}
     killer = Killer([])
     hit: list[int] = []
 
@@ -110,7 +110,7 @@ def test_a_node_without_vllm_is_named_with_what_to_install(
     """Workers find a vLLM there that does not import."""
     (tmp_path / "vllm.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    more = {"rollout": {"engine": "vllm"}, "runtime": {"kind": "ray", "object_store_mb": 100}}
+    more = {"rollout": {"engine": "vllm"}, "runtime": {"kind": "ray"}}
     with pytest.raises(ImportError, match=r" \S+ \(libcudart\.so\.13: .*'\.\[vllm\]'") as e:
         run(load_settings(make_recipe("grpo", tmp_path, **more)))
     assert socket.gethostname() in str(e.value)

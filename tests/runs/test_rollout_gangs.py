@@ -18,7 +18,7 @@ from kills import same_weights
 from plaudit import load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
-RAY = {"kind": "ray", "object_store_mb": 100, "weights": "collective", "mesh": {"tensor": 2, "rollout_tensor": 2}}
+RAY = {"kind": "ray", "weights": "collective", "mesh": {"tensor": 2, "rollout_tensor": 2}}
 
 
 def test_a_lost_process_of_a_rollout_worker_changes_nothing(make_recipe: Recipe, tmp_path: Path) -> None:

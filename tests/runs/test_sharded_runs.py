@@ -21,8 +21,8 @@ from plaudit.runtime.memory import RankOutOfMemory
 pytestmark = pytest.mark.slow
 
 Recipe = Callable[..., dict[str, Any]]
-RAY = {"kind": "ray", "object_store_mb": 100, "strategy": "fsdp", "num_training_workers": 2}
-CUT = {"kind": "ray", "object_store_mb": 100, "mesh": {"tensor": 2}}
+RAY = {"kind": "ray", "strategy": "fsdp", "num_training_workers": 2}
+CUT = {"kind": "ray", "mesh": {"tensor": 2}}
 
 
 def furthest(a: Run, b: Run) -> float:

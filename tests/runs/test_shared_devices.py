@@ -55,7 +55,7 @@ def test_two_ranks_and_three_rollout_workers_on_their_places(make_recipe: Recipe
 
     local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
     more: dict[str, Any] = {"rollout": {"workers": 3}, "save": {"every": 1}}
-    more["runtime"] = {"kind": "ray", "object_store_mb": 100, "num_training_workers": 2, "placement": TURNS}
+    more["runtime"] = {"kind": "ray", "num_training_workers": 2, "placement": TURNS}
     more["runtime"]["resources_per_worker"] = {"CPU": 1}
     calm = run(load_settings(make_recipe("grpo", tmp_path / "calm", **more)))
     kills = [Kill("rank", "rollout", 1, which=1), Kill("rollout", "update", 2), Kill("rank", "update", 3)]

@@ -19,7 +19,7 @@ from kills import same_weights
 from plaudit import load_settings, run
 
 Recipe = Callable[..., dict[str, Any]]
-RAY = {"kind": "ray", "object_store_mb": 100, "heartbeat_timeout": 3.0, "max_failures_per_hour": -1}
+RAY = {"kind": "ray", "heartbeat_timeout": 3.0, "max_failures_per_hour": -1}
 ADAPTERS = {"lora": {"rank": 2}}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "adapters by the store": ("store", {"model": ADAPTERS}),

@@ -24,7 +24,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.token import prepare
 
-SETTINGS = RuntimeSettings(kind="ray", object_store_mb=100, heartbeat_timeout=2.0, start_timeout=60.0)
+SETTINGS = RuntimeSettings(kind="ray", heartbeat_timeout=2.0, start_timeout=60.0)
 prepare(SETTINGS)  # before ray is imported
 import ray  # noqa: E402
 
@@ -321,7 +321,7 @@ async def steps():
     except WorkerLost as lost:
         print(lost)
 
-cluster = RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100, start_timeout=60.0))
+cluster = RayRuntime(RuntimeSettings(kind="ray", start_timeout=60.0))
 cluster.start()
 try:
     asyncio.run(steps())
@@ -392,12 +392,6 @@ RayRuntime(RuntimeSettings(kind="ray")).start()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert "\nValueError: Ray cannot start here (" in done.stderr, done.stderr
     assert "RAY_TMPDIR" in done.stderr.splitlines()[-1]
-
-
-def test_an_object_store_larger_than_the_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # as in a process of its own
-    with pytest.raises(ValueError, match=r"runtime\.object_store_mb=100000000 "):
-        RayRuntime(RuntimeSettings(kind="ray", object_store_mb=100_000_000)).start()
 
 
 def test_a_driver_that_stood_still_loses_nobody(runtime: Runtime) -> None:

@@ -175,4 +175,4 @@ def test_a_store_without_room_for_two_versions_is_told_of() -> None:
     assert small_store([], 50 << 20) == "", "the head did not answer"
     said = small_store(nodes, 200 << 20)
     assert "store of 100 MiB has no room for two versions of weights of 200 MiB" in said
-    assert "runtime.object_store_mb=500" in said, "two and a half times as much"
+    assert "/dev/shm 500 MiB" in said, "two and a half times as much"

@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings
-from plaudit.runtime.settings import LATER, NO_SHARDS, SHARED, RuntimeSettings
+from plaudit.runtime.settings import LATER, NO_SHARDS, SHARED, RuntimeSettings, Servers
 from plaudit.settings.importers.distributed import imported
 from plaudit.support.fields import complaints
 from plaudit.weights.transport import Collective, transport_of
 
 TIMES = ("start", "collective", "heartbeat")
-THERE = {"kind": "ray", "address": "10.0.0.1:6379"}
-NO_EFFECT = "has no effect on the cluster at runtime.address=10.0.0.1:6379, which runs already: leave it out"
+SERVED: dict[str, Any] = {"kind": "ray", "strategy": "server", "num_training_workers": 3}
+REFUSED = (
+    ({"pushes": "int8"}, "servers has no 'pushes'; did you mean push?"),
+    ({"push": "int4"}, "servers.push=int4 must be one of float32, bfloat16, int8"),
+    ({"local_steps": 0}, "servers.local_steps=0 must be at least 1"),
+    ({"count": "two"}, "servers.count=two must be"),
+    ({"quorum": 4}, "servers.quorum=4 is more than num_training_workers=3"),
+)
 
 
 def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
@@ -27,7 +33,10 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "ray", "strategy": "zero"}, "strategy=zero must be one of replicate, zero1, zero2, fsdp; did"),
+        (
+            {"kind": "ray", "strategy": "zero"},
+            "strategy=zero must be one of replicate, zero1, zero2, fsdp, server; did",
+        ),
         ({"strategy": "fsdp"}, "strategy=fsdp needs runtime=ray"),
         ({"offload": ["optimiser"]}, "offload=['optimiser'] must be one of reference, optimizer, weights"),
         ({"kind": "ray", "strategy": "zero2", "offload": ["weights"]}, "offload=['weights'] takes shards of weights"),
@@ -35,7 +44,7 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         ({"kind": "ray", "weights": "nccl"}, "weights=nccl must be"),
         ({"backend": "gloo"}, "backend=gloo needs runtime=ray"),
         ({"kind": "ray", "backend": "mpi"}, "backend=mpi must be"),
-        *(({key: 100}, f"{key}=100 needs runtime=ray") for key in ("object_store_mb", "max_failures_per_hour")),
+        ({"max_failures_per_hour": 100}, "max_failures_per_hour=100 needs runtime=ray"),
         *(({f"{what}_timeout": 7.0}, f"{what}_timeout=7.0 needs runtime=ray") for what in TIMES),
         *(({"kind": "ray", f"{w}_timeout": math.inf}, f"{w}_timeout=inf must be") for w in ("collective", "heartbeat")),
         *(
@@ -53,11 +62,13 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
             "mesh has replicas=2, copies of what ranks share",
         ),
         ({"mesh": {"tensor": 2}}, "mesh={'tensor': 2} needs runtime=ray"),
+        ({"kind": "ray", "servers": {"count": 2}}, "servers={'count': 2} needs strategy=server"),
+        *(({**SERVED, "servers": given}, message) for given, message in REFUSED),
+        ({**SERVED, "mesh": {"tensor": 2}}, "mesh has tensor, and strategy=server"),
+        ({**SERVED, "offload": ["optimizer"]}, "offload=['optimizer']: with strategy=server"),
         ({"kind": "ray", "max_failures_per_hour": -2}, "max_failures_per_hour=-2 must be at least -1"),
-        ({"kind": "ray", "object_store_mb": 79}, "object_store_mb=79 must be at least 80"),
         ({"kind": "ray", "resources_per_worker": {"GPU": -1.0}}, "resources_per_worker={'GPU': -1.0} must be"),
         *(({"kind": "ray", f"{what}_timeout": 0.0}, f"{what}_timeout=0.0 must be above 0 (seconds)") for what in TIMES),
-        ({**THERE, "object_store_mb": 100}, f"object_store_mb=100 {NO_EFFECT}"),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
@@ -66,9 +77,7 @@ def test_what_cannot_be(given: dict[str, Any], message: str) -> None:
 
 
 def test_what_is_at_its_bound_can_be() -> None:
-    given = RuntimeSettings(
-        kind="ray", max_failures_per_hour=-1, object_store_mb=80, resources_per_worker={"CPU": 0.0, "GPU": 1.0}
-    )
+    given = RuntimeSettings(kind="ray", max_failures_per_hour=-1, resources_per_worker={"CPU": 0.0, "GPU": 1.0})
     assert problems(given) == []
 
 
@@ -96,6 +105,14 @@ def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
     given = RuntimeSettings(kind="ray", mesh={"rollout_tensor": 2})
     assert problems(given) == []
     assert (given.rollout_width, given.width, given.ranks) == (2, 1, 1)
+
+
+def test_servers_that_are_refused_are_none() -> None:
+    given = RuntimeSettings(**SERVED, servers={"push": "int8", "quorum": 3})
+    assert problems(given) == []
+    assert given.served == Servers(push="int8", quorum=3)
+    assert RuntimeSettings(**SERVED, servers={"push": 3}).served is None
+    assert RuntimeSettings().served is None
 
 
 def test_shards_of_ray_ranks_are_no_problem() -> None:

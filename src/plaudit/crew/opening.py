@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from plaudit.crew.base import Crew
 from plaudit.crew.local import LocalCrew
 from plaudit.crew.ray import RayCrew
+from plaudit.crew.servers import ServerCrew
 from plaudit.crew.trainer import Plan
 from plaudit.runtime.token import prepare
 from plaudit.runtime.worker import Failures
@@ -40,7 +41,8 @@ class Crews:
         return crew
 
     async def _ray_crew(self, plan: Plan) -> RayCrew:
-        return await RayCrew.open(self.settings, plan, self._cluster(), self.failures, self.say)
+        kind = RayCrew if self.settings.runtime.served is None else ServerCrew
+        return await kind.open(self.settings, plan, self._cluster(), self.failures, self.say)
 
     def _cluster(self) -> RayRuntime:
         if self._runtime is None:

@@ -58,13 +58,15 @@ class RayCrew:
     breaks the collectives of the others: `form_again` starts all ranks again from a checkpoint, while rollout workers
     stay and wait for its weights."""
 
+    kind = Ranks
+
     def __init__(
         self, settings: Settings, plan: Plan, runtime: RayRuntime, failures: Failures, say: Callable[[str], None]
     ):
         self.settings, self.plan, self.runtime, self.failures, self.say = settings, plan, runtime, failures, say
         self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
         self.attempt = 0
-        self.ranks = Ranks(settings, runtime, self._threads)
+        self.ranks = self.kind(settings, runtime, self._threads)
         self.pool: Pool | None = None
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
@@ -149,7 +151,7 @@ class RayCrew:
         # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival; several
         # processes add in another order.
         exact = self.pool is None or (self.settings.rollout.engine != "vllm" and self.width == 1)
-        same = all(gang.world == 1 for gang in self.ranks.gangs) and self.settings.rollout.max_lag == 0 and exact
+        same = len(self.ranks.bundles) == len(self.ranks.gangs) and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
         if self.pool is not None and self.settings.runtime.weights == "store" and not self.inside:
@@ -166,7 +168,7 @@ class RayCrew:
         await asyncio.gather(*formed)
         if self.pool is not None and (self.shares or self.inside):
             await self._sampling(self.pool)  # a rank may have been lost within `training`
-        self.say(f"{len(self.ranks.workers)} training workers are ready again")
+        self.say(f"{len(self.ranks.bundles)} training workers are ready again")
         return True
 
     # --- ranks

@@ -63,9 +63,9 @@ class Optimizer:
         self.masters = {
             name: local(p) if p.dtype.itemsize >= 4 else self._master(p) for name, p in self.parameters.items()
         }
-        self.moments = {name: self._moments(master) for name, master in self.masters.items()}
+        self.moments = {name: self.zeros(master) for name, master in self.masters.items()}
         self.collected: dict[str, Tensor] = {}
-        for _, parameter in self._rounded():
+        for _, parameter in self.rounded:
             parameter.grad_dtype = torch.float32
 
     def collect(self) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class Optimizer:
                 for master, moved in zip(masters, here, strict=True):
                     if moved is not master:
                         master.copy_(moved)
-        self._round()
+        self.round()
 
     def _runs(self, names: Sequence[str]) -> Iterator[list[str]]:
         """What moves at once: all, or what a bucket in host memory holds."""
@@ -158,7 +158,7 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Return moments and masters by kind/parameter. Sharded parameters have this rank's rows."""
         moments = {f"{kind}/{name}": value for name, kinds in self.moments.items() for kind, value in kinds.items()}
-        names = self.masters if self.placement.rounds else [name for name, _ in self._rounded()]
+        names = self.masters if self.placement.rounds else [name for name, _ in self.rounded]
         return moments | {f"{MASTER}/{name}": self.masters[name].detach() for name in names}
 
     @torch.no_grad()
@@ -179,24 +179,25 @@ class Optimizer:
             )
         for key, tensor in own.items():
             read(key, tensor)
-        self._round()
+        self.round()
 
     def _master(self, parameter: Tensor) -> Tensor:
         master = parameter.detach().float()
         return in_host_memory(master) if self.waits else master
 
-    def _moments(self, master: Tensor) -> dict[str, Tensor]:
+    def zeros(self, master: Tensor) -> dict[str, Tensor]:
         device = "cpu" if self.waits else master.device
         zeros = {kind: torch.zeros_like(master, device=device) for kind in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.zeros((), dtype=torch.float32, device=device)} | zeros
 
-    def _rounded(self) -> list[tuple[str, Tensor]]:
+    @property
+    def rounded(self) -> list[tuple[str, Tensor]]:
         """Parameters with a separate master."""
         return [(name, p) for name, p in self.parameters.items() if self.masters[name].dtype != p.dtype]
 
     @torch.no_grad()
-    def _round(self) -> None:
-        for name, parameter in self._rounded():
+    def round(self) -> None:
+        for name, parameter in self.rounded:
             parameter.copy_(self.masters[name])
 
 

@@ -48,7 +48,7 @@ OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
     *(f"rollout.{name}" for name in _ROLLOUT),
 )
-_RANKS = ("num_training_workers", "mesh", "strategy", "offload", "placement.critic")
+_RANKS = ("num_training_workers", "mesh", "strategy", "servers", "offload", "placement.critic")
 OF_CONSEQUENCE = tuple(f"runtime.{name}" for name in _RANKS)
 """A replay may differ from the recorded run in settings of OF_NO_CONSEQUENCE, except those of OF_CONSEQUENCE."""
 LENGTHS = ("train.steps", "train.epochs", "train.log_every")

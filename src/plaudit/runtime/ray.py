@@ -80,18 +80,12 @@ class RayRuntime:
             except (ConnectionError, ValueError, exceptions.RayError) as error:
                 raise _not_let_in(settings.address, error) from error
         else:
-            utilities: Any = ray._private.utils
-            memory = utilities.get_system_memory() >> 20  # on every system, and within a container's limit
-            if settings.object_store_mb > memory:
-                given = f"runtime.object_store_mb={settings.object_store_mb}"
-                raise ValueError(f"{given} is more than this machine's memory, {memory} MiB")
             try:
                 with _sigterm_left_alone(), _processes_apart(), _on_loopback(), _nothing_unused():
                     ray.init(
                         address="local",
                         _temp_dir=str(_own_folder()),
                         include_dashboard=False,
-                        object_store_memory=settings.object_store_mb << 20,
                         **common,
                     )
             except OSError as error:

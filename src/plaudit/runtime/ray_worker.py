@@ -211,11 +211,15 @@ class RayWorker(Generic[Kind_co]):
         return method.options(concurrency_group=HEART).remote(*arguments)
 
     def references(
-        self, method: Callable[[Kind_co, *Arguments], tuple[Any, ...]], *arguments: *Arguments, parts: int
+        self,
+        method: Callable[[Any, *Arguments], tuple[Any, ...]],
+        *arguments: *Arguments,
+        parts: int,
+        part: str | None = None,
     ) -> list[Any]:
-        """Call a method that returns a tuple, and return a reference to each part. Other workers fetch these parts
-        directly."""
-        found: list[Any] = self._actor.call.options(num_returns=parts).remote(None, method.__name__, *arguments)
+        """Call a method, of a part of the worker if one is named, that returns a tuple of so many parts. Return a
+        reference to each. Other workers fetch what it stands for directly."""
+        found: list[Any] = self._actor.call.options(num_returns=parts).remote(part, method.__name__, *arguments)
         return found
 
     async def fetched(self, reference: Any) -> Any:

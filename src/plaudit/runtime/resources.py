@@ -120,8 +120,8 @@ def small_store(nodes: Sequence[Resources], size: int) -> str:
         return ""
     return (
         f"an object store of {least / 2**20:.0f} MiB has no room for two versions of weights of {size / 2**20:.0f} "
-        f"MiB: Ray puts them on disk, and updates take longer. Set runtime.object_store_mb={-(-5 * size // 2**21)} (of "
-        "a cluster that runs: ray start --object-store-memory), or runtime.weights=collective"
+        f"MiB: Ray puts them on disk, and updates take longer. Give /dev/shm {-(-5 * size // 2**21)} MiB (docker "
+        "--shm-size; of a cluster that runs: ray start --object-store-memory), or set runtime.weights=collective"
     )
 
 

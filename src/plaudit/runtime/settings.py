@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from plaudit.support.fields import Section, leaves, nearest, setting, shown
+from plaudit.support.fields import Section, complaints, leaves, nearest, setting, shown
 
 STAGES = {"replicate": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 """How a training step is spread over ranks, and the stage of ZeRO that it is."""
+SERVER = "server"
+"""The strategy in which parameter servers hold the optimizer."""
+PUSHES = ("float32", "bfloat16", "int8")
 OFFLOADS = ("reference", "optimizer", "weights")
 """What may wait in host memory."""
 WEIGHTS = ("store", "collective")
@@ -19,7 +22,7 @@ BACKENDS = ("auto", "gloo", "nccl")
 ROLLOUT_TENSOR = "rollout_tensor"
 AXES, LATER = ("data", "context", "tensor", "replicas", ROLLOUT_TENSOR), ("pipeline",)
 """Axes of a mesh, and those that only `plaudit layout` computes so far."""
-OF_RANKS = ("num_training_workers", "mesh", "strategy")
+OF_RANKS = ("num_training_workers", "mesh", "strategy", "servers")
 """What only ray follows, and weights depend on."""
 OF_RAY = (
     *OF_RANKS,
@@ -28,7 +31,6 @@ OF_RAY = (
     "resources_per_rollout_worker",
     "weights",
     "backend",
-    "object_store_mb",
     "start_timeout",
     "collective_timeout",
     "heartbeat_timeout",
@@ -73,6 +75,28 @@ class Where:
         return ", ".join(f"{name}: {value}" for name, value in vars(self).items() if value)
 
 
+@dataclass(frozen=True)
+class Servers:
+    """What `runtime.servers` may hold."""
+
+    count: int = setting(1, least=1)
+    """Processes that share the optimizer's state."""
+    local_steps: int = setting(1, least=1)
+    """Steps that workers make by themselves before they push how far they went."""
+    push: str = setting("float32", choices=PUSHES)
+    """Precision of what travels, in both directions."""
+    quorum: int = setting(0, least=0)
+    """A step ends once so many workers are free; 0: all."""
+    grace: float = setting(0.0, least=0, unit="seconds")
+    """Time that the others then still have."""
+    max_stale: int = setting(4, least=0)
+    """Steps (with local_steps: rounds) that a worker may be late by."""
+    rate: float = setting(0.7, above=0)
+    """Nesterov's rate, with local_steps."""
+    momentum: float = setting(0.9, least=0, below=1)
+    """Nesterov's momentum, with local_steps."""
+
+
 @dataclass
 class RuntimeSettings(Section):
     """Where the processes of a run are. `runtime=ray` is short for `runtime.kind=ray`."""
@@ -98,9 +122,12 @@ class RuntimeSettings(Section):
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
     """ray: likewise for each process of a rollout worker."""
-    strategy: str = setting("replicate", choices=tuple(STAGES))
+    strategy: str = setting("replicate", choices=(*STAGES, SERVER))
     """ray: replicate keeps the whole model on every training rank; fsdp shards weights, gradients and moments (ZeRO 3).
-    zero2 gathers weights once a step, zero1 sums gradients once a step too: more memory, less traffic."""
+    zero2 gathers weights once a step, zero1 sums gradients once a step too: more memory, less traffic. server keeps the
+    optimizer in processes of their own, and workers may come and go (docs/servers.md)."""
+    servers: dict[str, Any] = setting(dict)
+    """strategy=server: count, local_steps, push (float32, bfloat16, int8), quorum, grace, max_stale, rate, momentum."""
     offload: list[str] = setting(list, choices=OFFLOADS)
     """On GPUs, what waits in host memory: the reference, which is on the device while it computes a step's log-probs;
     the optimizer's moments and masters, whose step is computed there; weights, with the gradients and moments of their
@@ -109,8 +136,6 @@ class RuntimeSettings(Section):
     """ray: how new weights reach rollout workers: through the object store or by a collective."""
     backend: str = setting("auto", choices=BACKENDS)
     """ray: library for collectives of ranks and of weights; auto: NCCL between GPUs, gloo between CPUs."""
-    object_store_mb: int = setting(512, least=80, unit="MB")
-    """ray: memory for objects that processes exchange, on a cluster that the run starts."""
     start_timeout: float = setting(300.0, above=0, infinite=True, unit="seconds")
     """Longest time that placing a worker may take, and that its start may take."""
     collective_timeout: float = setting(120.0, above=0, unit="seconds")
@@ -214,6 +239,11 @@ class RuntimeSettings(Section):
             for call, where in own.items()
         }
 
+    @property
+    def served(self) -> Servers | None:
+        """Settings of parameter servers, if there are any and nothing is wrong with them."""
+        return Servers(**self.servers) if self.strategy == SERVER and not [*self._about_servers()] else None
+
     def contradictions(self) -> Iterator[str]:
         yield from (f"placement{told}" for told in faults(self.placement))
         for call, ranks in self.apart.items():
@@ -230,12 +260,27 @@ class RuntimeSettings(Section):
                 f"mesh has replicas={self.replicas}, copies of what ranks share, and none share anything: set "
                 "strategy=fsdp and a number of ranks by num_training_workers or data"
             )
+        yield from self._about_servers()
         for key, given in self._reserved().items():
             if "CPU" in given and not any(given.values()):
                 yield f"{key}={given} reserves nothing: give a part of a CPU, such as 0.1"
-        if self.kind == "ray" and self.address is not None:
-            where = f"has no effect on the cluster at runtime.address={self.address}, which runs already: leave it out"
-            yield from (f"{told} {where}" for told in self._changed(("object_store_mb",)))
+
+    def _about_servers(self) -> Iterator[str]:
+        known = [one.name for one in fields(Servers)]
+        if unknown := [key for key in self.servers if key not in known]:
+            yield from (f"servers has no {key!r}{nearest(key, known)}" for key in unknown)
+            return
+        given = Servers(**self.servers)
+        yield from complaints(given, "servers.")
+        if self.strategy != SERVER:
+            yield from [f"servers={self.servers} needs strategy={SERVER}"] if self.servers else []
+            return
+        if given.quorum > self.num_training_workers:
+            yield f"servers.quorum={given.quorum} is more than num_training_workers={self.num_training_workers}"
+        if axes := [axis for axis, size in self.mesh.items() if axis in ("context", "tensor", "replicas") and size > 1]:
+            yield f"mesh has {axes[0]}, and strategy={SERVER} has no workers of parts: leave it out, or take another"
+        if "optimizer" in self.offload:
+            yield f"offload={self.offload}: with strategy={SERVER} no rank has moments that could wait: leave it out"
 
     def unread(self, *, replays: bool) -> list[str]:
         """Return settings that have no effect in a local run. A replay may keep those of the recorded run's ranks."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from plaudit.data.settings import absent, unfed
 from plaudit.models.settings import ModelSettings
-from plaudit.runtime.settings import GENERATE, ROLLOUT_TENSOR, TRAIN
+from plaudit.runtime.settings import GENERATE, ROLLOUT_TENSOR, SERVER, TRAIN
 from plaudit.settings.tree import Settings
 from plaudit.support import fields
 from plaudit.support.paths import at_home
@@ -260,6 +260,10 @@ def _about_runtime(s: Settings) -> list[str]:
         problems.append("runtime.offload: weights has no effect with device=cpu: leave it out, or take device=cuda")
     if s.runtime.kind == "ray" and not _installed("ray"):
         problems.append("runtime=ray needs Ray, which is not installed: pip install -e '.[ray]' in Plaudit's folder")
+    if s.runtime.strategy == SERVER and s.reference.ema:
+        problems.append(f"reference.ema={s.reference.ema}: workers that come later have no moving reference: set 0")
+    if s.runtime.strategy == SERVER and s.runtime.placement:
+        problems.append("runtime.placement: workers of runtime.strategy=server do all that is trained: leave it out")
     if s.rollout.replay is not None and not s.algorithm.online:
         problems.append(f"rollout.replay={s.rollout.replay}: {s.method} learns from data and samples nothing")
     if s.rollout.engine == "vllm" and s.samples and s.runtime.address is None and not _installed("vllm"):

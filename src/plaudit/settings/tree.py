@@ -73,7 +73,9 @@ class Settings:
     @property
     def objective(self) -> Objective:
         """The method, adapted to samples that may be old or come from another engine."""
+        served = self.runtime.served
         off_policy = self.rollout.max_lag > 0 or self.rollout.engine != "native"
+        off_policy = off_policy or (served is not None and served.local_steps > 1)  # samples are of the last round
         objective: Objective = self.algorithm.adapted(off_policy=off_policy)
         return objective
 
