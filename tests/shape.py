@@ -28,16 +28,16 @@ ROOMS = {
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
         860,
-        "paths, plugins, visible text, late imports, requests; how settings are declared; how runs end (45)",
+        "paths, plugins, visible text, late imports, requests; declared settings; how runs end (45); addresses (95)",
     ),
     "maths": (470, "one function for each formula"),
     "compute": (
         1830,
-        "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
+        "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
         2470,
-        "the queue of requests, all that knows Ray, sockets, nodes; many processes a worker (75), signs, places (270)",
+        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), settings of servers (60)",
     ),
     "monitor": (
         2680,
@@ -48,9 +48,12 @@ ROOMS = {
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
         3330,
-        "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
+        "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (60)",
     ),
-    "weights": (880, "new weights to every process with a copy, from all who have a part (170)"),
+    "weights": (
+        880,
+        "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
+    ),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (
         3390,
@@ -58,11 +61,11 @@ ROOMS = {
     ),
     "learn": (
         2210,
-        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
+        "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
         2420,
-        "one loop for every method; half of it is recovery; how often, in words; idle time (40); gangs at once (40)",
+        "one loop for every method; half of it is recovery; how often, in words; gangs at once (40), copies (145)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
@@ -71,7 +74,7 @@ ROOMS = {
     ),
     "crew": (
         2380,
-        "who does the work, here and on Ray; judges, publishing (115), gangs that roll out (110), ranks apart (270)",
+        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files of nodes (130)",
     ),
     "runs": (
         2200,
