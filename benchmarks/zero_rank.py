@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from task import MODELS, VOCABULARY
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 CONFIG = MODELS["25M"] | {"max_position_embeddings": 64, "vocab_size": VOCABULARY, "tie_word_embeddings": False}
 ROWS, LENGTH, MICRO = 48, 64, 8
@@ -70,6 +71,7 @@ def held() -> float:
     """MiB of all tensors that there are."""
     gc.collect()
     found = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]  # isinstance would wake lazy objects
+    found = [one for one in found if not issubclass(type(one), FakeTensor)]  # a compiler's, without data
     found += [one.grad for one in found if one.is_leaf and one.grad is not None]
     sizes = {}
     for one in found:
