@@ -63,7 +63,7 @@ class Among(Gang[Trainer]):
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.world = trainer, trainer.ranks.world
-        self.width = trainer.settings.runtime.width
+        self.width, self.stages = trainer.settings.runtime.width, trainer.settings.runtime.pipeline
 
     async def scatter(self, method: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         answer = ask(self.trainer, self.name, method.__name__, *arguments[self.trainer.ranks.rank])

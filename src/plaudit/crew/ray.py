@@ -180,7 +180,8 @@ class RayCrew:
                     self.say(f"lost {lost}")
                     self.failures(lost)
                 await asyncio.sleep(nodes * PAUSE)
-        gang = RayGang(self.ranks, patience=settings.collective_timeout, width=settings.width)
+        along = {"width": settings.width, "stages": settings.pipeline}
+        gang = RayGang(self.ranks, patience=settings.collective_timeout, **along)
         address = await gang.first.call(RankProcess.address)
         mine = [(address, number, world, settings.collective_timeout) for number in range(world)]
         await gang.scatter(RankProcess.build, mine, starts=True)

@@ -51,8 +51,20 @@ class Ranks(Protocol):
         """Return the sum over ranks, equal on each."""
         ...
 
+    def tell(self, value: Any) -> list[Any]:
+        """Return the plain values of all ranks, in rank order: what JSON can hold."""
+        ...
+
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them, unless `everyone`."""
+        ...
+
+    def spread(self, tensor: Tensor, source: int) -> Tensor:
+        """Return the tensor of rank `source`; the others give one of its shape."""
+        ...
+
+    def exchange(self, tensor: Tensor, other: int) -> Tensor:
+        """Return the other rank's tensor, which is given this one."""
         ...
 
 
@@ -74,8 +86,17 @@ class Alone:
     def total(self, value: float) -> float:
         return value
 
+    def tell(self, value: Any) -> list[Any]:
+        return [value]
+
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         return [tensor]
+
+    def spread(self, tensor: Tensor, source: int) -> Tensor:
+        return tensor
+
+    def exchange(self, tensor: Tensor, other: int) -> Tensor:
+        return tensor
 
 
 class Together:
@@ -97,14 +118,17 @@ class Together:
                 tensor.copy_(summed.view_as(tensor))
 
     def merge(self, stats: Stats) -> Stats:
-        words = torch.frombuffer(bytearray(json.dumps(stats).encode()), dtype=torch.uint8)
+        return merge_stats(self.tell(stats))
+
+    def tell(self, value: Any) -> list[Any]:
+        words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         longest = self.most(len(words))
         mine = torch.full((longest,), ord(" "), dtype=torch.uint8)
         mine[: len(words)] = words
         all_words = torch.empty(self.world * longest, dtype=torch.uint8, device=self.device)
         dist.all_gather_into_tensor(all_words, mine.to(self.device), group=self.group)
         texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest))
-        return merge_stats(json.loads(text) for text in texts)
+        return [json.loads(text) for text in texts]
 
     def most(self, count: int) -> int:
         found = torch.tensor(count, device=self.device)
@@ -124,6 +148,20 @@ class Together:
         else:
             dist.gather(mine, parts or None, group=self.group, group_dst=0)
         return parts
+
+    def spread(self, tensor: Tensor, source: int) -> Tensor:
+        tensor = tensor.to(self.device).contiguous()
+        dist.broadcast(tensor, group=self.group, group_src=source)
+        return tensor
+
+    def exchange(self, tensor: Tensor, other: int) -> Tensor:
+        mine = tensor.to(self.device).contiguous()
+        theirs = torch.empty_like(mine)
+        sent = dist.isend(mine, group=self.group, group_dst=other)
+        dist.recv(theirs, group=self.group, group_src=other)
+        assert sent is not None
+        sent.wait()
+        return theirs.to(tensor.device)
 
 
 def begun(work: Callable[[], None], first: bool, most: Callable[[int], int]) -> bool:

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.learn.ranks import Alone, Ranks, Together, begun, buckets
-from plaudit.learn.sharding import Placement, Within
+from plaudit.learn.sharding import InTurn, Placement, Within
 from plaudit.learn.shards import Grid, Sharded
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Layout
 from plaudit.models.lora import whole_model
-from plaudit.models.mesh import Mesh
+from plaudit.models.mesh import WHOLE, Mesh, Stage
 from plaudit.models.share import Share, narrowed
 
 
@@ -42,32 +42,46 @@ class Axes:
     """Those with the same rows and other parts."""
     axis: Axis
     """The latter, as models see them."""
+    line: Ranks
+    """Those with the same rows and other layers."""
+    stage: Stage
+    """The latter, as models see them."""
 
     @classmethod
-    def along(cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
-        """All ranks must call it. Those that share matrices are neighbours in number, then those of a replica."""
+    def along(
+        cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1, stages: Mesh
+    ) -> Axes:
+        """All ranks must call it. Those that share matrices are neighbours in number, then those of a replica, then
+        those of a stage."""
 
         def joined(groups: list[list[int]]) -> Together:
             patience = timedelta(seconds=timeout)
             mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=patience)  # type: ignore[no-untyped-call]
             return Together(device, mine)
 
-        numbers = torch.arange(ranks.world).view(replicas, -1, tensor)
-        data, axis = ranks, ALONE
+        numbers = torch.arange(ranks.world).view(stages.pipeline, replicas, -1, tensor)
+        beside = numbers.flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (stages times parts, ranks of the data axis)
+        data, axis, stage = ranks, ALONE, WHOLE
         parts: Ranks = Alone()
+        line: Ranks = Alone()
         if tensor > 1:
             parts = joined(numbers.view(-1, tensor).tolist())
-            data = joined(numbers.view(-1, tensor).t().tolist()) if ranks.world > tensor else Alone()
             axis = Axis(parts.rank, tensor, parts.group)
+        if stages.pipeline > 1:
+            line = joined(numbers.view(stages.pipeline, -1).t().tolist())
+            stage = Stage(line.rank, stages)
+        if len(beside) > 1:
+            data = joined(beside.tolist()) if beside.shape[1] > 1 else Alone()
         grid = Grid(data, Alone(), ())
         if replicas > 1:
-            shards = joined(numbers.permute(0, 2, 1).reshape(-1, numbers.shape[1]).tolist())
-            copies = joined(numbers.reshape(replicas, -1).t().tolist())
-            grid = Grid(shards, copies, numbers[:, :, ranks.rank % tensor].tolist())
-        return cls(data, grid, parts, axis)
+            (all_stages,) = numbers
+            shards = joined(all_stages.permute(0, 2, 1).reshape(-1, all_stages.shape[1]).tolist())
+            copies = joined(all_stages.reshape(replicas, -1).t().tolist())
+            grid = Grid(shards, copies, all_stages[:, :, ranks.rank % tensor].tolist())
+        return cls(data, grid, parts, axis, line, stage)
 
 
-class Cut:
+class Cut(InTurn):
     """`inner` places this rank's part among the ranks of the data axis; `tensor` are the ranks with the other parts."""
 
     meets = True
@@ -137,16 +151,7 @@ class Cut:
         return whole
 
     def whole(self) -> LanguageModel | None:
-        trained = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
-        tensors = self.parameters(trained)
-        if not tensors:
-            return None
-        empty = whole_model(self.model)
-        empty.pending = None
-        filled = {
-            id(p): nn.Parameter(tensors[name], requires_grad=trained[name]) for name, p in empty.named_parameters()
-        }
-        return copy.deepcopy(empty, filled)
+        return put_together(self, self.model)
 
     def share(self) -> Share | None:
         return self.inner.share()
@@ -160,3 +165,13 @@ class Cut:
         first = not (self.tensor.rank or self.ranks.rank)
         whole = begun(work, first, lambda failed: self.ranks.most(self.tensor.most(failed)))
         return whole and (isinstance(self.inner, Sharded) or not self.ranks.rank)
+
+
+def put_together(place: Placement, model: Decoder) -> LanguageModel | None:
+    """Make the model of which a rank has a part. Only for rank 0."""
+    empty = whole_model(model)
+    empty.pending = None
+    names = dict(empty.named_parameters())
+    tensors = place.parameters(names)
+    filled = {id(p): nn.Parameter(tensors[name], requires_grad=False) for name, p in names.items() if tensors}
+    return copy.deepcopy(empty, filled) if filled else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ def check_cut(keys: Mapping[str, Any], mesh: Mesh, check: Callable[[DecoderConfi
     except UnknownKeyError:
         return  # the loader reports it
     except UnsupportedError as reason:
-        raise not_cut(mesh.tensor, reason) from reason
+        raise not_cut(mesh, reason) from reason
     check(config, mesh)
 
 
-def not_cut(tensor: int, reason: Exception) -> MeshError:
+def not_cut(mesh: Mesh, reason: Exception) -> MeshError:
     return MeshError(
-        f"tensor={tensor} cuts the families that the native decoder computes, and not this model "
+        f"{replace(mesh, data=1, replicas=1)} cuts the families that the native decoder computes, and not this model "
         f"({str(reason).rstrip('.')}). Leave it out, and take more data-parallel workers with runtime.strategy=fsdp."
     )
 

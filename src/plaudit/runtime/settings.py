@@ -16,7 +16,7 @@ WEIGHTS = ("store", "collective")
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
 ROLLOUT_TENSOR = "rollout_tensor"
-AXES, LATER = ("data", "tensor", "replicas", ROLLOUT_TENSOR), ("context", "pipeline")
+AXES, LATER = ("data", "tensor", "pipeline", "spans", "replicas", ROLLOUT_TENSOR), ("context",)
 """Axes of a mesh, and those that only `plaudit layout` computes so far."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy")
 """What only ray follows, and weights depend on."""
@@ -38,7 +38,10 @@ NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
     "CPU's memory only. Take nccl, or runtime.strategy=replicate"
 )
-
+NO_STAGES = (
+    "runtime.mesh.pipeline sends hidden states by gloo only: NCCL's sends and receives of two ranks wait for each "
+    "other. Set runtime.backend=gloo"
+)
 SHARED = (
     "runtime.backend=nccl cannot send weights to rollout workers that share a rank's GPU (rollout.share_devices): "
     "set runtime.weights=store, or runtime.backend=gloo"
@@ -57,8 +60,9 @@ class RuntimeSettings(Section):
     """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
     mesh: dict[str, int] = setting(dict, least=1)
     """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix (docs/sharding.md); data multiplies
-    runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards. rollout_tensor is
-    the number of processes that share each matrix of a rollout worker."""
+    runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards. pipeline is the
+    number of stages of layers, with spans of layers on each (1). rollout_tensor is the number of processes that share
+    each matrix of a rollout worker."""
     resources_per_worker: dict[str, float] = setting(dict, least=0)
     """ray: what a training rank reserves, such as {CPU: 4, GPU: 1}; empty takes an equal share."""
     resources_per_rollout_worker: dict[str, float] = setting(dict, least=0)
@@ -106,6 +110,16 @@ class RuntimeSettings(Section):
         return self.mesh.get("tensor", 1)
 
     @property
+    def pipeline(self) -> int:
+        """Stages of layers."""
+        return self.mesh.get("pipeline", 1)
+
+    @property
+    def spans(self) -> int:
+        """Spans of layers on each stage."""
+        return self.mesh.get("spans", 1)
+
+    @property
     def rollout_width(self) -> int:
         """Processes that hold parts of one rollout worker's model."""
         return self.mesh.get(ROLLOUT_TENSOR, 1)
@@ -122,7 +136,7 @@ class RuntimeSettings(Section):
 
     @property
     def ranks(self) -> int:
-        return self.workers * self.width
+        return self.workers * self.width * self.pipeline
 
     def contradictions(self) -> Iterator[str]:
         for axis, size in self.mesh.items():
@@ -130,6 +144,13 @@ class RuntimeSettings(Section):
                 yield f"mesh has {axis}={size}, an axis that does not exist yet: take {', '.join(AXES)}"
             elif axis not in (*AXES, *LATER):
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
+        if self.pipeline > 1 and self.sharded:
+            yield (
+                f"mesh has pipeline={self.pipeline}, whose stages hold whole layers, and strategy={self.strategy} has "
+                "them in shards: set strategy=replicate, and more stages or tensor for less memory"
+            )
+        if self.spans > 1 and self.pipeline == 1:
+            yield f"mesh has spans={self.spans}, of layers on each stage of a pipeline: set pipeline=2, or leave it out"
         if self.offloaded and self.stage < 3:
             yield f"offload={self.offload} takes shards of weights: set strategy=fsdp, or take optimizer"
         if self.replicas > 1 and (not self.sharded or self.workers == self.replicas):
@@ -153,6 +174,8 @@ class RuntimeSettings(Section):
         """Return what the backend cannot do on the run's devices, as far as settings show; ranks check the rest.
         `samples`: there are rollout workers; `shared`: on the ranks' devices."""
         gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
+        if self.pipeline > 1 and (self.backend == "nccl" or (self.backend == "auto" and gpus)):
+            return [NO_STAGES]
         if self.backend == "gloo" and self.sharded and gpus:
             return [NO_SHARDS]
         if self.backend != "nccl" or self.kind == "local":
