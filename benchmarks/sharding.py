@@ -1,4 +1,5 @@
-"""Memory of a training rank: the whole model on each of two ranks, its shards, or half of each matrix. Prints a table.
+"""Memory of a training rank: the whole model on each of two ranks, its shards, half of each matrix, or half of the
+layers. Prints a table.
 
     python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1]
 
@@ -25,9 +26,11 @@ from plaudit.learn.ranks import join
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, Whole, local, recompute_layers
 from plaudit.learn.shards import Sharded
+from plaudit.learn.stages import Staged
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
+from plaudit.models.mesh import Mesh
 from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
 from plaudit.runtime.network import free_address
 from plaudit.runtime.settings import STAGES
@@ -39,12 +42,15 @@ MODES = {
     "zero2": ("zero2", "float32", False),
     "fsdp": ("fsdp", "float32", False),
     "tensor": ("tensor", "float32", False),
+    "pipeline": ("pipeline", "float32", False),
     "replicate, recomputed": ("replicate", "float32", True),
     "fsdp, recomputed": ("fsdp", "float32", True),
     "tensor, recomputed": ("tensor", "float32", True),
+    "pipeline, recomputed": ("pipeline", "float32", True),
     "replicate, bfloat16": ("replicate", "bfloat16", False),
     "fsdp, bfloat16": ("fsdp", "bfloat16", False),
     "tensor, bfloat16": ("tensor", "bfloat16", False),
+    "pipeline, bfloat16": ("pipeline", "bfloat16", False),
 }
 
 
@@ -62,8 +68,8 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     stage = STAGES.get(strategy, 0)
     if stage:
         importlib.import_module("torch.distributed.fsdp")  # no part of a model's memory
-    cut = strategy == "tensor"
-    axes = Axes.along(ranks, 2 if cut else 1, device=cpu, timeout=300.0)
+    cut = strategy in ("tensor", "pipeline")
+    axes = Axes.along(ranks, Mesh(**({strategy: 2} if cut else {})), device=cpu, timeout=300.0)
     before = resident("VmRSS")
     config = {
         "model_type": "llama",
@@ -73,13 +79,14 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "num_attention_heads": options.width // 64,
         "vocab_size": 768,
     }
-    model = fresh_model(config, dtype=getattr(torch, precision), deferred=stage > 0, axis=axes.axis)
+    model = fresh_model(config, dtype=getattr(torch, precision), deferred=stage > 0, axis=axes.axis, stage=axes.stage)
     placement: Placement = Whole(model, axes.data)
     if stage:
         placement = Sharded(model, ranks, device=cpu, stage=stage)
     if cut:
         assert isinstance(model, Decoder)
-        placement = Cut(placement, model, axes.tensor)
+        of_layers = strategy == "pipeline"
+        placement = Staged(placement, model, axes.line, ranks) if of_layers else Cut(placement, model, axes.tensor)
     release_freed_memory()
     if recompute:
         recompute_layers(model)

@@ -162,7 +162,7 @@ async def train(job: Job, trainer: Trainer) -> None:
     if job.get("publish"):
         publish(trainer, Path(job["out"]))
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
-    held = {"kept": kept, "collectives": dict(counts)}
+    held = {"kept": kept, "of ranks": trainer.ranks.tell(kept), "collectives": dict(counts)}
     whole = {role: trainer.placements[role].whole() for role in trainer.models}
     if first:
         out = Path(job["out"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 from ranks_at_work import Job, at_work, do, figures, furthest, of_gradient
 
+from plaudit.models.config import HeadKind
+from plaudit.models.families import read_config
 from plaudit.models.layout import Layout
 from plaudit.models.load import fresh_model
 from plaudit.models.mesh import Mesh, MeshError, Stage
+from plaudit.models.settings import LoraSettings
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +136,35 @@ def test_stages_learn_what_one_rank_learns(case: str, how: str, done: Path) -> N
             assert theirs[name] == pytest.approx(value, rel=1e-5, abs=2e-2 if case == "half" else 1e-6), name
 
 
+HELD: dict[str, tuple[HeadKind, ...]] = {
+    **dict.fromkeys(("sft", "half"), ("lm",)),
+    **dict.fromkeys(("dpo", "grpo", "lora"), ("lm", "lm")),
+    **dict.fromkeys(("reward", "lora judge"), ("scalar",)),
+    "ppo": ("lm", "scalar", "lm"),
+}
+"""Heads of the models of a case, with the reference, which is the policy under LoRA."""
+
+
+@pytest.mark.parametrize(("case", "how"), LEARNED)
+def test_a_rank_keeps_its_own_layers_only(case: str, how: str, done: Path) -> None:
+    """As much as the slice table says: the first stage has the embeddings, the last one norm and head."""
+    _, model, sections = CASES[case]
+    lora = LoraSettings(**sections["model"]["lora"]) if "model" in sections else None
+    axes = dict(MESHES[how][1])
+    mesh = Mesh(replicas=axes.pop("data", 1), **axes)
+    layouts = [Layout(read_config(model), head, mesh, lora) for head in HELD[case]]
+    kept = []
+    for place in map(mesh.place, range(mesh.world)):
+        held = [
+            one.shape(name, place)
+            for one in layouts
+            for name in (*one.parameters, *one.adapters)
+            if place.stage in one.stages(name)
+        ]
+        kept.append(sum(map(math.prod, held)))
+    assert figures(done / case / how)["of ranks"] == kept
+
+
 @pytest.mark.parametrize(("case", "how"), GRADIENTS)
 def test_they_have_the_gradient_of_one(case: str, how: str, done: Path) -> None:
     """No moments between the gradient and the weights, and no clipping."""
@@ -157,3 +190,16 @@ def test_they_go_on_bit_for_bit_on_the_same_mesh(case: str, how: str, done: Path
     assert furthest(one, other) == 0.0
     steps = ([without_times(stats) for stats in figures(folder)["steps"]] for folder in (one, other))
     assert next(steps)[1:] == next(steps)
+
+
+def test_layers_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(MeshError, match=r"pipeline=3 .*4 layers.* Take "):
+        fresh_model(LLAMA, stage=Stage(0, Mesh(pipeline=3)))
+    with pytest.raises(MeshError, match=r"pipeline=2 times spans=3 .*4 layers.* Take pipeline=2\."):
+        fresh_model(LLAMA, stage=Stage(0, Mesh(pipeline=2, spans=3)))
+
+
+def test_models_that_run_through_transformers_have_no_stages() -> None:
+    neox = {"model_type": "gpt_neox", "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
+    with pytest.raises(MeshError, match=r"pipeline=2 .*runtime\.strategy=fsdp"):
+        fresh_model(neox, vocab_size=10, stage=Stage(0, Mesh(pipeline=2)))

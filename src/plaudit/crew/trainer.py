@@ -135,8 +135,7 @@ class Trainer:
         runtime, device = settings.runtime, torch.device(self.device)
         timeout, replicas = runtime.collective_timeout, runtime.replicas
         how: dict[str, Any] = {"device": device, "timeout": timeout, "replicas": replicas}
-        stages = Mesh(pipeline=runtime.pipeline, spans=runtime.spans)
-        self.axes = Axes.along(self.ranks, runtime.width, stages=stages, **how)
+        self.axes = Axes.along(self.ranks, Mesh(**runtime.cuts), **how)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -48,18 +48,17 @@ class Axes:
     """The latter, as models see them."""
 
     @classmethod
-    def along(
-        cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1, stages: Mesh
-    ) -> Axes:
-        """All ranks must call it. Those that share matrices are neighbours in number, then those of a replica, then
-        those of a stage."""
+    def along(cls, ranks: Ranks, cuts: Mesh, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
+        """All ranks must call it. `cuts` has what cuts models. Ranks that share matrices are neighbours in number, then
+        those of a replica, then those of a stage."""
 
         def joined(groups: list[list[int]]) -> Together:
             patience = timedelta(seconds=timeout)
             mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=patience)  # type: ignore[no-untyped-call]
             return Together(device, mine)
 
-        numbers = torch.arange(ranks.world).view(stages.pipeline, replicas, -1, tensor)
+        tensor, pipeline = cuts.tensor, cuts.pipeline
+        numbers = torch.arange(ranks.world).view(pipeline, replicas, -1, tensor)
         beside = numbers.flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (stages times parts, ranks of the data axis)
         data, axis, stage = ranks, ALONE, WHOLE
         parts: Ranks = Alone()
@@ -67,9 +66,9 @@ class Axes:
         if tensor > 1:
             parts = joined(numbers.view(-1, tensor).tolist())
             axis = Axis(parts.rank, tensor, parts.group)
-        if stages.pipeline > 1:
-            line = joined(numbers.view(stages.pipeline, -1).t().tolist())
-            stage = Stage(line.rank, stages)
+        if pipeline > 1:
+            line = joined(numbers.view(pipeline, -1).t().tolist())
+            stage = Stage(line.rank, replace(cuts, tensor=1))
         if len(beside) > 1:
             data = joined(beside.tolist()) if beside.shape[1] > 1 else Alone()
         grid = Grid(data, Alone(), ())

@@ -85,9 +85,9 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
     """A run's models on a mesh; without one, on `ranks` ranks as the section `runtime` says. Raises MeshError, with the
     nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
-    workers = max(1, ranks // runtime.width) if ranks else runtime.workers
+    workers = max(1, ranks // (runtime.width * runtime.pipeline)) if ranks else runtime.workers
     copies = runtime.replicas if runtime.sharded else workers
-    along = Mesh(replicas=copies, data=max(1, workers // copies), tensor=runtime.width)
+    along = Mesh(replicas=copies, data=max(1, workers // copies), **runtime.cuts)
     axes = mesh or along
     policy = config_of(settings, settings.model.path)
     models = []

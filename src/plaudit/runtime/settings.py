@@ -106,7 +106,7 @@ class RuntimeSettings(Section):
 
     @property
     def width(self) -> int:
-        """Ranks that hold parts of one model."""
+        """Ranks that hold parts of the same matrices."""
         return self.mesh.get("tensor", 1)
 
     @property
@@ -115,9 +115,9 @@ class RuntimeSettings(Section):
         return self.mesh.get("pipeline", 1)
 
     @property
-    def spans(self) -> int:
-        """Spans of layers on each stage."""
-        return self.mesh.get("spans", 1)
+    def cuts(self) -> dict[str, int]:
+        """What cuts the ranks' models, as axes of `models.mesh.Mesh`."""
+        return {"tensor": self.width, "pipeline": self.pipeline, "spans": self.mesh.get("spans", 1)}
 
     @property
     def rollout_width(self) -> int:
@@ -149,8 +149,8 @@ class RuntimeSettings(Section):
                 f"mesh has pipeline={self.pipeline}, whose stages hold whole layers, and strategy={self.strategy} has "
                 "them in shards: set strategy=replicate, and more stages or tensor for less memory"
             )
-        if self.spans > 1 and self.pipeline == 1:
-            yield f"mesh has spans={self.spans}, of layers on each stage of a pipeline: set pipeline=2, or leave it out"
+        if (spans := self.cuts["spans"]) > 1 and self.pipeline == 1:
+            yield f"mesh has spans={spans}, those of layers on a stage of a pipeline: set pipeline=2, or leave it out"
         if self.offloaded and self.stage < 3:
             yield f"offload={self.offload} takes shards of weights: set strategy=fsdp, or take optimizer"
         if self.replicas > 1 and (not self.sharded or self.workers == self.replicas):

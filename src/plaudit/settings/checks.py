@@ -279,14 +279,14 @@ def _about_runtime(s: Settings) -> list[str]:
 
 def _about_mesh(s: Settings) -> list[str]:
     """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
-    if {s.runtime.width, s.runtime.rollout_width} == {1} or list(s.runtime.contradictions()):
+    if {*s.runtime.cuts.values(), s.runtime.rollout_width} == {1} or list(s.runtime.contradictions()):
         return []
     from plaudit.models.described import check_cut, folder_config
     from plaudit.models.folders import local_folder
     from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 
     native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
-    ranks = Mesh(data=s.runtime.workers, tensor=s.runtime.width)
+    ranks = Mesh(data=s.runtime.workers, **s.runtime.cuts)
     rollout = Mesh(tensor=s.runtime.rollout_width if native else 1)
     problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
     asked = (
@@ -298,7 +298,7 @@ def _about_mesh(s: Settings) -> list[str]:
     for key, path, mesh, check in asked:
         if path is not None and not (at_home(path).is_dir() and (local_folder(path) / "config.json").exists()):
             continue
-        if mesh.tensor > 1 and (path is not None or mesh is rollout or key == "the model"):
+        if mesh.tensor * mesh.pipeline > 1 and (path is not None or mesh is rollout or key == "the model"):
             try:
                 check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
             except (ValueError, OSError) as error:
