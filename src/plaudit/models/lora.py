@@ -81,7 +81,7 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
         if _leaf(name) in chosen:
             rows.setdefault(target.layer, {})[_leaf(name)] = (target.start, target.size)
     model.requires_grad_(False)
-    if model.head_kind == "scalar":
+    if model.head_kind == "scalar" and model.stage.last:
         model.head.requires_grad_(True)
     for layer, parts in rows.items():
         base = model.get_submodule(layer)
