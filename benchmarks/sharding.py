@@ -4,7 +4,8 @@ layers. Prints a table.
     python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1]
 
 `held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `peak` is how far its
-resident memory rose over two steps above what the process had before there was a model. Left out: loading and saving
+resident memory rose over two steps above what the process had before there was a model; `bubble` is the share of time
+in which stages of a pipeline wait. Left out: loading and saving
 (`shares.py`), and speed, which two processes of one machine say nothing of.
 """
 
@@ -106,12 +107,13 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     rows = [Row(tokens=tuple(row), trainable=(False, *(True,) * 63), group=0) for row in tokens]
     batch = objective.weigh(Batch.of(rows)).shards(1 if cut else 2)[0 if cut else options.rank]
     for step in range(2):
-        learner.prepare(batch, step, 1.0)
+        stats = learner.prepare(batch, step, 1.0)
         gradients, state = learner.optimizer.collected, learner.optimizer.state()
         kept = [*map(local, model.parameters()), *gradients.values(), *state.values()]
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in kept}
         learner.apply(True)
-    return {"held": sum(held.values()) / 2**20, "peak": resident("VmHWM") - before}
+    waits = 100 * stats.get("bubble/policy", 0.0)
+    return {"held": sum(held.values()) / 2**20, "peak": resident("VmHWM") - before, "bubble, %": waits}
 
 
 def main() -> None:
@@ -125,7 +127,8 @@ def main() -> None:
     if options.rank >= 0:
         print(json.dumps(measure(options.mode, options)))
         return
-    print("| two ranks, MiB a rank | held | peak |\n|---|---|---|")
+    columns = ("held", "peak", "bubble, %")
+    print(f"| two ranks, MiB a rank | {' | '.join(columns)} |\n|---|---|---|---|")
     for mode in MODES:
         address = free_address()
         command = [sys.executable, *sys.argv, "--mode", mode, "--address", address]
@@ -133,7 +136,7 @@ def main() -> None:
             subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)
         ]
         found = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in running]
-        print(f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in ("held", "peak")) + " |")
+        print(f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in columns) + " |")
 
 
 if __name__ == "__main__":

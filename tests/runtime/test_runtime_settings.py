@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings
-from plaudit.runtime.settings import LATER, NO_SHARDS, SHARED, RuntimeSettings
+from plaudit.runtime.settings import LATER, NO_SHARDS, NO_STAGES, SHARED, RuntimeSettings
 from plaudit.settings.importers.distributed import imported
 from plaudit.support.fields import complaints
 from plaudit.weights.transport import Collective, transport_of
@@ -53,6 +53,8 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
             "mesh has replicas=2, copies of what ranks share",
         ),
         ({"mesh": {"tensor": 2}}, "mesh={'tensor': 2} needs runtime=ray"),
+        ({"kind": "ray", "mesh": {"pipeline": 2}, "strategy": "fsdp"}, "mesh has pipeline=2, whose stages hold"),
+        ({"kind": "ray", "mesh": {"spans": 2}}, "mesh has spans=2, those of layers on a stage"),
         ({"kind": "ray", "max_failures_per_hour": -2}, "max_failures_per_hour=-2 must be at least -1"),
         ({"kind": "ray", "object_store_mb": 79}, "object_store_mb=79 must be at least 80"),
         ({"kind": "ray", "resources_per_worker": {"GPU": -1.0}}, "resources_per_worker={'GPU': -1.0} must be"),
@@ -83,6 +85,9 @@ def test_a_mesh_multiplies_training_workers() -> None:
     given = RuntimeSettings(kind="ray", num_training_workers=3, mesh=mesh, strategy="zero2")
     assert problems(given) == []
     assert (given.workers, given.replicas, given.width, given.ranks) == (12, 2, 4, 48)
+    staged = RuntimeSettings(kind="ray", mesh={"data": 3, "pipeline": 2, "spans": 4, "tensor": 2})
+    assert problems(staged) == []
+    assert (staged.workers, staged.pipeline, staged.ranks) == (3, 2, 12)
 
 
 def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
@@ -108,6 +113,8 @@ A_GPU_EACH = "runtime.backend=nccl needs a GPU for each process: set runtime.{}=
         ({"backend": "nccl", **ON_GPUS}, {}, []),
         ({"backend": "nccl", **ON_GPUS}, {"device": "cpu"}, [CPUS]),
         ({"backend": "nccl"}, {}, [A_GPU_EACH.format("resources_per_worker")]),
+        ({"mesh": {"pipeline": 2}, **ON_GPUS}, {"device": "cuda"}, [NO_STAGES]),
+        ({"mesh": {"pipeline": 2}, **ON_GPUS, "backend": "gloo"}, {"device": "cuda"}, []),
         ({"backend": "nccl", "resources_per_worker": GPU}, {}, []),
         (
             {"backend": "nccl", "resources_per_worker": GPU, "weights": "collective"},
