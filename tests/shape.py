@@ -36,8 +36,9 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2140,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
+        2165,
+        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75), what "
+        "a mesh may be (25)",
     ),
     "monitor": (
         2680,
@@ -47,8 +48,9 @@ ROOMS = {
     "data": (4110, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3300,
-        "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
+        3375,
+        "Hugging Face folders to modules and back; who holds which box of what, parts and stages (75) too, and gives it "
+        "to whom (40)",
     ),
     "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
     "tasks": (740, "the demo's language and the real sentences"),
@@ -57,14 +59,15 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1790,
-        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
+        2170,
+        "passes, sharding, parts of matrices (175), stages of layers and their turns (380), the optimizer; stages of "
+        "ZeRO, replicas, offloading (120)",
     ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (2340, "the tree, recipes, what sections ask of each other; other systems' words and files"),
     "crew": (
-        1300,
+        1305,
         "who does the work, on one machine and on Ray; judges, reports, publishing (115), gangs that roll out (110)",
     ),
     "runs": (

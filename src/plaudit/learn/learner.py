@@ -113,7 +113,7 @@ class Learner(Scorer):
         """Run the backward passes of all micro-batches and return the figures of all ranks."""
         passes, cut, place = self.passes, partial(self._micro, batch), self.placement
         try:
-            stats = merge_stats(place.fit(passes.micro, cut, self._work(trains=True), clear=self.optimizer.clear))
+            stats = merge_stats(place.fit(passes.micro, cut, self._work(trains=True)))
         except UnitTooLong as error:  # the others wait for this rank's figures
             stats = {TOO_LONG: float(error.tokens)}
         stats = place.merge(stats | passes.figures())
@@ -124,7 +124,8 @@ class Learner(Scorer):
         return stats
 
     def _work(self, *, trains: bool) -> Work[Stats]:
-        return Work(self.model, self.role, self.placement.device, self.temperature, self._loss, trains)
+        where, clear = self.placement.device, self.optimizer.clear
+        return Work(self.model, self.role, where, self.temperature, self._loss, trains, clear)
 
     def _loss(self, output: Output, part: Batch) -> tuple[Tensor, Stats]:
         loss, figures = self.loss(output, part)

@@ -59,14 +59,6 @@ class Ranks(Protocol):
         """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them, unless `everyone`."""
         ...
 
-    def spread(self, tensor: Tensor, source: int) -> Tensor:
-        """Return the tensor of rank `source`; the others give one of its shape."""
-        ...
-
-    def exchange(self, tensor: Tensor, other: int) -> Tensor:
-        """Return the other rank's tensor, which is given this one."""
-        ...
-
 
 class Alone:
     """A gang of one."""
@@ -91,12 +83,6 @@ class Alone:
 
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         return [tensor]
-
-    def spread(self, tensor: Tensor, source: int) -> Tensor:
-        return tensor
-
-    def exchange(self, tensor: Tensor, other: int) -> Tensor:
-        return tensor
 
 
 class Together:
@@ -150,11 +136,13 @@ class Together:
         return parts
 
     def spread(self, tensor: Tensor, source: int) -> Tensor:
+        """Return the tensor of rank `source`; the others give one of its shape."""
         tensor = tensor.to(self.device).contiguous()
         dist.broadcast(tensor, group=self.group, group_src=source)
         return tensor
 
     def exchange(self, tensor: Tensor, other: int) -> Tensor:
+        """Return the other rank's tensor, which is given this one."""
         mine = tensor.to(self.device).contiguous()
         theirs = torch.empty_like(mine)
         sent = dist.isend(mine, group=self.group, group_dst=other)

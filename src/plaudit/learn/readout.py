@@ -70,6 +70,8 @@ class Work(Generic[Result_co]):
     temperature: float
     finish: Callable[[Output, Batch], tuple[Tensor | None, Result_co]]
     trains: bool = False
+    clear: Callable[[], None] = lambda: None
+    """Undoes parts that are done again."""
 
     def __call__(self, part: Batch) -> Result_co:
         part = part.to(self.device)

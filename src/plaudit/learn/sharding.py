@@ -10,7 +10,7 @@ Parts of matrices are placed by `tensor.py`, stages of layers by `stages.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from plaudit.batch import Batch
-from plaudit.learn.passes import Room
+from plaudit.learn.passes import Cutting, Room
 from plaudit.learn.ranks import Alone, Ranks
 from plaudit.learn.readout import Work
 from plaudit.models.base import LanguageModel
@@ -72,15 +71,8 @@ class Placement(Protocol):
         """Call before each pass with gradients: whether others of the same step follow."""
         ...
 
-    def fit(
-        self,
-        room: Room,
-        cut: Callable[[int], Sequence[Batch]],
-        work: Work[Result],
-        *,
-        clear: Callable[[], None] = lambda: None,
-    ) -> list[Result]:
-        """Do the work on every part, as `Room.fit`. Return the results, [] on all stages of a pipeline but the last."""
+    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+        """Do the work on every part, as `Room.fit`. The results are at the last stage, if there are several."""
         ...
 
     def merge(self, stats: Stats) -> Stats:
@@ -129,27 +121,46 @@ class InTurn:
     """Placements whose passes come one after another."""
 
     ranks: Ranks
-    meets: bool
+    meets = True
 
     def accumulate(self, more: bool) -> None:
         return None
 
-    def fit(
-        self,
-        room: Room,
-        cut: Callable[[int], Sequence[Batch]],
-        work: Work[Result],
-        *,
-        clear: Callable[[], None] = lambda: None,
-    ) -> list[Result]:
+    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
         ahead = self.accumulate if work.trains else lambda more: None
-        return room.fit(cut, work, clear=clear, ahead=ahead, again=not self.meets)
+        return room.fit(cut, work, clear=work.clear, ahead=ahead, again=not self.meets)
 
     def merge(self, stats: Stats) -> Stats:
         return self.ranks.merge(stats)
 
     def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
         return mine
+
+
+class Around(InTurn):
+    """A placement of parts of a model, each of which `inner` places among the ranks that have it."""
+
+    def __init__(self, inner: Placement):
+        self.inner, self.ranks, self.rounds = inner, inner.ranks, inner.rounds
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    def present(self) -> AbstractContextManager[None]:
+        return self.inner.present()
+
+    def passes(self, count: int) -> int:
+        return self.inner.passes(count)
+
+    def accumulate(self, more: bool) -> None:
+        self.inner.accumulate(more)
+
+    def settle(self) -> None:
+        self.inner.settle()
+
+    def share(self) -> Share | None:
+        return self.inner.share()
 
 
 class Whole(InTurn):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Generic
 
 import torch
@@ -22,58 +21,35 @@ from torch import Tensor
 
 from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
-from plaudit.learn.passes import Room
-from plaudit.learn.ranks import Ranks, begun
+from plaudit.learn.passes import Cutting, Room
+from plaudit.learn.ranks import Ranks, Together, begun
 from plaudit.learn.readout import READOUTS, Inputs, Result_co, Work
-from plaudit.learn.sharding import InTurn, Placement, Result, Spec, Within
+from plaudit.learn.sharding import Around, Placement, Result, Spec, Within
 from plaudit.learn.tensor import put_together
 from plaudit.learn.turns import Turn, source, target, turns
 from plaudit.models.base import LanguageModel
 from plaudit.models.boxes import DTYPES, NAMES
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Layout
-from plaudit.models.share import Share
 from plaudit.types import Stats
 
 EARLY = 1
 """Passes by which a receive is posted before the pass that needs it."""
 
 
-class Staged(InTurn):
+class Staged(Around):
     """`inner` places this stage's layers among the ranks that have them too; `line` are the ranks with the other layers
     and the same rows, by stage; `everyone` are all."""
 
-    meets = True
-
     def __init__(self, inner: Placement, model: Decoder, line: Ranks, everyone: Ranks):
-        self.inner, self.model, self.line, self.everyone = inner, model, line, everyone
-        self.ranks, self.rounds, self.number = inner.ranks, inner.rounds, model.stage.number
+        super().__init__(inner)
+        assert isinstance(line, Together)
+        self.model, self.line, self.everyone, self.number = model, line, everyone, model.stage.number
         self.layout = Layout(model.config, model.head_kind, model.stage.mesh, model.lora)
         self.measured: Stats = {}
 
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    def present(self) -> AbstractContextManager[None]:
-        return self.inner.present()
-
-    def passes(self, count: int) -> int:
-        return self.inner.passes(count)
-
-    def settle(self) -> None:
-        self.inner.settle()
-
-    def fit(
-        self,
-        room: Room,
-        cut: Callable[[int], Sequence[Batch]],
-        work: Work[Result],
-        *,
-        clear: Callable[[], None] = lambda: None,
-    ) -> list[Result]:
-        passing = Passing(self.line, work, cut(room.tokens))
-        began = time.perf_counter()
+    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+        began, passing = time.perf_counter(), Passing(self.line, work, cut(room.tokens))
         results = passing.run()
         if work.trains:
             self._measure(work.role, time.perf_counter() - began, passing.idle)
@@ -128,9 +104,6 @@ class Staged(InTurn):
 
     def whole(self) -> LanguageModel | None:
         return put_together(self, self.model)
-
-    def share(self) -> Share | None:
-        return self.inner.share()
 
     def begin(self, work: Callable[[], None]) -> bool:
         return begun(work, not self.everyone.rank, self.everyone.most) and not self.ranks.rank

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.learn.ranks import Alone, Ranks, Together, begun, buckets
-from plaudit.learn.sharding import InTurn, Placement, Within
+from plaudit.learn.sharding import Around, Placement, Within
 from plaudit.learn.shards import Grid, Sharded
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
@@ -80,31 +79,13 @@ class Axes:
         return cls(data, grid, parts, axis, line, stage)
 
 
-class Cut(InTurn):
+class Cut(Around):
     """`inner` places this rank's part among the ranks of the data axis; `tensor` are the ranks with the other parts."""
 
-    meets = True
-
     def __init__(self, inner: Placement, model: Decoder, tensor: Ranks):
-        self.inner, self.model, self.tensor = inner, model, tensor
-        self.ranks, self.rounds = inner.ranks, inner.rounds
+        super().__init__(inner)
+        self.model, self.tensor = model, tensor
         self.layout = Layout(model.config, model.head_kind, Mesh(tensor=tensor.world), model.lora)
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    def present(self) -> AbstractContextManager[None]:
-        return self.inner.present()
-
-    def passes(self, count: int) -> int:
-        return self.inner.passes(count)
-
-    def accumulate(self, more: bool) -> None:
-        self.inner.accumulate(more)
-
-    def settle(self) -> None:
-        self.inner.settle()
 
     def sum(self, gradients: Mapping[str, Tensor]) -> None:
         self.tensor.sum(gradient for name, gradient in gradients.items() if self.layout.partial(name))
@@ -151,9 +132,6 @@ class Cut(InTurn):
 
     def whole(self) -> LanguageModel | None:
         return put_together(self, self.model)
-
-    def share(self) -> Share | None:
-        return self.inner.share()
 
     def _share(self) -> Share:
         share = self.share()
