@@ -37,8 +37,7 @@ ROOMS = {
     ),
     "runtime": (
         2165,
-        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75), what "
-        "a mesh may be (25)",
+        "the queue of all requests, and all that knows Ray, sockets and nodes; workers of several processes (75)",
     ),
     "monitor": (
         2680,
@@ -49,8 +48,7 @@ ROOMS = {
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
         3375,
-        "Hugging Face folders to modules and back; who holds which box of what, parts and stages (75) too, and gives it "
-        "to whom (40)",
+        "Hugging Face folders to modules and back; who holds which box of what, stages too (75), and gives it to whom",
     ),
     "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
     "tasks": (740, "the demo's language and the real sentences"),
@@ -60,8 +58,7 @@ ROOMS = {
     ),
     "learn": (
         2170,
-        "passes, sharding, parts of matrices (175), stages of layers and their turns (380), the optimizer; stages of "
-        "ZeRO, replicas, offloading (120)",
+        "passes, sharding, parts of matrices (175), stages of layers (380), the optimizer; ZeRO, replicas (120)",
     ),
     "loop": (2250, "one loop for every method; half of it is recovery; how often, in words; idle time (40)"),
     "evaluate": (1990, "figures of models that are no figures of a run"),
