@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and its plain torch form; only it knows addresses; tensor axis (155), boxes (45)",
     ),
     "runtime": (
-        2430,
+        2460,
         "the queue of requests, all that knows Ray, sockets, nodes; many processes a worker (75), signs, places (270)",
     ),
     "monitor": (
@@ -47,8 +47,8 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3320,
-        "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (40)",
+        3400,
+        "Hugging Face folders to modules and back; who holds which box of what, stages too (75), who gets it",
     ),
     "weights": (710, "new weights to every process with a copy, from all who have a part (170)"),
     "tasks": (740, "the demo's language and the real sentences"),
@@ -57,8 +57,8 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        1830,
-        "passes, sharding, parts of matrices (175), the optimizer; stages of ZeRO, replicas, offloading (120)",
+        2220,
+        "passes, sharding, parts of matrices (175), stages of layers (380), the optimizer; ZeRO, replicas (120)",
     ),
     "loop": (
         2275,
