@@ -1,12 +1,12 @@
-"""Memory of a training rank: the whole model on each of two ranks, its shards, or half of each matrix or each pass.
-Prints a table.
+"""Memory of a training rank: the whole model on each of two ranks, its shards, half of each matrix, of each pass or of
+the layers. Prints a table.
 
     python benchmarks/sharding.py [--width 512] [--layers 8] [--tokens 1024] [--passes 1]
 
 `held` counts the bytes of weights, gradients and moments that a rank keeps between passes; `kept`, those that a pass
 keeps for its backward pass; `peak` is how far its resident memory rose over two steps above what the process had before
-there was a model. Left out: loading and saving (`shares.py`), and speed, which two processes of one machine say nothing
-of.
+there was a model; `bubble` is the share of time in which stages of a pipeline wait. Left out: loading and saving
+(`shares.py`), and speed, which two processes of one machine say nothing of.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +30,12 @@ from plaudit.learn.ranks import join
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, Whole, local, recompute_layers
 from plaudit.learn.shards import Sharded
+from plaudit.learn.stages import Staged
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
+from plaudit.models.mesh import Mesh
 from plaudit.runtime.memory import keep_freed_memory, release_freed_memory
 from plaudit.runtime.network import free_address
 from plaudit.runtime.settings import STAGES
@@ -46,16 +49,19 @@ MODES = {
     "fsdp": ("fsdp", "float32", False),
     "tensor": ("tensor", "float32", False),
     "context": ("context", "float32", False),
+    "pipeline": ("pipeline", "float32", False),
     "one rank, all rows, recomputed": ("alone", "float32", True),
     "replicate, recomputed": ("replicate", "float32", True),
     "fsdp, recomputed": ("fsdp", "float32", True),
     "tensor, recomputed": ("tensor", "float32", True),
     "context, recomputed": ("context", "float32", True),
+    "pipeline, recomputed": ("pipeline", "float32", True),
     "one rank, all rows, bfloat16": ("alone", "bfloat16", False),
     "replicate, bfloat16": ("replicate", "bfloat16", False),
     "fsdp, bfloat16": ("fsdp", "bfloat16", False),
     "tensor, bfloat16": ("tensor", "bfloat16", False),
     "context, bfloat16": ("context", "bfloat16", False),
+    "pipeline, bfloat16": ("pipeline", "bfloat16", False),
 }
 
 
@@ -101,8 +107,9 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     stage = STAGES.get(strategy, 0)
     if stage:
         importlib.import_module("torch.distributed.fsdp")  # no part of a model's memory
-    axes = {axis: 1 + (strategy == axis) for axis in ("tensor", "context")}
-    along = Axes.along(ranks, device=cpu, timeout=300.0, **axes)
+    axes = ("tensor", "context", "pipeline")
+    mesh = Mesh(**({strategy: 2} if strategy in axes else {}))
+    along = Axes.along(ranks, mesh, device=cpu, timeout=300.0)
     before = resident("VmRSS")
     config = {
         "model_type": "llama",
@@ -112,7 +119,8 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "num_attention_heads": options.width // 64,
         "vocab_size": 768,
     }
-    model = fresh_model(config, dtype=getattr(torch, precision), deferred=stage > 0, axis=along.axis)
+    placed: dict[str, Any] = {"deferred": stage > 0, "axis": along.axis, "stage": along.stage}
+    model = fresh_model(config, dtype=getattr(torch, precision), **placed)
     model.context_axis = along.context
     placement: Placement = Whole(model, along.data)
     if stage:
@@ -120,6 +128,9 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     if strategy == "tensor":
         assert isinstance(model, Decoder)
         placement = Cut(placement, model, along.tensor)
+    if strategy == "pipeline":
+        assert isinstance(model, Decoder)
+        placement = Staged(placement, model, along.line, ranks)
     release_freed_memory()
     if recompute:
         recompute_layers(model)
@@ -142,7 +153,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
     batch = objective.weigh(Batch.of(rows)).shards(shards)[options.rank % shards]
     for step in range(2):
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x) if kept else nullcontext():
-            learner.prepare(batch, step, 1.0)
+            stats = learner.prepare(batch, step, 1.0)
         gradients, state = learner.optimizer.collected, learner.optimizer.state()
         own = [*map(local, model.parameters()), *gradients.values(), *state.values()]
         held = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in own}
@@ -151,6 +162,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, float]:
         "held": sum(held.values()) / 2**20,
         "kept": kept.most() / 2**20 if kept else 0.0,
         "peak": resident("VmHWM") - before,
+        "bubble, %": 100 * stats.get("bubble/policy", 0.0),
     }
 
 
@@ -166,7 +178,8 @@ def main() -> None:
     if options.rank >= 0:
         print(json.dumps(measure(options.mode, options)))
         return
-    print("| two ranks, MiB a rank | held | kept | peak |\n|---|---|---|---|")
+    columns = ("held", "kept", "peak", "bubble, %")
+    print(f"| two ranks, MiB a rank | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for mode in options.only or MODES:
         address = free_address()
         command = [sys.executable, *sys.argv, "--mode", mode, "--address", address]
@@ -175,9 +188,7 @@ def main() -> None:
             for rank in range(1 + (MODES[mode][0] != "alone"))
         ]
         found = [json.loads(process.communicate(timeout=600)[0].splitlines()[-1]) for process in running]
-        print(
-            f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in ("held", "kept", "peak")) + " |"
-        )
+        print(f"| {mode} | " + " | ".join(f"{max(f[key] for f in found):.0f}" for key in columns) + " |")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Among(Gang[Trainer]):
 
     def __init__(self, trainer: Trainer):
         self.trainer, self.world = trainer, trainer.ranks.world
-        self.width = trainer.settings.runtime.width
+        self.width, self.stages = trainer.settings.runtime.width, trainer.settings.runtime.pipeline
 
     async def scatter(self, method: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         answer = ask(self.trainer, self.name, method.__name__, *arguments[self.trainer.ranks.rank])
@@ -170,7 +170,7 @@ async def train(job: Job, trainer: Trainer) -> None:
     if job.get("publish"):
         publish(trainer, Path(job["out"]), 1)
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
-    held = {"kept": kept, "collectives": dict(counts)}
+    held = {"kept": kept, "of ranks": trainer.ranks.tell(kept), "collectives": dict(counts)}
     whole = {role: trainer.placements[role].whole() for role in trainer.models}
     if first:
         out = Path(job["out"])
@@ -198,7 +198,8 @@ def publish(trainer: Trainer, out: Path, version: int) -> None:
     assert publishing.parcel(len(publishing.parts)) is None
     assert not any(publishing.parts), "views and gathered tensors are let go"
     share = trainer.placements[Role.POLICY].share()
-    if share is not None and trainer.ranks.world > 1 and not publishing.adapters:
+    samples = trainer.settings.runtime.pipeline == 1 and not publishing.adapters
+    if share is not None and trainer.ranks.world > 1 and samples:
         sample(trainer, share, out)
 
 

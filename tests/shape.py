@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2470,
+        2500,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), settings of servers (60)",
     ),
     "monitor": (
@@ -47,7 +47,7 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3330,
+        3410,
         "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (60)",
     ),
     "weights": (
@@ -60,7 +60,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        2210,
+        2600,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
@@ -73,7 +73,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2380,
+        2390,
         "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files of nodes (130)",
     ),
     "runs": (

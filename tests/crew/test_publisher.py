@@ -35,6 +35,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "neox": (NEOX, {}),
 }
 TENSOR, SHARDS, WHOLE = {"mesh": {"tensor": 2}}, {"strategy": "fsdp"}, {"strategy": "replicate"}
+STAGES = {"mesh": {"pipeline": 2}}
 CASES: list[tuple[int, str, str, dict[str, Any]]] = [
     (2, "gpt2", "tensor", TENSOR),
     (2, "gpt2", "shards", SHARDS),
@@ -42,13 +43,17 @@ CASES: list[tuple[int, str, str, dict[str, Any]]] = [
     (2, "half", "tensor", TENSOR),
     (2, "half", "shards", SHARDS),
     (2, "lora", "tensor", TENSOR),
+    (2, "lora", "stages", STAGES),
+    (2, "gpt2", "stages", STAGES),
     (2, "lora", "shards", SHARDS),
     (2, "neox", "shards", SHARDS),
     (4, "llama", "shards of parts", {**TENSOR, **SHARDS, "num_training_workers": 2}),
     (4, "half", "copies of parts", {**TENSOR, "num_training_workers": 2}),
+    (4, "llama", "parts of stages", {"mesh": {"pipeline": 2, "tensor": 2}}),
 ]
 GIVEN = [(model, how) for _, model, how, _ in CASES]
-DIVIDED = [(model, how, world) for world, model, how, _ in CASES if model not in ("lora", "neox")]
+APART = ("lora", "neox")
+DIVIDED = [(model, how, world) for world, model, how, _ in CASES if model not in APART and "stages" not in how]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +142,7 @@ def test_only_bfloat16_is_sent_as_changes_and_a_small_step_in_a_twentieth_of_the
         assert 0 < sum(parcel.bytes for parcel in sent) <= 0.05 * sum(parcel.bytes for parcel in whole)
 
 
-@pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in ("lora", "neox")])
+@pytest.mark.parametrize(("model", "how"), [(model, how) for model, how in GIVEN if model in APART])
 def test_adapters_and_models_without_boxes_come_from_the_first_rank(model: str, how: str, done: Path) -> None:
     parcels = given(done / model / how)
     assert all(file.name.startswith("parcel0.") for file in parcels)

@@ -15,6 +15,7 @@ from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute.calls import available
 from plaudit.learn.learner import Learner
+from plaudit.learn.readout import policy_output
 from plaudit.learn.scorer import Scorer
 from plaudit.models.load import fresh_model
 from plaudit.types import Role
@@ -76,7 +77,7 @@ def test_a_step_follows_adamw_by_hand(make_learner: Make, batch: Batch) -> None:
     """The first step of AdamW moves each weight by lr * g / (|g| + eps), after w *= 1 - lr * decay on matrices."""
     learner = make_learner(optimizer={"weight_decay": 0.5, "eps": 1e-4, "max_gradient_norm": 0.0})
     before = copied(learner)
-    loss, _ = learner._loss(batch)
+    loss, _ = learner._loss(policy_output(learner.model, batch, 1.0), batch)
     gradients = dict(zip(before, torch.autograd.grad(loss, list(learner.model.parameters())), strict=True))
     learner.step(batch, 0)
     for name, parameter in learner.model.named_parameters():
@@ -234,11 +235,11 @@ def test_steps_too_small_for_bfloat16_add_up_in_its_masters(make_learner: Make, 
 def test_micro_batches_add_up_in_float32_under_bfloat16(make_learner: Make, batch: Batch) -> None:
     """Four equal passes: each alone gives the same gradient, and their sum is four times it, exactly."""
     learner = make_learner(dtype=torch.bfloat16)
-    learner._backward(batch)
+    learner._work(trains=True)(batch)
     learner.optimizer.collect()
     once = {name: gradient.clone() for name, gradient in learner.optimizer.collected.items()}
     for _ in range(2):
-        learner._backward(batch)
+        learner._work(trains=True)(batch)
     learner.optimizer.collect()
     assert once.keys() == learner.optimizer.masters.keys()
     for name, gradient in learner.optimizer.collected.items():

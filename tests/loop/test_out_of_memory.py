@@ -13,6 +13,7 @@ import torch
 from test_resume import assert_same_run, stopped_copy
 
 from plaudit import Run, load_settings, run
+from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import UnitTooLong
@@ -39,10 +40,10 @@ def test_a_run_says_and_remembers_it_and_a_resumed_one_ends_alike(
         steps.append(step)
         return first(self, batch, step, rate)
 
-    def loss(self: Learner, part: Batch) -> Any:
+    def loss(self: Learner, output: Output, part: Batch) -> Any:
         if steps[-1] == 1 and len(part) > 2:
             too_much()
-        return original(self, part)
+        return original(self, output, part)
 
     monkeypatch.setattr(Learner, "prepare", prepare)
     monkeypatch.setattr(Learner, "_loss", loss)
@@ -70,7 +71,7 @@ def test_a_row_that_does_not_fit_ends_a_run_saved(
 
     def prepare(self: Learner, batch: Batch, step: int, rate: float) -> Any:
         if step == 2:
-            monkeypatch.setattr(Learner, "_backward", lambda self, part: too_much())
+            monkeypatch.setattr(Learner, "_loss", lambda self, output, part: too_much())
         return original(self, batch, step, rate)
 
     monkeypatch.setattr(Learner, "prepare", prepare)

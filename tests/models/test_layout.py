@@ -57,7 +57,8 @@ def configs(draw: Any) -> DecoderConfig:
 
 
 AXIS = st.integers(1, 4)
-MESHES = st.builds(Mesh, replicas=st.integers(1, 2), data=st.integers(1, 5), context=AXIS, tensor=AXIS, pipeline=AXIS)
+AXES = {"replicas": st.integers(1, 2), "data": st.integers(1, 5), "context": AXIS, "tensor": AXIS, "pipeline": AXIS}
+MESHES = st.builds(Mesh, **AXES, spans=st.integers(1, 2))
 CASES = (configs(), st.sampled_from(HEADS), MESHES)
 
 

@@ -1,4 +1,4 @@
-"""Whole runs whose model is spread over training ranks, in shards or cut, with real Ray processes."""
+"""Whole runs whose model is spread over training ranks, in shards, cut or in stages, with real Ray processes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 Recipe = Callable[..., dict[str, Any]]
 RAY = {"kind": "ray", "strategy": "fsdp", "num_training_workers": 2}
 CUT = {"kind": "ray", "mesh": {"tensor": 2}}
+STAGES = {**CUT, "mesh": {"pipeline": 2}}
 
 
 def furthest(a: Run, b: Run) -> float:
@@ -48,13 +49,14 @@ def test_grpo_on_sharded_ranks_and_on_from_their_checkpoint_on_one(make_recipe: 
     assert furthest(*further) < 1e-6
 
 
-def test_ppo_on_ranks_that_share_each_matrix_and_on_from_their_checkpoint_on_one(
-    make_recipe: Recipe, tmp_path: Path
+@pytest.mark.parametrize("runtime", [CUT, STAGES], ids=["matrices", "stages"])
+def test_ppo_on_ranks_with_parts_and_on_from_their_checkpoint_on_one(
+    runtime: dict[str, Any], make_recipe: Recipe, tmp_path: Path
 ) -> None:
     """Policy, critic and reference are cut; the sampler gets each rank's parts through the object store."""
     more: dict[str, Any] = {"optimizer": {"eps": 1e-3}, "critic": {"learning_rate": 0.003}, "save": {"every": 2}}
     alone = run(load_settings(make_recipe("ppo", tmp_path / "alone", **more)))
-    pair = run(load_settings(make_recipe("ppo", tmp_path / "ray", **more, runtime=CUT)))
+    pair = run(load_settings(make_recipe("ppo", tmp_path / "ray", **more, runtime=runtime)))
     assert "2 training and 1 rollout workers are ready" in (pair.folder / "log.txt").read_text()
     assert [s["completion"] for s in alone.samples] == [s["completion"] for s in pair.samples]
     assert all(abs(record["kl/sampler"]) < 1e-6 for record in pair.metrics), "sampler and learner agree"
@@ -88,17 +90,21 @@ def test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler(make_recipe:
     assert furthest(alone, pair) < 1e-6
 
 
-@pytest.mark.parametrize("weights", ["store", "collective"])
+@pytest.mark.parametrize(
+    ("weights", "parts", "phase"),
+    [("store", CUT, "publish"), ("collective", CUT, "publish"), ("store", STAGES, "update")],
+)
 def test_what_is_lost_while_parts_are_published_leaves_no_trace(
-    weights: str, make_recipe: Recipe, tmp_path: Path
+    weights: str, parts: dict[str, Any], phase: str, make_recipe: Recipe, tmp_path: Path
 ) -> None:
-    """Every rank gives a part: the loss of any rank ends the update, and that of a rollout worker does not."""
+    """Every rank gives a part: the loss of any rank ends the update, and that of a rollout worker does not. A stage may
+    be lost while others wait for it in the middle of a pass."""
     more: dict[str, Any] = {"train": {"steps": 8}, "save": {"every": 2}}
-    apart = {**CUT, "weights": weights, "heartbeat_timeout": 3.0, "max_failures_per_hour": -1}
+    apart = {**parts, "weights": weights, "heartbeat_timeout": 3.0, "max_failures_per_hour": -1}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more, runtime=apart)))
     more |= {"runtime": apart, "rollout": {"workers": 2}}
     killer = Killer(
-        [Kill("rollout", "publish", 1), Kill("rank", "publish", 3, which=1), Kill("rollout", "publish", 5, which=1)]
+        [Kill("rollout", "publish", 1), Kill("rank", phase, 3, which=1), Kill("rollout", "publish", 5, which=1)]
     )
     with killer.at_work():
         disturbed = run(load_settings(make_recipe("grpo", tmp_path / "killed", **more)), hooks=[killer.hook])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plaudit import load_settings
-from plaudit.runtime.settings import LATER, NO_SHARDS, SHARED, RuntimeSettings, Servers
+from plaudit.runtime.settings import NO_SHARDS, NO_STAGES, SHARED, RuntimeSettings, Servers
 from plaudit.settings.importers.distributed import imported
 from plaudit.support.fields import complaints
 from plaudit.weights.transport import Collective, transport_of
@@ -55,7 +55,10 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         ({"kind": "ray", "mesh": {"tensor": 0}}, "mesh={'tensor': 0} must be at least 1"),
         ({"kind": "ray", "mesh": {"rollout": 2}}, "mesh has no axis 'rollout'"),
         ({"kind": "ray", "mesh": {"tensr": 2}}, "mesh has no axis 'tensr'; did you mean tensor?"),
-        *(({"kind": "ray", "mesh": {axis: 2}}, f"mesh has {axis}=2, an axis that does not") for axis in LATER),
+        *(
+            ({"kind": "ray", "mesh": {"pipeline": 2}, "placement": placement}, "mesh has pipeline=2, and placement=")
+            for placement in ({"generate": {"inside": "train"}}, "auto")
+        ),
         ({"kind": "ray", "mesh": {"replicas": 2, "data": 2}}, "mesh has replicas=2, copies of what ranks share"),
         (
             {"kind": "ray", "mesh": {"replicas": 2}, "strategy": "fsdp"},
@@ -66,6 +69,8 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         *(({**SERVED, "servers": given}, message) for given, message in REFUSED),
         ({**SERVED, "mesh": {"tensor": 2}}, "mesh has tensor, and strategy=server"),
         ({**SERVED, "offload": ["optimizer"]}, "offload=['optimizer']: with strategy=server"),
+        ({"kind": "ray", "mesh": {"pipeline": 2}, "strategy": "fsdp"}, "mesh has pipeline=2, whose stages hold"),
+        ({"kind": "ray", "mesh": {"spans": 2}}, "mesh has spans=2, those of layers on a stage"),
         ({"kind": "ray", "max_failures_per_hour": -2}, "max_failures_per_hour=-2 must be at least -1"),
         ({"kind": "ray", "resources_per_worker": {"GPU": -1.0}}, "resources_per_worker={'GPU': -1.0} must be"),
         *(({"kind": "ray", f"{what}_timeout": 0.0}, f"{what}_timeout=0.0 must be above 0 (seconds)") for what in TIMES),
@@ -92,13 +97,16 @@ def test_a_mesh_multiplies_training_workers() -> None:
     given = RuntimeSettings(kind="ray", num_training_workers=3, mesh=mesh, strategy="zero2")
     assert problems(given) == []
     assert (given.workers, given.replicas, given.width, given.ranks) == (12, 2, 4, 48)
+    staged = RuntimeSettings(kind="ray", mesh={"data": 3, "pipeline": 2, "spans": 4, "tensor": 2})
+    assert problems(staged) == []
+    assert (staged.workers, staged.pipeline, staged.ranks) == (3, 2, 12)
 
 
 def test_ranks_that_share_a_pass_see_the_same_rows() -> None:
-    mesh = {"data": 2, "tensor": 2, "context": 3}
+    mesh = {"data": 2, "tensor": 2, "context": 3, "pipeline": 2, "spans": 2}
     given = RuntimeSettings(kind="ray", mesh=mesh)
     assert problems(given) == []
-    assert (given.workers, given.width, given.ranks, given.axes) == (2, 6, 12, mesh)
+    assert (given.workers, given.width, given.ranks, given.axes) == (2, 6, 24, mesh)
 
 
 def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
@@ -132,6 +140,8 @@ A_GPU_EACH = "runtime.backend=nccl needs a GPU for each process: set runtime.{}=
         ({"backend": "nccl", **ON_GPUS}, {}, []),
         ({"backend": "nccl", **ON_GPUS}, {"device": "cpu"}, [CPUS]),
         ({"backend": "nccl"}, {}, [A_GPU_EACH.format("resources_per_worker")]),
+        ({"mesh": {"pipeline": 2}, **ON_GPUS}, {"device": "cuda"}, [NO_STAGES]),
+        ({"mesh": {"pipeline": 2}, **ON_GPUS, "backend": "gloo"}, {"device": "cuda"}, []),
         ({"backend": "nccl", "resources_per_worker": GPU}, {}, []),
         (
             {"backend": "nccl", "resources_per_worker": GPU, "weights": "collective"},

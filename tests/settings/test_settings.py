@@ -138,6 +138,16 @@ def problems_of(method: str, overrides: list[str]) -> str:
             "mesh={'tensor': 5} .. model: tensor=5",
         ),
         ("sft", [*CUT, "model.config={model_type: gpt2}"], "divide 12 attention heads"),
+        (
+            "sft",
+            [*CUT, "runtime.mesh={tensor: 1, pipeline: 5}", "model.config={model_type: gpt2}"],
+            "for the model: pipeline=5 does not fit this gpt2: pipeline=5 does not divide 12 layers. Take ",
+        ),
+        (
+            "sft",
+            [*CUT, "runtime.mesh={tensor: 1, pipeline: 2, spans: 4}", "model.config={model_type: gpt2}"],
+            "pipeline=2 times spans=4 does not divide 12 layers. Take pipeline=2.",
+        ),
         ("sft", [*CUT, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
         ("sft", [*SPREAD, "model.config={model_type: gpt2}"], "context=5 does not divide 12 attention heads"),
         ("sft", [*SPREAD, "model.config={model_type: bloom}"], "context=5 cuts the families that the native decoder"),

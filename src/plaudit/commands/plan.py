@@ -97,6 +97,8 @@ def plan(
     """Print what `[RECIPE] key=value ...` would take, by the profile beside its run or by each of `profiles`."""
     recipe, overrides = words_of(words)
     settings, reporter = read_settings(recipe, overrides, method=method), Reporter()
+    if settings.runtime.pipeline > 1:
+        raise SettingsError("plaudit plan does not know stages yet: plan without runtime.mesh.pipeline")
     told = []
     for path in profiles or [beside(settings, "profile")]:
         found = read_profile(path)

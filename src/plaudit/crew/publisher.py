@@ -117,15 +117,14 @@ class Publisher:
 
     def _digest_beneath(self) -> str:
         """The digest of all other parameters, by our names."""
-        tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        pieces = []
+        tensors, pieces = {}, []
         for name, parameter in self.model.named_parameters():
             if name not in self.adapters:
                 shape, held, mine = self.place.within(name, own := local(parameter))
                 tensors[name] = own.dtype, shape
                 boxes = held if mine else ()
                 pieces += [Piece(name, shape, tuple(a for a, _ in box), one.detach(), own.dtype) for box, one in boxes]
-        return digest_of_pieces(pieces, tensors, self._total)
+        return digest_of_pieces(pieces, self.place.specs(tensors), self._total)
 
     def _total(self, sums: Tensor) -> None:
         there = sums.to(self.device)
@@ -135,8 +134,8 @@ class Publisher:
     def bytes(self) -> int:
         """The size of all ranks' parcels."""
         sent = {name: local(one) for name, one in self.model.named_parameters() if name in (self.adapters or [name])}
-        numbers = sum(math.prod(self.place.within(name, one).shape) for name, one in sent.items())
-        return numbers * self.dtype.itemsize
+        mine = {name: (one.dtype, self.place.within(name, one).shape) for name, one in sent.items()}
+        return sum(math.prod(shape) for _, shape in self.place.specs(mine).values()) * self.dtype.itemsize
 
 
 def grouped(pieces: Sequence[Piece]) -> list[list[Piece]]:

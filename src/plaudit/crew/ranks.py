@@ -123,6 +123,7 @@ class Ranks:
                 [next(ready) for _ in post.told],
                 patience=post.runtime.collective_timeout,
                 width=post.runtime.width,
+                stages=post.runtime.pipeline,
             )
             for post in self.posts
         ]

@@ -30,6 +30,7 @@ from plaudit.learn.ranks import Alone, Ranks, join
 from plaudit.learn.scorer import BaseScorer, Scorer
 from plaudit.learn.sharding import Placement, Waiting, Whole, apart, recompute_layers
 from plaudit.learn.shards import Sharded
+from plaudit.learn.stages import Staged
 from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
@@ -42,7 +43,7 @@ from plaudit.models.device import device_of
 from plaudit.models.folders import local_folder
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
-from plaudit.models.mesh import Mesh, check_mesh
+from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh
 from plaudit.models.share import Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
@@ -53,7 +54,7 @@ from plaudit.runtime.memory import (
     release_freed_memory,
 )
 from plaudit.runtime.network import free_address
-from plaudit.runtime.settings import NO_SHARDS
+from plaudit.runtime.settings import NO_SHARDS, NO_STAGES
 from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
@@ -95,12 +96,13 @@ def initial_model(
     head: HeadKind = "lm",
     deferred: bool = False,
     axis: Axis = ALONE,
+    stage: Stage = WHOLE,
 ) -> LanguageModel:
     """Make a role's model as a run starts. `deferred`: its values wait for its placement, if it is a native one. On a
-    tensor `axis` it is this rank's part."""
+    tensor `axis`, or a `stage` of a pipeline, it is this rank's part."""
     path = initial_path(settings, tokenizer, role)
     common: dict[str, Any] = {"head": head, "seed": settings.seed, "dtype": dtype_of(settings), "device": device}
-    common |= {"deferred": deferred, "axis": axis}
+    common |= {"deferred": deferred, "axis": axis, "stage": stage}
     if path is not None:
         return load_model(path, **common)
     return fresh_model(settings.model.config, vocab_size=len(tokenizer), **common)
@@ -138,8 +140,8 @@ class Trainer:
         self.device = device_of(settings.device)
         runtime, device = settings.runtime, torch.device(self.device)
         timeout, replicas = runtime.collective_timeout, runtime.replicas
-        along: dict[str, Any] = {"timeout": timeout, "replicas": replicas, "context": runtime.context}
-        self.axes = Axes.along(self.ranks, runtime.tensor, device=device, **along)
+        how: dict[str, Any] = {"device": device, "timeout": timeout, "replicas": replicas}
+        self.axes = Axes.along(self.ranks, Mesh(**runtime.axes), **how)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
@@ -255,13 +257,13 @@ class Trainer:
         return reference.requires_grad_(False)
 
     def _initial(self, role: Role, *, head: HeadKind = "lm") -> LanguageModel:
-        placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis}
+        placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis, "stage": self.axes.stage}
         return initial_model(self.settings, self.tokenizer, self.device, role, head=head, **placed)
 
     def _load(self, path: str, *, head: HeadKind = "lm", dtype: torch.dtype | None = None) -> LanguageModel:
         dtype, seed = dtype or dtype_of(self.settings), self.settings.seed
-        placed: dict[str, Any] = {"device": self.device, "deferred": self._shards, "axis": self.axes.axis}
-        return load_model(path, head=head, dtype=dtype, seed=seed, **placed)
+        placed: dict[str, Any] = {"deferred": self._shards, "axis": self.axes.axis, "stage": self.axes.stage}
+        return load_model(path, head=head, dtype=dtype, device=self.device, seed=seed, **placed)
 
     def _place(self, role: Role, model: LanguageModel) -> None:
         """Give a model its placement among the ranks. A model in two roles has one already."""
@@ -288,7 +290,11 @@ class Trainer:
     def _placement(self, model: LanguageModel, *, waits: bool) -> Placement:
         """Choose a placement. `waits`: in host memory until it is used."""
         place = self._along_data(model, waits=waits)
-        return Cut(place, model, self.axes.tensor) if isinstance(model, Decoder) and model.axis.size > 1 else place
+        if isinstance(model, Decoder) and model.axis.size > 1:
+            place = Cut(place, model, self.axes.tensor)
+        if isinstance(model, Decoder) and model.stage.count > 1:
+            place = Staged(place, model, self.axes.line, self.ranks)
+        return place
 
     def _along_data(self, model: LanguageModel, *, waits: bool) -> Placement:
         runtime, device, ranks = self.settings.runtime, torch.device(self.device), self.axes.data
@@ -354,6 +360,8 @@ class RankProcess(Trainer, Node):
         device = torch.device(device_of(settings.device))
         shards = settings.runtime.sharded
         backend = settings.runtime.backend
+        if settings.runtime.pipeline > 1 and (backend == "nccl" or (backend == "auto" and device.type == "cuda")):
+            raise SettingsError(NO_STAGES)
         if shards and backend == "gloo" and device.type == "cuda":
             raise SettingsError(NO_SHARDS)
         ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)

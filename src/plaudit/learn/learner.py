@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plaudit.algorithms.base import LossFn
+from plaudit.algorithms.base import LossFn, Output
 from plaudit.algorithms.figures import merge_stats, plain
 from plaudit.batch import Batch
 from plaudit.learn.optim import Optimizer, schedule
 from plaudit.learn.passes import Passes, UnitTooLong
-from plaudit.learn.readout import READOUTS, counts_once
+from plaudit.learn.readout import Work, counts_once
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, finite, local
@@ -113,25 +113,21 @@ class Learner(Scorer):
         """Run the backward passes of all micro-batches and return the figures of all ranks."""
         passes, cut, place = self.passes, partial(self._micro, batch), self.placement
         try:
-            how: dict[str, Any] = {"clear": self.optimizer.clear, "ahead": place.accumulate, "again": not place.meets}
-            stats = merge_stats(passes.micro.fit(cut, self._backward, **how))
+            stats = merge_stats(place.fit(passes.micro, cut, self._work(trains=True)))
         except UnitTooLong as error:  # the others wait for this rank's figures
             stats = {TOO_LONG: float(error.tokens)}
-        stats = self.placement.ranks.merge(stats | passes.figures())
+        stats = place.merge(stats | passes.figures())
         passes.agree(stats)
         if TOO_LONG in stats:
             self.optimizer.clear()
             raise UnitTooLong(int(stats[TOO_LONG]), passes.micro.advice)
         return stats
 
-    def _backward(self, part: Batch) -> Stats:
-        loss, stats = self._loss(part)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return stats
+    def _work(self, *, trains: bool) -> Work[Stats]:
+        where, clear = self.placement.device, self.optimizer.clear
+        return Work(self.model, self.role, where, self.temperature, self._loss, trains, clear)
 
-    def _loss(self, part: Batch) -> tuple[Tensor, Stats]:
-        part = part.to(self.placement.device)
-        output = READOUTS[self.role](self.model, part, self.temperature)
+    def _loss(self, output: Output, part: Batch) -> tuple[Tensor, Stats]:
         loss, figures = self.loss(output, part)
         stats = plain(figures, f"the figures of the {self.role}'s loss")
         return loss, stats if f"loss/{self.role}" in stats else {f"loss/{self.role}": float(loss.detach())} | stats
@@ -139,8 +135,8 @@ class Learner(Scorer):
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Stats:
         """Return figures of the loss over a weighed batch, without learning from it."""
-        room, cut = self.passes.score, partial(self._micro, batch)
-        found = room.fit(cut, lambda part: self._loss(part)[1], again=not self.placement.meets)
+        cut = partial(self._micro, batch)
+        found = self.placement.fit(self.passes.score, cut, self._work(trains=False))
         self.placement.settle()
         return merge_stats(found)
 

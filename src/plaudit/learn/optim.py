@@ -166,13 +166,17 @@ class Optimizer:
         """Restore `state`: `read` fills this rank's tensor of each key. Raises ValueError if the keys are those of
         another model or precision."""
         own = self.state()
-        unknown = sorted(key for key in keys if key.split("/", 1)[1] not in self.masters)
+        all_keys = self.placement.specs(
+            {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in own.items()}
+        ).keys()
+        names = {key.split("/", 1)[1] for key in all_keys}
+        unknown = sorted(key for key in keys if key.split("/", 1)[1] not in names)
         if unknown:
             raise ValueError(
                 f"the optimizer state has {unknown[:3]}, parameters that this model lacks. Resume with the model that "
                 "the run began with"
             )
-        if differing := sorted(own.keys() ^ set(keys)):
+        if differing := sorted(all_keys ^ set(keys)):
             raise ValueError(
                 f"the optimizer state was saved under another learn.precision: {differing[:3]} is on one side only. "
                 "Resume with the precision that the run began with"

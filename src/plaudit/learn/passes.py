@@ -26,6 +26,8 @@ LEARNING = (
 )
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Cutting = Callable[[int], Sequence[Batch]]
+"""Cuts a batch into parts of so many tokens."""
 
 
 class UnitTooLong(OutOfMemory):
@@ -54,7 +56,7 @@ class Room:
 
     def fit(
         self,
-        cut: Callable[[int], Sequence[Batch]],
+        cut: Cutting,
         run: Callable[[Batch], Result],
         *,
         clear: Callable[[], None] = lambda: None,

@@ -32,6 +32,8 @@ class Ranks(Protocol):
 
     rank: int
     world: int
+    alike: int
+    """As many neighbours have the same rows, and the same figures."""
     group: dist.ProcessGroup | None
     """None: the default one."""
 
@@ -51,6 +53,10 @@ class Ranks(Protocol):
         """Return the sum over ranks, equal on each."""
         ...
 
+    def tell(self, value: Any) -> list[Any]:
+        """Return the plain values of all ranks, in rank order: what JSON can hold."""
+        ...
+
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         """Gather the tensors of all ranks, of equal shapes, in rank order. Only rank 0 gets them, unless `everyone`."""
         ...
@@ -59,7 +65,7 @@ class Ranks(Protocol):
 class Alone:
     """A gang of one."""
 
-    rank, world = 0, 1
+    rank, world, alike = 0, 1, 1
     group: dist.ProcessGroup | None = None
 
     def sum(self, tensors: Iterable[Tensor]) -> None:
@@ -74,14 +80,17 @@ class Alone:
     def total(self, value: float) -> float:
         return value
 
+    def tell(self, value: Any) -> list[Any]:
+        return [value]
+
     def gather(self, tensor: Tensor, *, everyone: bool = False) -> list[Tensor]:
         return [tensor]
 
 
 class Together:
     """One of several ranks of a process group: the default one, which `join` makes, or a part of it. Gloo sums tensors
-    of GPUs but gathers only those of CPUs: figures travel on `device`, gradients stay where they are. As many
-    neighbours as `alike` have the same rows, and the same figures, which count once."""
+    of GPUs but gathers only those of CPUs: figures travel on `device`, gradients stay where they are. Of
+    neighbours that are alike, figures count once."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None, *, alike: int = 1):
         self.rank, self.world, self.group = dist.get_rank(group), dist.get_world_size(group), group
@@ -99,14 +108,17 @@ class Together:
                 tensor.copy_(summed.view_as(tensor))
 
     def merge(self, stats: Stats) -> Stats:
-        words = torch.frombuffer(bytearray(json.dumps(stats).encode()), dtype=torch.uint8)
+        return merge_stats(self.tell(stats)[:: self.alike])
+
+    def tell(self, value: Any) -> list[Any]:
+        words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         longest = self.most(len(words))
         mine = torch.full((longest,), ord(" "), dtype=torch.uint8)
         mine[: len(words)] = words
         all_words = torch.empty(self.world * longest, dtype=torch.uint8, device=self.device)
         dist.all_gather_into_tensor(all_words, mine.to(self.device), group=self.group)
-        texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest)[:: self.alike])
-        return merge_stats(json.loads(text) for text in texts)
+        texts = (bytes(part.tolist()) for part in torch.split(all_words.cpu(), longest))
+        return [json.loads(text) for text in texts]
 
     def most(self, count: int) -> int:
         found = torch.tensor(count, device=self.device)
@@ -126,6 +138,22 @@ class Together:
         else:
             dist.gather(mine, parts or None, group=self.group, group_dst=0)
         return parts
+
+    def spread(self, tensor: Tensor, source: int) -> Tensor:
+        """Return the tensor of rank `source`; the others give one of its shape."""
+        tensor = tensor.to(self.device).contiguous()
+        dist.broadcast(tensor, group=self.group, group_src=source)
+        return tensor
+
+    def exchange(self, tensor: Tensor, other: int) -> Tensor:
+        """Return the other rank's tensor, which is given this one."""
+        mine = tensor.to(self.device).contiguous()
+        theirs = torch.empty_like(mine)
+        sent = dist.isend(mine, group=self.group, group_dst=other)
+        dist.recv(theirs, group=self.group, group_src=other)
+        assert sent is not None
+        sent.wait()
+        return theirs.to(tensor.device)
 
 
 def begun(work: Callable[[], None], first: bool, most: Callable[[int], int]) -> bool:

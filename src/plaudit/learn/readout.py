@@ -1,11 +1,15 @@
 """Read a model's outputs for a batch, by role: log-probs of a policy, values of a critic, scores of a judge.
 
+    Batch -> prepared -> Inputs -> model -> hidden states at the places that are read -> finish -> Output
+
 Column rule: the hidden state of token t - 1 decides token t.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +29,56 @@ WORTH = 0.97
 """Prefixes are shared if at most this share of the tokens is left: gathers cost time too."""
 
 
-class Readout(Protocol):
+class Inputs(NamedTuple):
+    """What a model is given. Every stage of a pipeline has the batch, and so knows the sizes of what passes it."""
+
+    tokens: Tensor  # (n,), those of this rank
+    context: Packed
+    read: Tensor  # (m,), their places among these
+    mine: Tensor  # (k,), which of the places that are read are this rank's
+    at: Tensor  # (k,), where these are among the m
+
+
+@dataclass(frozen=True)
+class Readout:
+    places: Callable[[Batch], Tensor]
+    """The tokens whose hidden states are read."""
+    finish: Callable[[LanguageModel, Batch, Inputs, Tensor, float], Output]
+    """From the states of a rank's reads, (m, width)."""
+
     def __call__(self, model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
         """`temperature` divides a policy's logits. `share`: compute the common beginning of rows once."""
-        ...
+        inputs = self.prepared(model, batch, share=share)
+        states = model(inputs.tokens, inputs.context, inputs.read)
+        return self.finish(model, batch, inputs, states, temperature)
+
+    def prepared(self, model: LanguageModel, batch: Batch, *, share: bool = True) -> Inputs:
+        return _inputs(model, batch, self.places(batch), share)
+
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Work(Generic[Result_co]):
+    """What is done with each part of a batch: a pass, and what is kept of its output; with a loss, backwards too."""
+
+    model: LanguageModel
+    role: Role
+    device: torch.device
+    temperature: float
+    finish: Callable[[Output, Batch], tuple[Tensor | None, Result_co]]
+    trains: bool = False
+    clear: Callable[[], None] = lambda: None
+    """Undoes parts that are done again."""
+
+    def __call__(self, part: Batch) -> Result_co:
+        part = part.to(self.device)
+        loss, result = self.finish(READOUTS[self.role](self.model, part, self.temperature), part)
+        if self.trains:
+            assert loss is not None
+            loss.backward()  # type: ignore[no-untyped-call]
+        return result
 
 
 def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
@@ -36,10 +86,9 @@ def counts_once(model: LanguageModel, device: torch.device | str) -> bool:
     return model.caches and torch.device(device).type == "cpu" and available(model.dtype)
 
 
-def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states after the last norm, (m, width); which of the tokens at `read` (n,) this rank computes, (k,), and
-    where their states are among the m, (k,). Ranks that share a pass compute equal runs of its tokens. Unused filler
-    sequences make them equal; on the CPU they also make the number of rows one of few."""
+def _inputs(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Inputs:
+    """What gives hidden states after the last norm of the tokens at `read`. Ranks that share a pass compute equal runs
+    of its tokens. Unused filler sequences make them equal; on the CPU they also make the number of rows one of few."""
     tokens, lengths, index = batch.tokens, batch.lengths.tolist(), None
     if share and len(lengths) > 1 and model.caches:
         rows = [row.tolist() for row in torch.split(tokens.cpu(), lengths)]
@@ -59,7 +108,7 @@ def _hidden(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> tu
         tokens = F.pad(tokens, (0, filler))
     mine, at, own = _mine(model, read, size)
     context = Packed(lengths, device=tokens.device, window=model.window, index=index, axis=axis)
-    return model(tokens.chunk(axis.size)[axis.rank], context, own), mine, at
+    return Inputs(tokens.chunk(axis.size)[axis.rank], context, own, mine, at)
 
 
 def _mine(model: LanguageModel, read: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,28 +128,26 @@ def _mine(model: LanguageModel, read: Tensor, size: int) -> tuple[Tensor, Tensor
     return mine, at, places.index_copy(0, at, read[mine] - first * size)
 
 
-def policy_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
+def _logprobs(model: LanguageModel, batch: Batch, inputs: Inputs, before: Tensor, temperature: float) -> Output:
     """Log-probs and entropies of the trained tokens under softmax(logits / temperature); 0 on the others."""
-    place = batch.trainable.nonzero()[:, 0]
-    before, mine, at = _hidden(model, batch, place - 1, share)
-    place, head = place[mine], model.head
-    targets = batch.tokens.new_zeros(len(before)).index_copy(0, at, batch.tokens[place])
+    place, head = batch.trainable.nonzero()[:, 0][inputs.mine], model.head
+    targets = batch.tokens.new_zeros(len(before)).index_copy(0, inputs.at, batch.tokens[place])
     if isinstance(head, nn.Linear):
         chosen, entropy = chosen_logprobs(
             before, head.weight, targets, temperature=temperature, bias=head.bias, axis=model.axis
         )
     else:  # a family that runs through transformers
         chosen, entropy = logprobs_by(head, before, targets, vocabulary=model.vocab_size, temperature=temperature)
-    found = (_placed(column[at], place, len(batch.tokens)) for column in (chosen, entropy))
+    found = (_placed(column[inputs.at], place, len(batch.tokens)) for column in (chosen, entropy))
     logprobs, entropy = map(model.context_axis.leave, found)
     return Output(logprobs=logprobs, entropy=entropy)
 
 
-def critic_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
+def _values(model: LanguageModel, batch: Batch, inputs: Inputs, states: Tensor, temperature: float) -> Output:
     """Values of the state before each trained token (n,), and after each row's last token (r,) as `scores`."""
-    place, ends = batch.trainable.nonzero()[:, 0], batch.ends
-    scores = _scores(model, batch, torch.cat((place - 1, ends)), share)
+    place = batch.trainable.nonzero()[:, 0]
     n = len(place)
+    scores = _scores(model, inputs, states, n + len(batch))
     return Output(values=_placed(scores[:n], place, len(batch.tokens)), scores=scores[n:])
 
 
@@ -109,23 +156,27 @@ def _placed(values: Tensor, place: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.float32, device=values.device).index_copy(0, place, values)
 
 
-def judge_output(model: LanguageModel, batch: Batch, temperature: float, *, share: bool = True) -> Output:
+def _rewards(model: LanguageModel, batch: Batch, inputs: Inputs, ends: Tensor, temperature: float) -> Output:
     """One score a row (r,), read at its last token."""
-    return Output(scores=_scores(model, batch, batch.ends, share))
+    return Output(scores=_scores(model, inputs, ends, len(batch)))
 
 
-def _scores(model: LanguageModel, batch: Batch, read: Tensor, share: bool) -> Tensor:
-    """One number a token at `read`, (n,), always in float32: bfloat16 would leave it three digits."""
-    hidden, mine, at = _hidden(model, batch, read, share)
+def _scores(model: LanguageModel, inputs: Inputs, states: Tensor, count: int) -> Tensor:
+    """One number for each of `count` tokens, (count,), in float32: bfloat16 would leave it three digits."""
     head = model.head
     assert isinstance(head, nn.Linear)
-    scores = linear(hidden.float(), head.weight.float(), head.bias)[:, 0]
-    return model.context_axis.leave(_placed(scores[at], mine, len(read)))
+    scores = linear(states.float(), head.weight.float(), head.bias)[:, 0]
+    return model.context_axis.leave(_placed(scores[inputs.at], inputs.mine, count))
 
 
+def _before(batch: Batch) -> Tensor:
+    return batch.trainable.nonzero()[:, 0] - 1
+
+
+policy_output = Readout(_before, _logprobs)
 READOUTS: dict[Role, Readout] = {
     Role.POLICY: policy_output,
     Role.REFERENCE: policy_output,
-    Role.CRITIC: critic_output,
-    Role.JUDGE: judge_output,
+    Role.CRITIC: Readout(lambda batch: torch.cat((_before(batch), batch.ends)), _values),
+    Role.JUDGE: Readout(lambda batch: batch.ends, _rewards),
 }

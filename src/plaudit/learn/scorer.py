@@ -13,7 +13,7 @@ from torch import Tensor
 from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
 from plaudit.learn.passes import Room, scoring
-from plaudit.learn.readout import READOUTS, counts_once
+from plaudit.learn.readout import Work, counts_once
 from plaudit.learn.sharding import Placement, Whole, finite, local
 from plaudit.models.base import LanguageModel
 from plaudit.models.lowrank import adapters_off
@@ -58,9 +58,9 @@ class Scorer:
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:
-        """Return outputs of consecutive parts of the batch, in order, each within the token budget.
-        Raises UnitTooLong if memory does not hold one row."""
-        readout, device = READOUTS[self.role], self.placement.device
+        """Return outputs of consecutive parts of the batch, in order, each within the token budget; none on a stage
+        before the last. Raises UnitTooLong if memory does not hold one row."""
+        device = self.placement.device
         needed = 0
 
         def cut(tokens: int) -> list[Batch]:
@@ -69,11 +69,9 @@ class Scorer:
             needed = len(parts)
             return parts + [parts[-1]] * (self.placement.passes(needed) - needed)  # other ranks wait for each pass
 
-        def run(part: Batch) -> Output:
-            return readout(self.model, part.to(device), self.temperature)
-
+        work = Work(self.model, self.role, device, self.temperature, lambda output, part: (None, output))
         with self.placement.present():
-            outputs = self.room.fit(cut, run, again=not self.placement.meets)
+            outputs = self.placement.fit(self.room, cut, work)
             self.placement.settle()
         return outputs[:needed]
 

@@ -5,7 +5,7 @@
          -> Sharded   a rank has rows of weights, gradients and moments (`shards.py`)
 
 A placement also knows where a rank's tensors lie in whole ones, for checkpoints and samplers, and can gather these.
-Parts of matrices are placed by `tensor.py`. Left out: pipeline parallelism.
+Parts of matrices are placed by `tensor.py`, stages of layers by `stages.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from plaudit.compute.axis import RECOMPUTED
+from plaudit.learn.passes import Cutting, Room
 from plaudit.learn.ranks import Alone, Ranks
+from plaudit.learn.readout import Work
 from plaudit.models.base import LanguageModel
 from plaudit.models.layout import Box
-from plaudit.models.mesh import Mesh
 from plaudit.models.parts import Shape
 from plaudit.models.share import Share
+from plaudit.types import Stats
+
+Result = TypeVar("Result")
+Spec = tuple[torch.dtype, Shape]
+"""Of a whole tensor."""
 
 
 class Within(NamedTuple):
@@ -43,6 +49,7 @@ class Placement(Protocol):
     """The caller promises that every rank makes the same calls in the same order, and as many forward passes."""
 
     ranks: Ranks
+    """Those with the same part of the model, and other rows."""
     rounds: bool
     """True if parameters are kept in float32 and computed with in a lower precision."""
 
@@ -66,6 +73,18 @@ class Placement(Protocol):
 
     def accumulate(self, more: bool) -> None:
         """Call before each pass with gradients: whether others of the same step follow."""
+        ...
+
+    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+        """Do the work on every part, as `Room.fit`. The results are at the last stage, if there are several."""
+        ...
+
+    def merge(self, stats: Stats) -> Stats:
+        """Return the merged figures of all ranks, equal on each."""
+        ...
+
+    def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        """Return what all ranks hold by kind/parameter, given what this one does."""
         ...
 
     def settle(self) -> None:
@@ -102,8 +121,57 @@ class Placement(Protocol):
         ...
 
 
-class Whole:
-    """Every rank has all of the model."""
+class InTurn:
+    """Placements whose passes come one after another."""
+
+    ranks: Ranks
+
+    @property
+    def meets(self) -> bool:
+        return True
+
+    def accumulate(self, more: bool) -> None:
+        return None
+
+    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+        ahead = self.accumulate if work.trains else lambda more: None
+        return room.fit(cut, work, clear=work.clear, ahead=ahead, again=not self.meets)
+
+    def merge(self, stats: Stats) -> Stats:
+        return self.ranks.merge(stats)
+
+    def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        return mine
+
+
+class Around(InTurn):
+    """A placement of parts of a model, each of which `inner` places among the ranks that have it."""
+
+    def __init__(self, inner: Placement):
+        self.inner, self.ranks, self.rounds = inner, inner.ranks, inner.rounds
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
+
+    def present(self) -> AbstractContextManager[None]:
+        return self.inner.present()
+
+    def passes(self, count: int) -> int:
+        return self.inner.passes(count)
+
+    def accumulate(self, more: bool) -> None:
+        self.inner.accumulate(more)
+
+    def settle(self) -> None:
+        self.inner.settle()
+
+    def share(self) -> Share | None:
+        return self.inner.share()
+
+
+class Whole(InTurn):
+    """Every rank has all of the model, or of a stage of it."""
 
     rounds = False
 
@@ -125,9 +193,6 @@ class Whole:
     def passes(self, count: int) -> int:
         return count
 
-    def accumulate(self, more: bool) -> None:
-        return None
-
     def settle(self) -> None:
         return None
 
@@ -145,9 +210,8 @@ class Whole:
         return {name: self.model.get_parameter(name) for name in names} if everyone or not self.ranks.rank else {}
 
     def share(self) -> Share | None:
-        axis, own = self.model.axis, dict(self.model.named_parameters())
-        mesh, rank = Mesh(replicas=self.ranks.world, tensor=axis.size), self.ranks.rank * axis.size + axis.rank
-        return self.model.share(mesh, rank, own)  # type: ignore[no-any-return]
+        mesh, rank = self.model.among(self.ranks.world, self.ranks.rank)
+        return self.model.share(mesh, rank, dict(self.model.named_parameters()))  # type: ignore[no-any-return]
 
     def begin(self, work: Callable[[], None]) -> bool:
         if self.ranks.rank:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from plaudit.learn.ranks import Alone, Ranks, begun, buckets
-from plaudit.learn.sharding import Within, local, norm_of
+from plaudit.learn.sharding import InTurn, Within, local, norm_of
 from plaudit.models.base import LanguageModel
 from plaudit.models.mesh import Mesh
 from plaudit.models.share import Share
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
         return DeviceMesh.from_group(shards, device.type)
 
 
-class Sharded:
+class Sharded(InTurn):
     """Parameters in shards of rows, one a rank (FSDP2). In place: the model is sharded from here on. A model without
     values gets them here, each rank only its own.
 
@@ -55,8 +55,6 @@ class Sharded:
     a step is computed. 3: weights too, but for a layer at a time. 2: gradients; weights are gathered once a step. 1:
     neither; gradients are summed once a step. Between steps a rank has shards alone.
     """
-
-    meets = True
 
     def __init__(
         self,

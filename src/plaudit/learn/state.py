@@ -20,7 +20,7 @@ from plaudit.support.paths import flush
 def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write this rank's tensors into the file, which rank 0 creates first; all ranks must call it."""
     within = {key: placement.within(key, tensor) for key, tensor in tensors.items()}
-    specs = {key: (tensor.dtype, within[key].shape) for key, tensor in tensors.items()}
+    specs = placement.specs({key: (tensor.dtype, within[key].shape) for key, tensor in tensors.items()})
     places, headers = laid_out(path.parent, specs, name=path.stem)
 
     def begin() -> None:

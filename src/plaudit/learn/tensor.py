@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.learn.ranks import Alone, Ranks, Together, begun, buckets
-from plaudit.learn.sharding import Placement, Within
+from plaudit.learn.sharding import Around, Placement, Within
 from plaudit.learn.shards import Grid, Sharded
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.layout import Layout
 from plaudit.models.lora import whole_model
-from plaudit.models.mesh import Mesh
+from plaudit.models.mesh import WHOLE, Mesh, Stage
 from plaudit.models.share import Share, narrowed
 
 
@@ -44,63 +43,55 @@ class Axes:
     """The latter, as models see them."""
     context: Axis
     """Those with the same rows, the same part and other tokens."""
+    line: Ranks
+    """Those with the same rows and other layers."""
+    stage: Stage
+    """The latter, as models see them."""
 
     @classmethod
-    def along(
-        cls, ranks: Ranks, tensor: int, *, device: torch.device, timeout: float, replicas: int = 1, context: int = 1
-    ) -> Axes:
-        """All ranks must call it. Those that share matrices are neighbours in number, then those that share rows, then
-        those of a replica."""
+    def along(cls, ranks: Ranks, cuts: Mesh, *, device: torch.device, timeout: float, replicas: int = 1) -> Axes:
+        """All ranks must call it. `cuts` has what cuts models and passes. Ranks that share matrices are neighbours in
+        number, then those that share rows, then those of a replica, then those of a stage."""
 
-        def joined(groups: list[list[int]], alike: int = 1) -> Together:
+        def joined(groups: Tensor, alike: int = 1) -> Together:
             patience = timedelta(seconds=timeout)
-            mine, _ = dist.new_subgroups_by_enumeration(groups, timeout=patience)  # type: ignore[no-untyped-call]
+            mine, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=patience)  # type: ignore[no-untyped-call]
             return Together(device, mine, alike=alike)
 
-        numbers = torch.arange(ranks.world).view(replicas, -1, tensor)
-        data, axis, beside = ranks, ALONE, ALONE
+        tensor, context, pipeline = cuts.tensor, cuts.context, cuts.pipeline
+        numbers = torch.arange(ranks.world).view(pipeline, replicas, -1, tensor)
+        alike = numbers.flatten(1, 2).transpose(1, 2).flatten(0, 1)  # (stages times parts, ranks of the data axis)
+        data, axis, beside, stage = ranks, ALONE, ALONE, WHOLE
         parts: Ranks = Alone()
+        line: Ranks = Alone()
         if tensor > 1:
-            parts = joined(numbers.view(-1, tensor).tolist())
-            data = joined(numbers.view(-1, tensor).t().tolist(), context) if ranks.world > tensor else Alone()
+            parts = joined(numbers.view(-1, tensor))
             axis = Axis(parts.rank, tensor, parts.group, spread=True)
         if context > 1:
-            others = joined(numbers.view(-1, context, tensor).transpose(1, 2).reshape(-1, context).tolist())
+            others = joined(numbers.view(-1, context, tensor).transpose(1, 2).reshape(-1, context))
             beside = Axis(others.rank, context, others.group)
-            data = data if tensor > 1 else Together(device, ranks.group, alike=context)
+            data = Together(device, ranks.group, alike=context)
+        if pipeline > 1:
+            line = joined(numbers.view(pipeline, -1).t())
+            stage = Stage(line.rank, Mesh(pipeline=pipeline, spans=cuts.spans))
+        if len(alike) > 1:
+            data = joined(alike, context) if alike.shape[1] > 1 else Alone()
         grid = Grid(data, Alone(), ())
         if replicas > 1:
-            shards = joined(numbers.permute(0, 2, 1).reshape(-1, numbers.shape[1]).tolist())
-            copies = joined(numbers.reshape(replicas, -1).t().tolist())
-            grid = Grid(shards, copies, numbers[:, :, ranks.rank % tensor].tolist())
-        return cls(data, grid, parts, axis, beside)
+            (all_stages,) = numbers
+            shards = joined(all_stages.permute(0, 2, 1).reshape(-1, all_stages.shape[1]))
+            copies = joined(all_stages.reshape(replicas, -1).t())
+            grid = Grid(shards, copies, all_stages[:, :, ranks.rank % tensor].tolist())
+        return cls(data, grid, parts, axis, beside, line, stage)
 
 
-class Cut:
+class Cut(Around):
     """`inner` places this rank's part among the ranks of the data axis; `tensor` are the ranks with the other parts."""
 
-    meets = True
-
     def __init__(self, inner: Placement, model: Decoder, tensor: Ranks):
-        self.inner, self.model, self.tensor = inner, model, tensor
-        self.ranks, self.rounds = inner.ranks, inner.rounds
+        super().__init__(inner)
+        self.model, self.tensor = model, tensor
         self.layout = Layout(model.config, model.head_kind, Mesh(tensor=tensor.world), model.lora)
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
-    def present(self) -> AbstractContextManager[None]:
-        return self.inner.present()
-
-    def passes(self, count: int) -> int:
-        return self.inner.passes(count)
-
-    def accumulate(self, more: bool) -> None:
-        self.inner.accumulate(more)
-
-    def settle(self) -> None:
-        self.inner.settle()
 
     def sum(self, gradients: Mapping[str, Tensor]) -> None:
         self.tensor.sum(gradient for name, gradient in gradients.items() if self.layout.partial(name))
@@ -146,19 +137,7 @@ class Cut:
         return whole
 
     def whole(self) -> LanguageModel | None:
-        trained = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
-        tensors = self.parameters(trained)
-        if not tensors:
-            return None
-        empty = whole_model(self.model)
-        empty.pending = None
-        filled = {
-            id(p): nn.Parameter(tensors[name], requires_grad=trained[name]) for name, p in empty.named_parameters()
-        }
-        return copy.deepcopy(empty, filled)
-
-    def share(self) -> Share | None:
-        return self.inner.share()
+        return put_together(self, self.model)
 
     def _share(self) -> Share:
         share = self.share()
@@ -169,3 +148,13 @@ class Cut:
         first = not (self.tensor.rank or self.ranks.rank)
         whole = begun(work, first, lambda failed: self.ranks.most(self.tensor.most(failed)))
         return whole and (isinstance(self.inner, Sharded) or not self.ranks.rank)
+
+
+def put_together(place: Placement, model: Decoder) -> LanguageModel | None:
+    """Make the model of which a rank has a part. Only for rank 0."""
+    empty = whole_model(model)
+    empty.pending = None
+    names = dict(empty.named_parameters())
+    tensors = place.parameters(names)
+    filled = {id(p): nn.Parameter(tensors[name], requires_grad=False) for name, p in names.items() if tensors}
+    return copy.deepcopy(empty, filled) if filled else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.compute.context import Context, Packed
 from plaudit.models.config import HeadKind
-from plaudit.models.mesh import Mesh
+from plaudit.models.mesh import WHOLE, Mesh, Stage
 from plaudit.models.share import Share
 
 
@@ -49,6 +49,8 @@ class LanguageModel(nn.Module, ABC):
     """The ranks that hold parts of its matrices; alone, a rank has whole ones."""
     context_axis: Axis = ALONE
     """The ranks that compute other tokens of each pass over whole sequences."""
+    stage: Stage = WHOLE
+    """Which of its layers are here."""
     pending: list[Callable[[Share], None]] | None = None
     """Functions that give a model without memory its values: each, in turn, fills what a rank holds."""
 
@@ -92,6 +94,11 @@ class LanguageModel(nn.Module, ABC):
         """A rank's parts of the parameters, with their boxes of what is stored; None for a model that cannot be read or
         written in boxes."""
         return None
+
+    def among(self, replicas: int, replica: int) -> tuple[Mesh, int]:
+        """The mesh of so many copies of the model, and this rank's number in it."""
+        mesh = replace(self.stage.mesh, replicas=replicas, tensor=self.axis.size)
+        return mesh, (self.stage.number * replicas + replica) * self.axis.size + self.axis.rank
 
     def tie(self) -> None:
         """Make tied parameters share their memory again, after each got memory of its own."""

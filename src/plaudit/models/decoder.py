@@ -10,11 +10,12 @@ encoders.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,15 @@ from plaudit.models.config import DecoderConfig, HeadKind, RopeScaling
 from plaudit.models.families import write_config
 from plaudit.models.layout import Layout
 from plaudit.models.lowrank import merged_parameters
-from plaudit.models.mesh import Mesh, cut
+from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh, cut
 from plaudit.models.parts import stored_tensors
 from plaudit.models.settings import LoraSettings
 from plaudit.models.share import Share, begin_weights, draw_weights, write_weights
 
 __all__ = ["Decoder", "DecoderConfig", "HeadKind", "RopeScaling", "rotary_frequencies"]
+
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def _norm(config: DecoderConfig, width: int) -> nn.Module:
@@ -160,25 +164,38 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
+def _if(there: bool, make: Callable[[], Module]) -> Module:
+    """A module that all but some stages of a pipeline have, which alone use it."""
+    return make() if there else cast(Any, None)
+
+
 class Decoder(LanguageModel):
     """The trunk and one head: token logits (`lm`) or one number a token (`scalar`, for judges and critics). On a tensor
-    axis it has this rank's heads, channels of the MLP and tokens of the vocabulary; all else is a copy."""
+    axis it has this rank's heads, channels of the MLP and tokens of the vocabulary; all else is a copy. On a stage of a
+    pipeline it has that stage's layers; the first stage has the embeddings, the last one the norm and the head."""
 
     caches: ClassVar[bool] = True
 
-    def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm", axis: Axis = ALONE):
+    def __init__(self, config: DecoderConfig, *, head: HeadKind = "lm", axis: Axis = ALONE, stage: Stage = WHOLE):
         super().__init__()
-        self.config, self.axis = config, axis
+        check_mesh(config, stage.mesh)
+        self.config, self.axis, self.stage = config, axis, stage
+        self.spans = stage.layers(config.layers)
         self.sizes = sizes = cut(config, axis.size)
         self.head_kind: HeadKind = head
         self.special = SpecialTokens()
         self.lora: LoraSettings | None = None  # set by add_lora
-        self.embedding = Embedding(sizes.vocab_size, config.width)
-        learned = config.positions == "learned"
+        first, tied = stage.number == 0, stage.last and head == "lm" and config.tied
+        self.embedding = _if(first or tied, lambda: Embedding(sizes.vocab_size, config.width))
+        learned = first and config.positions == "learned"
         self.position_embedding = Embedding(config.max_positions, config.width) if learned else None
-        self.layers = nn.ModuleList(Layer(sizes, index, axis) for index in range(config.layers))
-        self.norm = _norm(config, config.width)
-        self.head: nn.Linear = Linear(config.width, sizes.vocab_size if head == "lm" else 1, bias=False)
+        self.layers = nn.ModuleList()
+        for index in itertools.chain(*self.spans):
+            self.layers.add_module(str(index), Layer(sizes, index, axis))
+        self.norm = _if(stage.last, lambda: _norm(config, config.width))
+        self.head: nn.Linear = _if(
+            stage.last, lambda: Linear(config.width, sizes.vocab_size if head == "lm" else 1, bias=False)
+        )
         self._frequencies: Tensor | None = None
         self.tie()
 
@@ -191,11 +208,12 @@ class Decoder(LanguageModel):
         dtype: torch.dtype,
         device: torch.device | str | None,
         axis: Axis = ALONE,
+        stage: Stage = WHOLE,
     ) -> Decoder:
         """Make a decoder with uninitialised parameters, for weights that will be read. Without a device it has no
         memory before its placement makes room, and `fill` waits for that."""
         with torch.device("meta"):
-            model = cls(config, head=head, axis=axis).to(dtype)
+            model = cls(config, head=head, axis=axis, stage=stage).to(dtype)
         if device is None:
             model.pending = []
             return model
@@ -205,7 +223,7 @@ class Decoder(LanguageModel):
 
     def tie(self) -> None:
         """Make the LM head the token embedding if the config says so."""
-        if self.head_kind == "lm" and self.config.tied:
+        if self.head_kind == "lm" and self.config.tied and self.stage.last:
             self.head.weight = self.embedding.weight
 
     @property
@@ -224,24 +242,30 @@ class Decoder(LanguageModel):
     def window(self) -> int | None:
         return self.config.window
 
-    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, context: Context, read: Tensor | None = None, span: int = 0) -> Tensor:
+        """With a `span` of a stage, hidden states of its last layer; all but the very first one get those of the layer
+        before in place of tokens."""
         if context.window != self.config.window:
             raise ValueError(
                 f"The context has window={context.window}, the model window={self.config.window}. "
                 "Make the context with model.packed(lengths) or pass window=model.window."
             )
-        x = self.axis.embed(tokens, self.embedding.weight)
-        rotary = None
-        if self.position_embedding is not None:
-            x = x + embed(self.axis.run(context.positions), self.position_embedding.weight)
-        else:
-            rotary = self.rotary(context.positions, x.dtype)
-        reading = None if read is None else self.axis.readings(read, len(tokens))
-        *lower, last = self.layers
+        numbers = self.spans[span]
+        x = self._embedded(tokens, context) if numbers[0] == 0 else tokens
+        rotary = None if self.config.positions == "learned" else self.rotary(context.positions, x.dtype)
+        *lower, last = (self.layers.get_submodule(str(number)) for number in numbers)
         for layer in lower:
             x = layer(x, context, rotary)
-        x = last(x, context, rotary, reading)
+        if numbers[-1] < self.config.layers - 1:
+            return last(x, context, rotary)  # type: ignore[no-any-return]
+        x = last(x, context, rotary, None if read is None else self.axis.readings(read, len(x) * self.axis.runs))
         return self.axis.together(self.norm(x))
+
+    def _embedded(self, tokens: Tensor, context: Context) -> Tensor:
+        x = self.axis.embed(tokens, self.embedding.weight)
+        if self.position_embedding is None:
+            return x
+        return x + embed(self.axis.run(context.positions), self.position_embedding.weight)
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotation at these positions, (tokens, 1, dim / 2)."""
@@ -263,8 +287,8 @@ class Decoder(LanguageModel):
         write_weights(share, folder, most=max_shard_bytes, adapters=own)
 
     def held(self) -> Share:
-        """All of its parameters: this rank's share along the tensor axis."""
-        return self.share(Mesh(tensor=self.axis.size), self.axis.rank, dict(self.named_parameters()))
+        """All of its parameters: this rank's share along the axes of tensor and pipeline."""
+        return self.share(*self.among(1, 0), dict(self.named_parameters()))
 
     def initialise(self, seed: int) -> None:
         """Draw fresh weights."""

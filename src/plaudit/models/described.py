@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def check_cut(keys: Mapping[str, Any], mesh: Mesh, check: Callable[[DecoderConfi
 
 def not_cut(mesh: Mesh, reason: str) -> MeshError:
     return MeshError(
-        f"{mesh} cuts the families that the native decoder computes, and not this model "
+        f"{replace(mesh, data=1, replicas=1)} cuts the families that the native decoder computes, and not this model "
         f"({reason.rstrip('.')}). Leave it out, and take more data-parallel workers with runtime.strategy=fsdp."
     )
 

@@ -120,7 +120,7 @@ class Layout:
     def _stages_of(self, ours: str) -> tuple[int, ...]:
         last, (index, _) = self.mesh.pipeline - 1, numbered(ours)
         if index:
-            return (int(index) * self.mesh.pipeline // self.config.layers,)
+            return (self.mesh.span(int(index), self.config.layers) % self.mesh.pipeline,)
         if ours.startswith(("norm.", "head.")):
             return (last,)
         shared = ours == "embedding.weight" and self.head == "lm" and self.config.tied and last > 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +28,7 @@ from plaudit.models.families import read_config
 from plaudit.models.files import read_json, weight_files, write_json
 from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnknownKeyError, UnsupportedError
-from plaudit.models.mesh import Mesh
+from plaudit.models.mesh import WHOLE, Stage
 from plaudit.models.share import read_weights
 from plaudit.models.tokenizer import load_tokenizer, tokenizer_special
 
@@ -48,27 +49,29 @@ def load_model(
     seed: int = 0,
     deferred: bool = False,
     axis: Axis = ALONE,
+    stage: Stage = WHOLE,
 ) -> LanguageModel:
     """The model of a folder or hub id, with an LM head or a scalar one.
 
     `head="scalar"` restores the head of a saved judge or critic, and puts a fresh one (from `seed`) on an LM. With
-    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`). On a tensor `axis` it is this
-    rank's part; raises MeshError if it cannot be cut.
+    `deferred`, a native model has no memory and no values yet (`LanguageModel.pending`). On a tensor `axis`, or a
+    `stage` of a pipeline, it is this rank's part; raises MeshError if it cannot be cut.
     """
     folder = local_folder(path)
     config = folder_config(folder)
     try:
         decoder_config = read_config(config)
     except UnsupportedError as reason:
-        if axis.size > 1:
-            raise not_cut(Mesh(tensor=axis.size), str(reason)) from reason
+        if axis.size * stage.count > 1:
+            raise not_cut(replace(stage.mesh, tensor=axis.size), str(reason)) from reason
         from plaudit.models.fallback import load_fallback
 
         fallback = load_fallback(folder, head=head, dtype=dtype, reason=str(reason), seed=seed)
         model: LanguageModel = fallback.to(device)
         config = {**config, "pad_token_id": fallback.pad}
     else:
-        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device, axis=axis)
+        placed: dict[str, Any] = {"device": None if deferred else device, "axis": axis, "stage": stage}
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, **placed)
         decoder.fill(partial(read_weights, files=weight_files(folder), dtype=dtype, seed=seed))
         model = decoder
     model.special = _special(config, folder)
@@ -85,11 +88,12 @@ def fresh_model(
     vocab_size: int | None = None,
     deferred: bool = False,
     axis: Axis = ALONE,
+    stage: Stage = WHOLE,
 ) -> LanguageModel:
     """A model with random weights from Hugging Face config keys; keys that are left out take transformers' defaults.
 
-    `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name. `deferred`
-    and `axis` as in `load_model`.
+    `vocab_size` is the tokenizer's: the model's size where the keys name none, and the least they may name. `deferred`,
+    `axis` and `stage` as in `load_model`.
     """
     config = dict(config)
     named = config.setdefault("vocab_size", vocab_size) if vocab_size is not None else None
@@ -103,15 +107,16 @@ def fresh_model(
     except UnknownKeyError:
         raise  # a mistake in the settings, which transformers would accept silently
     except UnsupportedError as reason:
-        if axis.size > 1:
-            raise not_cut(Mesh(tensor=axis.size), str(reason)) from reason
+        if axis.size * stage.count > 1:
+            raise not_cut(replace(stage.mesh, tensor=axis.size), str(reason)) from reason
         from plaudit.models.fallback import fresh_fallback
 
         fallback = fresh_fallback(config, head=head, reason=str(reason), seed=seed)
         model: LanguageModel = fallback.to(device, dtype)
         config = {**config, "pad_token_id": fallback.pad}
     else:
-        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, device=None if deferred else device, axis=axis)
+        placed: dict[str, Any] = {"device": None if deferred else device, "axis": axis, "stage": stage}
+        decoder = Decoder.empty(decoder_config, head=head, dtype=dtype, **placed)
         decoder.initialise(seed)
         model = decoder
     model.special = _special(config, None)

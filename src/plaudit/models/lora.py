@@ -81,28 +81,24 @@ def add_lora(model: LanguageModel, settings: LoraSettings, *, seed: int = 0) -> 
         if _leaf(name) in chosen:
             rows.setdefault(target.layer, {})[_leaf(name)] = (target.start, target.size)
     model.requires_grad_(False)
-    if model.head_kind == "scalar":
+    if model.head_kind == "scalar" and model.stage.last:
         model.head.requires_grad_(True)
     for layer, parts in rows.items():
         base = model.get_submodule(layer)
         assert isinstance(base, nn.Linear), (layer, type(base))
         model.set_submodule(layer, LoraLinear(base, parts, rank=settings.rank, alpha=settings.alpha))
     model.lora = replace(settings, targets=chosen)
-    layers = {layer: module for layer, module in adapted_layers(model) if layer in rows}
-    model.fill(partial(_draw, layers={layer: layers[layer] for layer in rows}, dtype=model.dtype, seed=seed))
+    model.fill(partial(_draw, dtype=model.dtype, seed=seed))
     return model
 
 
-def _draw(share: Share, *, layers: Mapping[str, LoraLinear], dtype: torch.dtype, seed: int) -> None:
+def _draw(share: Share, *, dtype: torch.dtype, seed: int) -> None:
     """Fresh adapters: A drawn uniformly from +-1/sqrt(in), B zero, as in peft."""
     source = generator(seed)
-    for layer, module in layers.items():
-        for name in module.rows:
-            low, high = (f"{layer}.{half}.{name}" for half in ("lora_a", "lora_b"))
-            rank, columns = share.layout.adapters[low]
-            bound = 1.0 / math.sqrt(columns)
-            share.put(low, torch.empty(rank, columns, dtype=dtype).uniform_(-bound, bound, generator=source))
-            share.put(high, torch.zeros(share.layout.adapters[high], dtype=dtype))
+    for name, shape in share.layout.adapters.items():
+        bound = 1.0 / math.sqrt(shape[1])
+        fresh = torch.empty(shape, dtype=dtype)
+        share.put(name, fresh.uniform_(-bound, bound, generator=source) if ".lora_a." in name else fresh.zero_())
 
 
 def check_lora(settings: ModelSettings) -> None:
@@ -158,9 +154,12 @@ def whole_model(model: Decoder) -> Decoder:
 
 
 def adapter_names(model: LanguageModel) -> list[str]:
-    """Names of the adapters among the model's parameters."""
-    adapters = (adapter for layer, module in adapted_layers(model) for adapter in module.adapters(layer))
-    return list(adapters)
+    """Names of the model's adapters, on all of its stages."""
+    return list(_layout(model).adapters) if isinstance(model, Decoder) and model.lora is not None else []
+
+
+def _layout(model: Decoder) -> Layout:
+    return Layout(model.config, model.head_kind, lora=model.lora)
 
 
 def save_lora(
@@ -212,7 +211,7 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
     if found.keys() != wanted.keys():
         missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
         raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
-    layout = Layout(decoder.config, decoder.head_kind, lora=decoder.lora)
+    layout = _layout(decoder)
     for name, tensor in found.items():
         if tensor.shape != (own := layout.whole(wanted[name])):
             shapes = f"{tuple(tensor.shape)}, the model's {own}"
@@ -301,11 +300,13 @@ def peft_names(model: LanguageModel) -> dict[str, str]:
     stored: dict[str, str] = {}
     if not isinstance(model, Decoder) or model.lora is None:
         return stored
-    for name, target in _targets(model).items():
-        layer = model.get_submodule(target.layer)
-        if isinstance(layer, LoraLinear) and _leaf(name) in layer.rows:
-            stored[f"{PREFIX}{name}{HALF}"] = f"{target.layer}.lora_a.{_leaf(name)}"
-            stored[f"{PREFIX}{name}.lora_B.weight"] = f"{target.layer}.lora_b.{_leaf(name)}"
+    layout = _layout(model)
+    for name, part in layout.parts.items():
+        module, leaf = name.removesuffix(".weight"), name.split(".")[-2]
+        if leaf in layout.adapted.get(part.ours, {}):
+            ours = part.ours.removesuffix(".weight")
+            stored[f"{PREFIX}{module}{HALF}"] = f"{ours}.lora_a.{leaf}"
+            stored[f"{PREFIX}{module}.lora_B.weight"] = f"{ours}.lora_b.{leaf}"
     if model.head_kind == "scalar":
         stored[f"{PREFIX}{family_of(model.config.family).scalar_head}.weight"] = "head.weight"
     return stored

@@ -31,6 +31,8 @@ class Mesh:
     """Parts of each matrix product."""
     pipeline: int = 1
     """Stages of layers."""
+    spans: int = 1
+    """Spans of layers on each stage, which take turns with those of the other stages: no axis."""
 
     def __post_init__(self) -> None:
         if low := [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) < 1]:
@@ -59,9 +61,37 @@ class Mesh:
         stage, replica = divmod(rank, self.replicas)
         return Place(replica=replica, data=data, context=context, tensor=tensor, stage=stage)
 
+    def span(self, layer: int, layers: int) -> int:
+        """The number of a layer's span among all, of which each stage has every `pipeline`-th."""
+        return layer * self.pipeline * self.spans // layers
+
     def __str__(self) -> str:
         given = [f"{axis.name}={value}" for axis in fields(self) if (value := getattr(self, axis.name)) > 1]
         return " ".join(given) or "data=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A rank's stage of a pipeline, the only one of those without."""
+
+    number: int = 0
+    mesh: Mesh = Mesh()
+
+    @property
+    def count(self) -> int:
+        return self.mesh.pipeline
+
+    @property
+    def last(self) -> bool:
+        return self.number == self.count - 1
+
+    def layers(self, layers: int) -> list[list[int]]:
+        """The numbers of its layers, by span."""
+        mine = range(self.number, self.count * self.mesh.spans, self.count)
+        return [[layer for layer in range(layers) if self.mesh.span(layer, layers) == span] for span in mine]
+
+
+WHOLE = Stage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +109,14 @@ def faults(config: DecoderConfig, mesh: Mesh) -> list[str]:
     """Reasons why a model cannot be cut by a mesh."""
     heads = mesh.tensor * mesh.context
     axes = f"tensor={mesh.tensor}" + (f" times context={mesh.context}" if mesh.context > 1 else "")
+    spans = f" times spans={mesh.spans}" if mesh.spans > 1 else ""
     asked = [
         (axes, heads, config.heads, "attention heads"),
         (axes, heads, config.kv_heads, "key-value heads"),
         (f"tensor={mesh.tensor}", mesh.tensor, config.mlp_width, "channels of the MLP"),
         # With rows to spare on some ranks only, each product and log-prob of the vocabulary would need a mask.
         (f"tensor={mesh.tensor}", mesh.tensor, config.vocab_size, "tokens of the vocabulary"),
-        (f"pipeline={mesh.pipeline}", mesh.pipeline, config.layers, "layers"),
+        (f"pipeline={mesh.pipeline}" + spans, mesh.pipeline * mesh.spans, config.layers, "layers"),
     ]
     return [f"{axis} does not divide {whole} {what}" for axis, by, whole, what in asked if whole % by]
 
@@ -123,13 +154,23 @@ def cut(config: DecoderConfig, tensor: int) -> DecoderConfig:
 def nearest_mesh(config: DecoderConfig, mesh: Mesh, world: int) -> Mesh:
     """The mesh of `world` ranks that fits and whose axes differ least from those of `mesh`, as ratios. There is one:
     the data axis divides everything."""
-    fitting = (found for found in _meshes(world) if not faults(config, found))
+    spans = {1, mesh.spans}
+    meshes = (replace(found, spans=n) for found in _meshes(world) for n in spans if n == 1 or found.pipeline > 1)
+    fitting = (found for found in meshes if not faults(config, found))
 
     def distance(other: Mesh) -> float:
         return round(sum(abs(math.log(a / b)) for a, b in zip(mesh.sizes, other.sizes, strict=True)), 9)
 
     return min(
-        fitting, key=lambda found: (distance(found), found.pipeline, found.tensor, found.context, found.replicas)
+        fitting,
+        key=lambda found: (
+            distance(found),
+            found.spans != mesh.spans,
+            found.pipeline,
+            found.tensor,
+            found.context,
+            found.replicas,
+        ),
     )
 
 

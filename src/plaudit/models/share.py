@@ -70,8 +70,8 @@ class Share:
         return self.layout.pieces(name, self.layout.mesh.place(self.rank))
 
     def put(self, name: str, whole: Tensor) -> None:
-        """Copy this rank's part of a parameter or adapter."""
-        for piece in self.pieces(name):
+        """Copy this rank's part of a parameter or adapter, if it has one."""
+        for piece in self.pieces(name) if name in self.tensors else ():
             mine = narrowed(self.tensors[name].detach(), piece.at, piece.sizes)
             mine.copy_(narrowed(whole, piece.start, piece.sizes))
 

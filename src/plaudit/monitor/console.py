@@ -32,12 +32,13 @@ SHOWN = (
     ("length", ("length/mean",), ".1f"),
     ("lag", ("lag/mean",), ".2f"),
     ("gap", ("kl/sampler",), ".1e"),
+    ("bubble", ("bubble/policy", "bubble/judge"), ".0%"),
     ("tok/s", ("tokens_per_second",), ",.0f"),
 )
 """Columns of a step line: label, metric names of which the first present is shown, format (z: never -0)."""
 STAMP = "%Y-%m-%d %H:%M:%S"
 """Before each line of a log."""
-SPARED = ("elapsed", "left", "tok/s", "gap", "lag", "length", "kl")
+SPARED = ("elapsed", "left", "tok/s", "bubble", "gap", "lag", "length", "kl")
 """Columns of a step line that a narrow terminal does without, in this order. The bar shows the time."""
 COLOURS = (
     (r"(?<=trained: )(['\"]).*?\1(?=\.\.\.|$| \| )", "green"),

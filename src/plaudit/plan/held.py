@@ -90,12 +90,12 @@ def models_of(settings: Settings, mesh: Mesh | None = None, ranks: int | None = 
     """The models of a run's training ranks on a mesh; without one, on `ranks` ranks as the section `runtime` says.
     Raises MeshError, with the nearest mesh that fits."""
     runtime, objective = settings.runtime, settings.objective
-    workers = max(1, ranks // runtime.width) if ranks else runtime.workers
-    axes = mesh or Mesh(**runtime.axes | {"data": workers})
+    workers = max(1, ranks // (runtime.width * runtime.pipeline)) if ranks else runtime.workers
+    axes = held = mesh or Mesh(**runtime.axes | {"data": workers})
     if mesh is None and runtime.sharded:
         held = replace(axes, replicas=runtime.replicas, data=max(1, workers // runtime.replicas))
-    else:
-        held = mesh or Mesh(replicas=workers * runtime.context, tensor=runtime.tensor)
+    elif mesh is None:
+        held = replace(axes, replicas=workers * runtime.context, data=1, context=1)
     policy = config_of(settings, settings.model.path)
     models = []
 

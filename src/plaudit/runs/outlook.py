@@ -265,9 +265,8 @@ def _room(found: Outlook, s: Settings, tokenizer: Any) -> None:
         if not unfit and most.tokens > room:
             told = f"rows may take up to {most.tokens} tokens by these settings, and the model has room for {room}"
             found.doubt([f"{told}: a longer row than the first ones would end the start"], "data.max_tokens")
-        if s.runtime.width > 1:
-            with found.asking("runtime.mesh"):
-                check_mesh(config, Mesh(**s.runtime.axes))
+        with found.asking("runtime.mesh"):
+            check_mesh(config, Mesh(**s.runtime.axes))
         if s.runtime.rollout_width > 1 and s.rollout.engine == "native":
             with found.asking("runtime.mesh"):
                 check_tensor(config, Mesh(tensor=s.runtime.rollout_width))

@@ -29,6 +29,7 @@ class Gang(ABC, Generic[Kind_co]):
 
     world: int
     width: int = 1  # neighbours that share each shard, since they hold parts of one model
+    stages: int = 1  # of a pipeline: all get each shard, and the last one gives its results
     name: str | None = None
     """The part of each worker that is called; None: the worker itself."""
 
@@ -46,8 +47,9 @@ class Gang(ABC, Generic[Kind_co]):
         self, method: Callable[[Kind_co, Shard, *Arguments], Result], batch: Shardable[Shard], *arguments: *Arguments
     ) -> list[Result]:
         """Call on every rank with its shard of the batch. Return a result for each shard."""
-        given = [(shard, *arguments) for shard in batch.shards(self.world // self.width) for _ in range(self.width)]
-        return (await self.scatter(method, given))[:: self.width]
+        each = self.world // self.stages
+        given = [(shard, *arguments) for shard in batch.shards(each // self.width) for _ in range(self.width)]
+        return (await self.scatter(method, given * self.stages))[-each :: self.width]
 
     def part(self, kind: type[Other], name: str) -> Gang[Other]:
         """The gang of one part of every worker, in the same processes; the worker's context `part(name)` gives it."""

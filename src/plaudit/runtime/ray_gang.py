@@ -21,10 +21,12 @@ GRACE = 2.0
 class RayGang(Gang[Kind_co]):
     """Ranks in separate processes; rank 0 answers for all if one answer is enough."""
 
-    def __init__(self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf, width: int = 1):
+    def __init__(
+        self, workers: Sequence[RayWorker[Kind_co]], *, patience: float = math.inf, width: int = 1, stages: int = 1
+    ):
         """After a call failed on a rank, the others have `patience` seconds for a sign, but no more than a heartbeat
         may take."""
-        self.workers, self.world, self.width = tuple(workers), len(workers), width
+        self.workers, self.world, self.width, self.stages = tuple(workers), len(workers), width, stages
         self._patience = patience
 
     async def scatter(

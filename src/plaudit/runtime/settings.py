@@ -20,8 +20,10 @@ WEIGHTS = ("store", "collective")
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
 ROLLOUT_TENSOR = "rollout_tensor"
-AXES, LATER = ("data", "context", "tensor", "replicas", ROLLOUT_TENSOR), ("pipeline",)
-"""Axes of a mesh, and those that only `plaudit layout` computes so far."""
+AXES = ("data", "context", "tensor", "pipeline", "spans", "replicas", ROLLOUT_TENSOR)
+"""Axes of a mesh."""
+PARTS = ("context", "tensor", "pipeline", "replicas")
+"""Those whose ranks depend on each other, which parameter servers do not know."""
 OF_RANKS = ("num_training_workers", "mesh", "strategy", "servers")
 """What only ray follows, and weights depend on."""
 OF_RAY = (
@@ -41,7 +43,10 @@ NO_SHARDS = (
     "runtime.backend=gloo cannot shard models over GPUs (runtime.strategy=fsdp): gloo gathers and scatters in the "
     "CPU's memory only. Take nccl, or runtime.strategy=replicate"
 )
-
+NO_STAGES = (
+    "runtime.mesh.pipeline sends hidden states by gloo only: NCCL's sends and receives of two ranks wait for each "
+    "other. Set runtime.backend=gloo"
+)
 SHARED = (
     "runtime.backend=nccl cannot send weights to rollout workers that share a rank's GPU (runtime.placement): "
     "set runtime.weights=store, or runtime.backend=gloo"
@@ -108,10 +113,10 @@ class RuntimeSettings(Section):
     num_training_workers: int = setting(1, least=1)
     """ray: data-parallel training workers, each of which is as many ranks as `runtime.mesh` has."""
     mesh: dict[str, int] = setting(dict, least=1)
-    """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix, or {context: 2} for ranks that share
-    the tokens of each pass (docs/sharding.md); data multiplies runtime.num_training_workers, and replicas multiplies
-    both: copies of what these hold in shards. rollout_tensor is the number of processes that share each matrix of a
-    rollout worker."""
+    """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix, {context: 2} for ranks that share the
+    tokens of each pass, or {pipeline: 2} for stages of layers, with spans of layers on each (1) (docs/sharding.md);
+    data multiplies runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards.
+    rollout_tensor is the number of processes that share each matrix of a rollout worker."""
     placement: Any = setting(dict)
     """Where calls are computed (docs/placement.md). {reference: {workers: 2, mesh: {tensor: 2}}} gives a reference, or
     critic, ranks of its own; {critic: {inside: reference}} puts it there too. {generate: {shares: train}} lets rollout
@@ -162,7 +167,7 @@ class RuntimeSettings(Section):
 
     @property
     def tensor(self) -> int:
-        """Ranks that hold parts of one model."""
+        """Ranks that hold parts of the same matrices."""
         return self.mesh.get("tensor", 1)
 
     @property
@@ -172,8 +177,13 @@ class RuntimeSettings(Section):
 
     @property
     def width(self) -> int:
-        """Ranks of a data-parallel worker, which share each row."""
+        """Ranks of a data-parallel worker, or of a stage of it, which share each row."""
         return self.context * self.tensor
+
+    @property
+    def pipeline(self) -> int:
+        """Stages of layers."""
+        return self.mesh.get("pipeline", 1)
 
     @property
     def rollout_width(self) -> int:
@@ -192,12 +202,13 @@ class RuntimeSettings(Section):
 
     @property
     def axes(self) -> dict[str, int]:
-        """Training ranks by axis, replicas counted as data."""
-        return {"data": self.workers, "context": self.context, "tensor": self.tensor}
+        """Training ranks by axis, as `models.mesh.Mesh` names them; replicas count as data."""
+        cuts = {axis: self.mesh.get(axis, 1) for axis in ("context", "tensor", "pipeline", "spans")}
+        return {"data": self.workers} | cuts
 
     @property
     def ranks(self) -> int:
-        return self.workers * self.width
+        return self.workers * self.width * self.pipeline
 
     @property
     def calls(self) -> dict[str, Where]:
@@ -248,11 +259,21 @@ class RuntimeSettings(Section):
         yield from (f"placement{told}" for told in faults(self.placement))
         for call, ranks in self.apart.items():
             yield from (f"placement.{call}.{told}" for told in ranks.contradictions() if told.startswith("mesh"))
-        for axis, size in self.mesh.items():
-            if axis in LATER and size > 1:
-                yield f"mesh has {axis}={size}, an axis that does not exist yet: take {', '.join(AXES)}"
-            elif axis not in (*AXES, *LATER):
+        for axis in self.mesh:
+            if axis not in AXES:
                 yield f"mesh has no axis {axis!r}{nearest(axis, AXES)}"
+        if self.pipeline > 1 and self.sharded:
+            yield (
+                f"mesh has pipeline={self.pipeline}, whose stages hold whole layers, and strategy={self.strategy} has "
+                "them in shards: set strategy=replicate, and more stages or tensor for less memory"
+            )
+        if self.pipeline > 1 and (self.inside or self.placement in PLANNED):
+            yield (
+                f"mesh has pipeline={self.pipeline}, and placement={shown(self.placement)} is for ranks with all "
+                "layers: leave either out"
+            )
+        if (spans := self.axes["spans"]) > 1 and self.pipeline == 1:
+            yield f"mesh has spans={spans}, those of layers on a stage of a pipeline: set pipeline=2, or leave it out"
         if self.offloaded and self.stage < 3:
             yield f"offload={self.offload} takes shards of weights: set strategy=fsdp, or take optimizer"
         if self.replicas > 1 and (not self.sharded or self.workers * self.context == self.replicas):
@@ -277,7 +298,7 @@ class RuntimeSettings(Section):
             return
         if given.quorum > self.num_training_workers:
             yield f"servers.quorum={given.quorum} is more than num_training_workers={self.num_training_workers}"
-        if axes := [axis for axis, size in self.mesh.items() if axis in ("context", "tensor", "replicas") and size > 1]:
+        if axes := [axis for axis, size in self.mesh.items() if axis in PARTS and size > 1]:
             yield f"mesh has {axes[0]}, and strategy={SERVER} has no workers of parts: leave it out, or take another"
         if "optimizer" in self.offload:
             yield f"offload={self.offload}: with strategy={SERVER} no rank has moments that could wait: leave it out"
@@ -292,6 +313,8 @@ class RuntimeSettings(Section):
         """Return what the backend cannot do on the run's devices, as far as settings show; ranks check the rest.
         `samples`: there are rollout workers; `shared`: on the ranks' devices."""
         gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
+        if self.pipeline > 1 and (self.backend == "nccl" or (self.backend == "auto" and gpus)):
+            return [NO_STAGES]
         if self.backend == "gloo" and self.sharded and gpus:
             return [NO_SHARDS]
         if self.backend != "nccl" or self.kind == "local":

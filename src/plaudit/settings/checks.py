@@ -279,7 +279,7 @@ def _about_runtime(s: Settings) -> list[str]:
 def _about_mesh(s: Settings) -> list[str]:
     """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
     own = s.runtime.apart
-    wide = [one for one in (s.runtime, *own.values()) if one.width > 1]
+    wide = [one for one in (s.runtime, *own.values()) if one.width * one.pipeline > 1]
     if not (wide or s.runtime.rollout_width > 1) or list(s.runtime.contradictions()):
         return []
     from plaudit.models.described import check_cut, folder_config
@@ -297,7 +297,7 @@ def _about_mesh(s: Settings) -> list[str]:
     cut = [(key, path, one.mesh, Mesh(**one.axes)) for key, path, one in asked]
     for key, path, given, mesh in (*cut, rollout):
         here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
-        if mesh.context * mesh.tensor > 1 and here:
+        if mesh.context * mesh.tensor * mesh.pipeline > 1 and here:
             check = check_tensor if key == rollout[0] else check_mesh
             try:
                 check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)

@@ -1,0 +1,199 @@
+"""Where a model's layers are that a pipeline cuts into stages, and how micro-batches pass them (`turns.py`).
+
+    Whole or Cut, over the ranks with the same layers -> Staged
+    micro-batches -> hidden states from stage to stage -> loss and figures at the last one -> gradients back
+
+Each stage has the whole batch, and so knows the size of all that it will get: receives are posted a pass early, and
+micro-batches may differ in size. Nothing waits for a send. Left out: shards of a stage (FSDP2), and NCCL, whose sends
+and receives of a pair of ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from plaudit.algorithms.figures import merge_stats
+from plaudit.batch import Batch
+from plaudit.learn.passes import Cutting, Room
+from plaudit.learn.ranks import Ranks, Together, begun
+from plaudit.learn.readout import READOUTS, Inputs, Result_co, Work
+from plaudit.learn.sharding import Around, Placement, Result, Spec, Within
+from plaudit.learn.tensor import put_together
+from plaudit.learn.turns import Turn, source, target, turns
+from plaudit.models.base import LanguageModel
+from plaudit.models.boxes import DTYPES, NAMES
+from plaudit.models.decoder import Decoder
+from plaudit.models.layout import Layout
+from plaudit.types import Stats
+
+EARLY = 1
+"""Passes by which a receive is posted before the pass that needs it."""
+
+
+class Staged(Around):
+    """`inner` places this stage's layers among the ranks that have them too; `line` are the ranks with the other layers
+    and the same rows, by stage; `everyone` are all."""
+
+    def __init__(self, inner: Placement, model: Decoder, line: Ranks, everyone: Ranks):
+        super().__init__(inner)
+        assert isinstance(line, Together)
+        self.model, self.line, self.everyone, self.number = model, line, everyone, model.stage.number
+        self.layout = Layout(model.config, model.head_kind, model.stage.mesh, model.lora)
+        self.measured: Stats = {}
+
+    def fit(self, room: Room, cut: Cutting, work: Work[Result]) -> list[Result]:
+        began, passing = time.perf_counter(), Passing(self.line, work, cut(room.tokens))
+        results = passing.run()
+        if work.trains:
+            self._measure(work.role, time.perf_counter() - began, passing.idle)
+        return results
+
+    def _measure(self, role: str, seconds: float, idle: float) -> None:
+        """The share of the stages' time in which they wait; the mean over the ranks of the data axis."""
+        stages = self.line.tell((seconds, idle))
+        longest, busy = max(whole for whole, _ in stages), sum(whole - idle for whole, idle in stages)
+        bubble = 1.0 - busy / (longest * len(stages))
+        told = self.ranks.world // self.ranks.alike
+        self.measured = {f"bubble/{role}": bubble / told} if self.model.stage.last else {}
+
+    def merge(self, stats: Stats) -> Stats:
+        merged = self.inner.merge(stats | self.measured)
+        self.measured = {}
+        return merge_stats(self.line.tell(merged))
+
+    def sum(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, gradient in gradients.items():
+            if len(places := self.layout.stages(name)) > 1:  # a tied embedding: both add the same two numbers
+                (other,) = set(places) - {self.number}
+                gradient += self.line.exchange(gradient, other)
+        self.inner.sum(gradients)
+
+    def norm(self, gradients: Mapping[str, Tensor]) -> float:
+        mine = {name: gradient for name, gradient in gradients.items() if self._first(name)}
+        return math.sqrt(self.line.total(self.inner.norm(mine) ** 2))
+
+    def _first(self, name: str) -> bool:
+        """True if this is the first stage with this parameter or adapter."""
+        return self.layout.stages(name)[0] == self.number
+
+    def within(self, key: str, tensor: Tensor) -> Within:
+        one = self.inner.within(key, tensor)
+        return one._replace(mine=one.mine and self._first(key.rpartition("/")[2]))
+
+    def specs(self, mine: Mapping[str, Spec]) -> Mapping[str, Spec]:
+        told = self.line.tell({key: (NAMES[dtype], shape) for key, (dtype, shape) in mine.items()})
+        return {key: (DTYPES[name], tuple(shape)) for one in told for key, (name, shape) in one.items()}
+
+    @torch.no_grad()
+    def parameters(self, names: Iterable[str], *, everyone: bool = False) -> dict[str, Tensor]:
+        names = list(names)
+        mine = self.inner.parameters([name for name in names if self._first(name)], everyone=everyone)
+        if not everyone and (self.ranks.rank or self.model.axis.rank):
+            return {}
+        found = {}
+        for name in names:
+            own = mine[name].cpu() if name in mine else torch.empty(self.layout.whole(name), dtype=self.model.dtype)
+            found[name] = self.line.spread(own, self.layout.stages(name)[0])
+        return found if everyone or not self.number else {}
+
+    def whole(self) -> LanguageModel | None:
+        return put_together(self, self.model)
+
+    def begin(self, work: Callable[[], None]) -> bool:
+        return begun(work, not self.everyone.rank, self.everyone.most) and not self.ranks.rank
+
+
+class Passing(Generic[Result_co]):
+    """The passes of one stage over some micro-batches."""
+
+    def __init__(self, line: Ranks, work: Work[Result_co], parts: Sequence[Batch]):
+        model = work.model
+        assert isinstance(model, Decoder)
+        self.line, self.work, self.parts, self.model = line, work, parts, model
+        self.stage = (line.rank, line.world, model.stage.mesh.spans)
+        self.turns = turns(*self.stage[1:], len(parts), trains=work.trains)[line.rank]
+        self.idle = 0.0
+        """Seconds in which it waited."""
+        self.results: list[Result_co] = []
+        self._inputs: dict[int, tuple[Batch, Inputs]] = {}
+        self._rows: dict[int, int] = {}
+        self._coming: dict[Turn, tuple[Any, Tensor]] = {}
+        self._sent: list[tuple[Any, Tensor]] = []
+        self._kept: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+        """By span and part: its input, whose gradient is sent back, and its output."""
+
+    def run(self) -> list[Result_co]:
+        for number, turn in enumerate(self.turns):
+            for later in self.turns[number : number + EARLY + 1]:
+                self._expect(later)
+            (self._back if turn.backward else self._forth)(turn)
+            self._sent = [sent for sent in self._sent if not sent[0].is_completed()]
+        for handle, _ in self._sent:
+            self._wait(handle)
+        return self.results
+
+    def _expect(self, turn: Turn) -> None:
+        giver = source(turn, *self.stage)
+        if giver is not None and turn not in self._coming:
+            if turn.part not in self._rows:
+                self._prepared(turn.part)
+            room = torch.empty(self._rows[turn.part], self.model.config.width, dtype=self.model.dtype)
+            handle = dist.irecv(room, group=self.line.group, group_src=giver, tag=turn.backward)
+            self._coming[turn] = (handle, room)
+
+    def _prepared(self, part: int) -> tuple[Batch, Inputs]:
+        if part not in self._inputs:
+            batch = self.parts[part].to(self.work.device)
+            inputs = READOUTS[self.work.role].prepared(self.model, batch)
+            self._inputs[part], self._rows[part] = (batch, inputs), len(inputs.tokens) // self.model.axis.runs
+        return self._inputs[part]
+
+    def _received(self, turn: Turn) -> Tensor:
+        handle, room = self._coming[turn]
+        self._wait(handle)
+        self._coming[turn] = (None, room.new_empty(0))  # not to be expected again
+        return room.to(self.work.device)
+
+    def _wait(self, handle: Any) -> None:
+        began = time.perf_counter()
+        handle.wait()
+        self.idle += time.perf_counter() - began
+
+    def _send(self, x: Tensor, taker: int, turn: Turn) -> None:
+        x = x.detach().cpu().contiguous()
+        self._sent.append((dist.isend(x, group=self.line.group, group_dst=taker, tag=turn.backward), x))
+
+    def _forth(self, turn: Turn) -> None:
+        work, taker = self.work, target(turn, *self.stage)
+        batch, inputs = self._prepared(turn.part)
+        x = None
+        if source(turn, *self.stage) is not None:
+            x = self._received(turn).requires_grad_(work.trains)
+        out = self.model(inputs.tokens if x is None else x, inputs.context, inputs.read, turn.span)
+        if taker is None:
+            output = READOUTS[work.role].finish(self.model, batch, inputs, out, work.temperature)
+            loss, result = work.finish(output, batch)
+            self.results.append(result)
+            out = loss
+        else:
+            self._send(out, taker, turn)
+        if work.trains:
+            self._kept[turn.span, turn.part] = (x, out)
+        if turn.span == self.stage[2] - 1:
+            del self._inputs[turn.part]
+
+    def _back(self, turn: Turn) -> None:
+        x, out = self._kept.pop((turn.span, turn.part))
+        given = None if source(turn, *self.stage) is None else self._received(turn)
+        torch.autograd.backward(out, given)
+        taker = target(turn, *self.stage)
+        if taker is not None:
+            assert x is not None and x.grad is not None
+            self._send(x.grad, taker, turn)
