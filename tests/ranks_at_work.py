@@ -35,8 +35,9 @@ from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute import logprobs
 from plaudit.crew import publisher
+from plaudit.crew.base import Plan
 from plaudit.crew.inside import Reallocation
-from plaudit.crew.trainer import Plan, Trainer, initial_model
+from plaudit.crew.trainer import Trainer, initial_model
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
 from plaudit.learn.ranks import Ranks, Together, join

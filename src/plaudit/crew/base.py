@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from plaudit.crew.trainer import Plan
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer
 from plaudit.monitor.events import Doing
@@ -18,9 +18,24 @@ from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
+from plaudit.settings.checks import Longest
 from plaudit.types import Stats
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rank must know besides the settings."""
+
+    checkpoints: Path
+    resume: str | None
+    total_steps: int
+    longest: Longest
+    passes: tuple[int, int] | None = None
+    """Tokens of a pass with and without gradients; None: as in the settings."""
+    as_chat: bool | None = None
+    """True if the policy is asked with chats; its checkpoints keep this. None if unknown."""
 
 
 class Crew(Protocol):

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 from plaudit.compute.products import slow_halves
+from plaudit.crew.base import Plan
 from plaudit.crew.processes import load_judge
-from plaudit.crew.trainer import Plan, Trainer
+from plaudit.crew.trainer import Trainer
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer
 from plaudit.monitor.events import Doing

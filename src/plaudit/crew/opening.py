@@ -6,11 +6,10 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from plaudit.crew.base import Crew
+from plaudit.crew.base import Crew, Plan
 from plaudit.crew.local import LocalCrew
 from plaudit.crew.ray import RayCrew
 from plaudit.crew.servers import ServerCrew
-from plaudit.crew.trainer import Plan
 from plaudit.runtime.token import prepare
 from plaudit.runtime.worker import Failures
 from plaudit.settings.tree import Settings

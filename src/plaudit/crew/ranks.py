@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from plaudit.crew.base import Plan
 from plaudit.crew.collected import spread
 from plaudit.crew.inside import SamplingRank
-from plaudit.crew.trainer import Plan, RankProcess
+from plaudit.crew.trainer import RankProcess
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, reserved
 from plaudit.runtime.settings import TRAIN, RuntimeSettings

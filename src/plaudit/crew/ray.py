@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from plaudit.crew.base import Plan
 from plaudit.crew.collected import collected
 from plaudit.crew.inside import InProcess
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
-from plaudit.crew.trainer import Plan, RankProcess
+from plaudit.crew.trainer import RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Writer, moved

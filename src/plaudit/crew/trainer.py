@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from plaudit.algorithms.base import Objective
 from plaudit.compute.axis import ALONE, Axis
+from plaudit.crew.base import Plan
 from plaudit.crew.collected import Node
 from plaudit.crew.publisher import Publisher
 from plaudit.data.template import AS_CHAT, chosen_template
@@ -55,27 +56,12 @@ from plaudit.runtime.memory import (
 )
 from plaudit.runtime.network import free_address
 from plaudit.runtime.settings import NO_SHARDS, NO_STAGES
-from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.collective import Invitation, Sender
 from plaudit.weights.parcel import Given, Parcel
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a rank must know besides the settings."""
-
-    checkpoints: Path
-    resume: str | None
-    total_steps: int
-    longest: Longest
-    passes: tuple[int, int] | None = None
-    """Tokens of a pass with and without gradients; None: as in the settings."""
-    as_chat: bool | None = None
-    """True if the policy is asked with chats; its checkpoints keep this. None if unknown."""
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

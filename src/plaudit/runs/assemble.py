@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 
 from plaudit.algorithms.base import Algorithm, Objective
-from plaudit.crew.base import Crew
+from plaudit.crew.base import Crew, Plan
 from plaudit.crew.opening import Crews
-from plaudit.crew.trainer import Plan
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
 from plaudit.loop.checkpoint import Store

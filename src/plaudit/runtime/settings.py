@@ -335,10 +335,7 @@ class RuntimeSettings(Section):
         return [f"{key}={changed[key]}" for key in keys if key in changed]
 
     def _reserved(self) -> dict[str, dict[str, float]]:
-        return {
-            "resources_per_worker": self.resources_per_worker,
-            "resources_per_rollout_worker": self.resources_per_rollout_worker,
-        }
+        return {key: given for key, given in vars(self).items() if key.startswith("resources_per")}
 
 
 def placed(given: Any) -> dict[str, Where]:
@@ -379,10 +376,7 @@ def _of_call(call: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> I
     hosts = [TRAIN, *(other for other in MODELS if call != GENERATE and other != call and _own(given.get(other)))]
     for key in named:
         if entry[key] not in hosts:
-            yield (
-                f".{call}.{key}={shown(entry[key])} has no processes of its own beside this call's: "
-                f"take {' or '.join(hosts)}"
-            )
+            yield f".{call}.{key}={shown(entry[key])} has no processes of its own: take {' or '.join(hosts)}"
     yield from (f".{call}.{told}" for told in _own_ranks(entry))
 
 
