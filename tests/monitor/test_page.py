@@ -156,7 +156,7 @@ def test_a_run_leaves_its_page_and_a_resumed_one_goes_on_with_it(
     run(load_settings(make_recipe("grpo", tmp_path, train={"steps": 3}) | {"resume": "latest"}))
     text = (done.folder / "page.html").read_text()
     assert "Step 3 of 3, done" in text
-    rewards = re.search(r"<div>reward <b>.*?points=\"([^\"]*)\"", text)
+    rewards = re.search(r"<div>reward <b>[^<]*</b><svg[^>]*>\s*<polyline points=\"([^\"]*)\"", text)
     assert rewards is not None and len(rewards[1].split()) == 3
     quiet = make_recipe("grpo", tmp_path / "without", train={"steps": 1}, log={"page": False})
     assert not (run(load_settings(quiet)).folder / "page.html").exists()
