@@ -148,8 +148,14 @@ def _runs_later(node: ast.AST) -> bool:
 
 
 def sources(root: Path) -> dict[str, Source]:
-    paths = sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py"))
-    return {path: Source(root, path) for path in paths}
+    """A tree's files by path. A file is parsed once while it stays as it is, for many rules ask for it."""
+    files = sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix())
+    return {s.path: s for file in files for s in [_source(root, file, file.stat().st_mtime_ns)]}
+
+
+@cache
+def _source(root: Path, file: Path, changed: int) -> Source:
+    return Source(root, file.relative_to(root).as_posix())
 
 
 def unit_of(name: str) -> str:

@@ -415,7 +415,7 @@ CASES: dict[str, dict[str, Any]] = {
         "rollout": {"prompts_per_step": 4, "max_tokens": 60},
     },
     "grpo on Ray": {
-        "runtime": {"kind": "ray", "heartbeat_timeout": 2.0, "max_failures_per_hour": 0},
+        "runtime": {"kind": "ray", "max_failures_per_hour": 0},
         "rollout": {"workers": 2},
     },
 }
