@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plaudit.crew.local import LocalCrew
 from plaudit.crew.ranks import Ranks, posts
 from plaudit.crew.ray import RayCrew
 from plaudit.loop.checkpoint import Store
@@ -166,3 +167,20 @@ def test_each_model_is_on_the_ranks_that_the_placement_names() -> None:
     assert critic.told == [{"CPU": 2}] * 3
     [together] = posts(Settings(runtime=RuntimeSettings(placement={"generate": {"shares": "train"}})))
     assert together.roles == tuple(Role)
+
+
+@pytest.mark.parametrize("place", ["local", "ray"])
+@pytest.mark.parametrize("as_chat", [None, True, False])
+def test_a_judge_reads_prompts_as_the_run_sends_them(
+    place: str, as_chat: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is set, its checkpoint decides."""
+    asked: list[Any] = []
+    judge = SimpleNamespace(reward=lambda tokenizer, **more: asked.append(more["as_chat"]))
+    kinds: dict[str, Any] = {"local": LocalCrew, "ray": RayCrew}
+    monkeypatch.setattr(f"plaudit.crew.{place}.load_judge", lambda settings, path: judge)
+    crew = object.__new__(kinds[place])
+    crew.settings, crew.engine = Settings(), SimpleNamespace(busy=False)
+    crew.settings.data.as_chat = as_chat
+    crew.judge(RewardSettings(kind="judge", path="judge"), None)
+    assert asked == [as_chat]

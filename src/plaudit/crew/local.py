@@ -82,7 +82,8 @@ class LocalCrew:
         """Return the judge. It scores while the engine is idle, since both compute in this process."""
         engine = self.engine
         assert engine is not None
-        return load_judge(self.settings, reward.path).reward(tokenizer, busy=lambda: engine.busy)
+        as_chat = self.settings.data.as_chat
+        return load_judge(self.settings, reward.path).reward(tokenizer, busy=lambda: engine.busy, as_chat=as_chat)
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:

@@ -266,10 +266,11 @@ class RayCrew:
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
         """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
         processes."""
+        as_chat = self.settings.data.as_chat
         if not reward.workers:
-            return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005)
+            return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005, as_chat=as_chat)
         own, room, ends = load_tokenizer(reward.path), positions(reward.path), end_ids(reward.path)
-        return judge_reward(self.judges(reward), own, tokenizer, ends=ends, longest=room, pause=0.005)
+        return judge_reward(self.judges(reward), own, tokenizer, ends=ends, longest=room, pause=0.005, as_chat=as_chat)
 
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
         """Return the judges, the same after ranks were formed again. They begin to start here: after ranks and rollout
