@@ -40,3 +40,22 @@ def test_files_of_processes_that_were_killed_go(folder: Path, monkeypatch: pytes
     (folder / str(ended.pid)).touch()
     beats.begin(NODE)
     assert not (folder / str(ended.pid)).exists()
+
+
+def test_signs_in_a_folder_that_others_could_write_to_do_not_count(folder: Path, tmp_path: Path) -> None:
+    """A link may lead to any files, which must not be touched or removed."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("thesis.tex", "999999999", str(os.getpid())):
+        (elsewhere / name).touch()
+    folder.parent.mkdir()
+    folder.symlink_to(elsewhere)
+    beats.begin(NODE)
+    assert {path.name for path in elsewhere.iterdir()} == {"thesis.tex", "999999999", str(os.getpid())}
+    assert beats.fresh(NODE, [os.getpid()], 60.0) == []
+
+
+def test_without_a_folder_for_signs_nobody_is_vouched_for(folder: Path) -> None:
+    folder.parent.write_text("a file is in its place")
+    beats.begin(NODE)
+    assert beats.fresh(NODE, [os.getpid()], 60.0) == []

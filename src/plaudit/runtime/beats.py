@@ -2,7 +2,7 @@
 
     each process -> touches a file of its own, in a thread of its own -> `fresh` reads those of its neighbours
 
-A process that is not vouched for need not be lost: whoever asks then asks it itself.
+A process without a fresh sign may be well all the same, so the driver then asks it directly.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ PAUSE = 0.25
 
 
 def begin(node: str) -> None:
-    """Leave signs from now on, until this process ends, stops, or has failed."""
-    folder = _folder(node)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in folder.iterdir():
+    """Leave signs from now on, until this process ends, stops, or has failed; none if there is no folder for them."""
+    if (folder := _folder(node)) is None:
+        return
+    for old in folder.glob("[0-9]*"):
         if not Path("/proc", old.name).exists() and Path("/proc/self").exists():  # it was killed
             old.unlink(missing_ok=True)
     threading.Thread(target=_beat, args=(folder / str(os.getpid()),), daemon=True).start()
@@ -32,7 +32,8 @@ def begin(node: str) -> None:
 
 def fresh(node: str, processes: Iterable[int], within: float) -> list[int]:
     """Those of the processes that left a sign within so many seconds."""
-    return [process for process in processes if _age(_folder(node) / str(process)) <= within]
+    folder = _folder(node)
+    return [] if folder is None else [one for one in processes if _age(folder / str(one)) <= within]
 
 
 def _beat(file: Path) -> None:
@@ -48,5 +49,16 @@ def _age(file: Path) -> float:
         return float("inf")
 
 
-def _folder(node: str) -> Path:
-    return Path(tempfile.gettempdir(), f"plaudit-{os.getuid()}", node)
+def _folder(node: str) -> Path | None:
+    """The folder of a node's signs, closed to other users. None if it cannot be made, or somebody else made it, who
+    could forge signs."""
+    folder = Path(tempfile.gettempdir(), f"plaudit-{os.geteuid()}")
+    try:
+        for part in (folder, folder / node):
+            part.mkdir(mode=0o700, exist_ok=True)
+            if part.is_symlink() or part.stat().st_uid != os.geteuid():
+                return None
+        folder.chmod(0o700)
+    except OSError:
+        return None
+    return folder / node
