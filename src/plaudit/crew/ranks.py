@@ -128,11 +128,12 @@ class Ranks:
             )
             for post in self.posts
         ]
-        await together(map(self._join, self.posts, gangs))
+        await together(map(self.join, gangs))
         self.gangs = gangs
 
-    async def _join(self, post: Post, gang: RayGang[RankProcess]) -> None:
-        address, timeout = await gang.first.call(RankProcess.address), post.runtime.collective_timeout
+    async def join(self, gang: RayGang[RankProcess]) -> None:
+        """Let the ranks of a gang meet, and make their models."""
+        address, timeout = await gang.first.call(RankProcess.address), self.posts[0].runtime.collective_timeout
         mine = [(address, number, gang.world, timeout) for number in range(gang.world)]
         await gang.scatter(RankProcess.build, mine, starts=True)
 

@@ -146,9 +146,7 @@ class ServerCrew(RayCrew):
         try:
             ranks = await asyncio.gather(*(self._served_rank(one) for one in numbers))
             gang = RayGang(ranks, patience=settings.collective_timeout)
-            address = await gang.first.call(ServedProcess.address)
-            mine = [(address, one, size, settings.collective_timeout) for one in range(size)]
-            await gang.scatter(ServedProcess.build, mine, starts=True)
+            await self.ranks.join(gang)
         except BaseException:
             for worker in self.runtime.workers:
                 if worker.name in names:

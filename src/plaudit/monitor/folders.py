@@ -31,7 +31,7 @@ TAIL = 16_000
 EVALUATED = "evaluations.jsonl"
 """Figures of a run's checkpoints that were evaluated beside it."""
 PORT = 8010
-"""Where `plaudit monitor --serve` listens on this machine, unless it is told."""
+"""The port of `plaudit monitor --serve`, unless another one is given."""
 RUN = ("metrics.jsonl", "settings.yaml")
 """A folder with one of these is a run."""
 _STEP = re.compile(r"step +(\d+)/(\d+)")

@@ -4,8 +4,8 @@
 
 A changed number takes two bytes: how many numbers lie between it and the last one, and by how many steps of bfloat16 it
 moved, which is one for most. Where too many lie between for a byte, unchanged numbers are sent among them; those that
-moved further come whole. A bucket whose changes are no smaller is sent whole too. The digest stays that of all weights:
-whoever completed a parcel wrongly finds out.
+moved further come whole. A bucket whose changes are no smaller is sent whole too. The digest is that of all
+weights, so a worker that puts a parcel together wrongly refuses it.
 """
 
 from __future__ import annotations
