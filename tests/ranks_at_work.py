@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,46 @@ def of_gradient(job: Job) -> Job:
     if job["recipe"]["method"] == "ppo":
         job["recipe"]["critic"] = {"learning_rate": GRADIENT["learning_rate"]}
     return job
+
+
+SAVED = "epoch1epochstep1globalstep1"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What several ranks must do as one does: pairs of a case and a mesh."""
+
+    worlds: Mapping[str, int]
+    """Ranks of each mesh."""
+    learned: Sequence[tuple[str, str]]
+    gradients: Sequence[tuple[str, str]]
+    again: Sequence[tuple[str, str]]
+    """Resumed on the mesh of before."""
+    from_one: Sequence[tuple[str, str]]
+    on_one: Sequence[tuple[str, str]]
+
+    def done(self, make: Callable[..., Job], root: Path, environment: dict[str, str], timeout: float = 240.0) -> Path:
+        """Do all, into folders <case>/<mesh> of `root`. `make(case, how, mesh, ...)` is the job of a case."""
+
+        def resumed(case: str, how: str, on: str, mesh: str | None = None) -> Job:
+            job = make(case, f"{how} on {on}", mesh, steps=(1, 3), resume=SAVED)
+            return {**job, "folder": str(root / case / how)}
+
+        def one_step(case: str, how: str, mesh: str | None = None) -> Job:
+            return of_gradient(make(case, f"gradient {how}", mesh, steps=(0, 1)))
+
+        for case in dict.fromkeys(case for case, _ in (*self.learned, *self.gradients)):
+            do(make(case, "alone", save=1), 0, 1, "")
+            do(one_step(case, "alone"), 0, 1, "")
+        for world in sorted(set(self.worlds.values())):
+            jobs = [make(case, how, how, save=1) for case, how in self.learned if self.worlds[how] == world]
+            jobs += [one_step(case, how, how) for case, how in self.gradients if self.worlds[how] == world]
+            jobs += [resumed(case, how, "the same", how) for case, how in self.again if self.worlds[how] == world]
+            jobs += [resumed(case, "alone", how, how) for case, how in self.from_one if self.worlds[how] == world]
+            at_work(jobs, world, root / str(world), environment, timeout=timeout)
+        for case, how in self.on_one:
+            do(resumed(case, how, "one"), 0, 1, "")
+        return root
 
 
 def furthest(one: Path, other: Path) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_at_work import Job, at_work, do, figures, furthest, of_gradient
+from ranks_at_work import Compared, Job, figures, furthest
 
 from plaudit.compute.axis import Axis
 from plaudit.models.load import fresh_model
@@ -81,7 +81,6 @@ ON_ONE = [
 AGAIN = [("grpo", "tensor 2"), ("lora", "tensor 2"), ("half", "tensor 2"), ("ppo", "2 x 2"), ("grpo", "context 2")]
 """Cases that are resumed on the mesh of before."""
 FROM_ONE = [("grpo", "tensor 2"), ("lora judge", "tensor 2"), ("ppo", "2 x 2"), ("ppo", "context 2 x tensor 2")]
-SAVED = "epoch1epochstep1globalstep1"
 
 
 @pytest.fixture(scope="module")
@@ -101,27 +100,8 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         common = 4 if case == "window" else 0
         return {"recipe": recipe, "folder": folder, "steps": (0, 3), "out": folder, "common": common, **more}
 
-    def resumed(case: str, how: str, on: str, mesh: str | None = None) -> Job:
-        return {
-            **job(case, f"{how} on {on}", mesh, steps=(1, 3), resume=SAVED),
-            "folder": str(root / case / how),
-        }
-
-    def one_step(case: str, how: str, mesh: str | None = None) -> Job:
-        return of_gradient(job(case, f"gradient {how}", mesh, steps=(0, 1)))
-
-    for case in CASES:
-        do(job(case, "alone", save=1), 0, 1, "")
-        do(one_step(case, "alone"), 0, 1, "")
-    for world in (2, 4):
-        jobs = [job(case, how, how, save=1) for case, how in LEARNED if MESHES[how][0] == world]
-        jobs += [one_step(case, how, how) for case, how in GRADIENTS if MESHES[how][0] == world]
-        jobs += [resumed(case, how, "the same", how) for case, how in AGAIN if MESHES[how][0] == world]
-        jobs += [resumed(case, "alone", how, how) for case, how in FROM_ONE if MESHES[how][0] == world]
-        at_work(jobs, world, root / str(world), environment)
-    for case, how in ON_ONE:
-        do(resumed(case, how, "one"), 0, 1, "")
-    return root
+    worlds = {how: ranks for how, (ranks, _) in MESHES.items()}
+    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE).done(job, root, environment)
 
 
 def tolerance(case: str) -> float:
