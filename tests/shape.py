@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2510,
+        2535,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), settings of servers (60)",
     ),
     "monitor": (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from plaudit.runtime.memory import VARIABLES, keep_freed_memory
+from plaudit.runtime.memory import VARIABLES, host_memory, keep_freed_memory
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +26,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 faults()
+{between}
 print(kept, faults())
 """
 KEEP = "from plaudit.runtime.memory import keep_freed_memory; kept = keep_freed_memory()"
@@ -34,11 +35,13 @@ RUN = "import sys; from plaudit import load_settings, run; kept = run(load_setti
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own behaviour")
 
 
-def faults_of_a_second_block(first: str = KEEP, *arguments: str, **environment: str) -> tuple[str, int]:
+def faults_of_a_second_block(
+    first: str = KEEP, *arguments: str, between: str = "", **environment: str
+) -> tuple[str, int]:
     """What a process called `kept`, and how many pages of 64 MiB, taken a second time, the kernel had to give again."""
     inherited = {key: value for key, value in os.environ.items() if key not in VARIABLES}
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-c", first + FAULTS, *arguments]
+    command = [sys.executable, "-c", first + FAULTS.format(between=between), *arguments]
     done = subprocess.run(command, env=inherited | paths | environment, capture_output=True, text=True, check=True)
     kept, count = done.stdout.split()
     return kept, int(count)
@@ -52,6 +55,20 @@ def test_a_block_freed_and_taken_again_costs_no_page_fault() -> None:
     kept, faults = faults_of_a_second_block(MALLOC_TRIM_THRESHOLD_="131072")
     assert kept == "False"
     assert faults > 10_000  # 64 MiB in pages of 4 KiB are 16,384
+
+
+@on_glibc
+@pytest.mark.parametrize(("plenty", "least", "most"), [(0.0, 0, 100), (1.0, 10_000, 20_000)])
+def test_who_shares_a_device_gives_back_pages_only_where_memory_is_scarce(plenty: float, least: int, most: int) -> None:
+    rest = f"from plaudit.runtime import memory; memory.PLENTY = {plenty}; memory.make_room()"
+    kept, faults = faults_of_a_second_block(between=rest)
+    assert kept == "True"
+    assert least <= faults < most
+
+
+def test_free_memory_is_a_part_of_all() -> None:
+    free, whole = host_memory()
+    assert 0 < free <= whole
 
 
 @on_glibc

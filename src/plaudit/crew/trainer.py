@@ -49,8 +49,8 @@ from plaudit.models.share import Share, begin_weights, write_weights
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
     RankOutOfMemory,
-    give_back_memory,
     keep_freed_memory,
+    make_room,
     out_of_memory,
     release_freed_memory,
 )
@@ -355,7 +355,7 @@ class RankProcess(Trainer, Node):
 
     def rest(self) -> None:
         super().rest()
-        give_back_memory()
+        make_room()
 
     def parcel_bytes(self) -> int:
         """The size of what all ranks give of the policy's weights."""

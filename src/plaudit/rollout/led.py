@@ -30,7 +30,7 @@ from plaudit.rollout.decode.decoding import Admission, Decoding
 from plaudit.rollout.decode.table import Table
 from plaudit.rollout.queued import Draft
 from plaudit.runtime import stage
-from plaudit.runtime.memory import give_back_memory
+from plaudit.runtime.memory import make_room
 from plaudit.runtime.worker import OutOfStep, reason_of
 from plaudit.types import Completion, Sampling
 from plaudit.weights.parcel import WeightsError
@@ -209,4 +209,4 @@ class Follower:
 
     def _forget(self) -> None:
         self.decoding.forget()
-        give_back_memory()
+        make_room()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from plaudit.rollout.accepted import Accepted, Ordered
 from plaudit.rollout.content import Content
 from plaudit.rollout.engine import Engine
-from plaudit.runtime.memory import give_back_memory
+from plaudit.runtime.memory import make_room
 from plaudit.types import Completion, Sampling
 from plaudit.weights.changes import completed
 from plaudit.weights.collective import Invitation, Receiver
@@ -94,7 +94,7 @@ class RolloutWorker:
         """Free memory for those that share the device, also in other processes. No request may come before `wake`."""
         self._enter(attempt)
         self.engine.sleep()
-        give_back_memory()
+        make_room()
 
     async def wake(self, attempt: int) -> None:
         self._enter(attempt)

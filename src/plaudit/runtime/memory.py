@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from plaudit.support.ends import Ended
@@ -21,6 +22,8 @@ from plaudit.support.ends import Ended
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 """Names of the parameters in malloc.h."""
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+PLENTY = 0.5
+"""Share of the host's memory that is free where nobody waits for more."""
 
 
 SAID = ("can't allocate memory", r"could not create a (primitive|memory object)(?! desc)")
@@ -86,9 +89,35 @@ def _glibc() -> bool:
     return platform.libc_ver()[0] == "glibc"
 
 
-def give_back_memory() -> None:
+def host_memory() -> tuple[float, float]:
+    """What is free of this machine's memory (or of this process's control group), and all of it, in bytes; infinite if
+    unknown."""
+    lines = dict(line.split(":") for line in text_of("/proc/meminfo").splitlines())
+    ours = [tuple(float(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))] if lines else []
+    most, used = (text_of(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    ours += [(float(most) - float(used), float(most))] if most.isdigit() and used.isdigit() else []
+    free, whole = min(ours, default=(float("inf"), float("inf")))
+    return free, whole
+
+
+def text_of(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def make_room() -> None:
+    """As `give_back_memory`, for those who share the device in turn. A host with plenty of free memory is left alone:
+    there it costs more to get pages back, filled with zeros, than others gain."""
+    free, whole = host_memory()
+    give_back_memory(host=free < PLENTY * whole)
+
+
+def give_back_memory(*, host: bool = True) -> None:
     """Return free memory to other processes, on the host and on a GPU that torch has used."""
-    release_freed_memory()
+    if host:
+        release_freed_memory()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
