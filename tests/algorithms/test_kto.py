@@ -159,6 +159,7 @@ def test_a_whole_run_tells_good_answers_from_bad_ones(make_recipe: Any, tmp_path
     assert last["loss/policy"] < 0.4
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing_of_a_run(make_recipe: Any, tmp_path: Path) -> None:
     losses = []
     for tokens in (20, 100_000):

@@ -1,8 +1,10 @@
 """The measurement of the page runs, on few answers."""
 
+import pytest
 from benchmarks.browsing import main
 
 
+@pytest.mark.slow
 def test_first_view_and_searches_are_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["browsing.py", str(tmp_path), "--answers", "640"])
     main()

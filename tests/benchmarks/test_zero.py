@@ -24,6 +24,7 @@ def test_a_ratio_is_to_deepspeed_on_the_same_case() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_held_counts_a_storage_once_and_gradients_too() -> None:
     before = held()
     weight = torch.zeros(1 << 18, requires_grad=True)

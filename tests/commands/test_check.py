@@ -68,6 +68,7 @@ def test_json_has_all_of_it(recipe: Path) -> None:
     assert one["needs"]["parameters"] > 0
 
 
+@pytest.mark.slow
 def test_torch_is_not_loaded(recipe: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIGHT, "check", str(recipe)],

@@ -37,6 +37,7 @@ def compared(runs: list[Path]) -> Compared:
     return compare([str(folder) for folder in runs], ["limit=6", "sampling.max_tokens=8", "seed=3"])
 
 
+@pytest.mark.slow
 def test_only_settings_that_differ_are_listed(compared: Compared) -> None:
     assert compared.different == {"optimizer.learning_rate": (0.001, 0.01)}
 
@@ -114,6 +115,7 @@ def test_figures_of_the_last_steps_are_means_over_steps(compared: Compared, runs
     assert (figures["steps"], figures["validation/loss"]) == (40.0, 9.0 - 39)
 
 
+@pytest.mark.slow
 def test_the_command_prints_five_answers_side_by_side(runs: list[Path]) -> None:
     words = [*map(str, runs), "limit=6", "sampling.max_tokens=4", "judge=null"]
     done = CliRunner().invoke(main, ["compare", *words, f"gold={Path(__file__).parents[1] / 'tiny.py'}:varied"])
@@ -124,6 +126,7 @@ def test_the_command_prints_five_answers_side_by_side(runs: list[Path]) -> None:
     assert "reward/varied" not in done.output, "a measure of one's own takes the place of the run's"
 
 
+@pytest.mark.slow
 def test_runs_without_policies_are_compared_by_their_records(make_recipe: Any, tmp_path: Path) -> None:
     for name, seed in (("one", 1), ("two", 2)):
         run(load_settings(make_recipe("reward", tmp_path, name=name, seed=seed, train={"steps": 2})))

@@ -83,6 +83,7 @@ def test_a_wrong_key_or_flag_is_answered_with_ours(words: tuple[str, ...], told:
     assert says(done.output, told)
 
 
+@pytest.mark.slow
 def test_torch_is_not_loaded(environment: dict[str, str]) -> None:
     words = [sys.executable, "-c", LIGHT.replace("end.code", "end.code or 0"), "settings", "ppo"]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)

@@ -167,6 +167,7 @@ def test_a_publish_of_two_tensor_ranks_is_shared() -> None:
     assert sent == {0: WHOLE / 2, 1: WHOLE / 2}
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_the_computed_one(environment: dict[str, str]) -> None:
     """Up to 405 billion weights on 4,096 ranks."""
     made = subprocess.run(

@@ -101,6 +101,7 @@ def test_a_placement_to_be_chosen_is_not_run_as_it_is(recipe: Path) -> None:
     assert says(result.output, "runtime.placement=auto .. run.profile.json .. 4 devices")
 
 
+@pytest.mark.slow
 def test_other_machines_and_more_devices(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "fast.json").write_text(profile("a fast machine", rewards={"varied": (0.0, 0.0)}).text())
     paths = (tmp_path / "run.profile.json", tmp_path / "fast.json")

@@ -110,6 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
 EVENTS = {"grpo": "(comes goes learns ){4}", "dpo": "(comes goes )+(learns ){4}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CASES)
 def test_a_run_is_the_same(
     method: str, device: str, offloads: None, make_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -118,6 +118,7 @@ GETS_WORSE = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_that_gets_no_better_ends_and_its_best_checkpoint_is_its_model(make_recipe: Any, tmp_path: Path) -> None:
     done = run(load_settings(make_recipe("sft", tmp_path, **GETS_WORSE)))
     losses = [record["validation/loss"] for record in done.metrics]
@@ -146,6 +147,7 @@ def test_patience_that_runs_out_at_the_last_step_ends_nothing_early(make_recipe:
     assert "at step 1" in log
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_remembers_its_best(make_recipe: Any, tmp_path: Path) -> None:
     full = run(load_settings(make_recipe("sft", tmp_path / "full", **GETS_WORSE)))
 

@@ -80,6 +80,7 @@ def test_each_checkpoint_is_copied_pruned_and_fetched(address: str, tmp_path: Pa
     assert all(path.split("/")[1] == NAMES[4] for path in store.copies.there.found() if "/" in path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_copy_leaves_the_previous_checkpoint_or_the_new_one(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

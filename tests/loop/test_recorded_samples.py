@@ -98,6 +98,7 @@ def test_tokens_that_share_a_letter_are_read_together() -> None:
     assert pieces((4, 9, 0)) == ["z", "\ufffd", "a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "ppo"])
 def test_a_run_has_the_same_weights_with_and_without_records(method: str, make_recipe: Any, tmp_path: Path) -> None:
     more = {"data": {"validation": "20%"}, "algorithm": {"epochs": 2, "minibatches": 1}}

@@ -91,6 +91,7 @@ def test_holders_of_a_box_give_equal_parts_of_it(config: DecoderConfig, head: He
         assert sent[rank] >= share - lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [

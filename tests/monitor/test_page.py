@@ -146,6 +146,7 @@ def test_names_and_reasons_are_text() -> None:
     assert tags.seen.count("td") == 3
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_page_and_a_resumed_one_goes_on_with_it(
     make_recipe: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

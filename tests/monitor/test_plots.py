@@ -48,6 +48,7 @@ def size_of(png):
     return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
 
 
+@pytest.mark.slow
 def test_all_draws_every_quantity_that_one_run_has(tmp_path):
     write_run(tmp_path, online())
     files = draw(tmp_path, "all")

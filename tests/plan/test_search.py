@@ -88,6 +88,7 @@ def test_what_is_slower_and_larger_on_the_same_devices_is_left_out() -> None:
     assert undominated([slow, fast], slack=1.5) == (fast, slow)
 
 
+@pytest.mark.slow
 def test_a_thousand_devices_take_seconds() -> None:
     calls = []
     for number in range(6):

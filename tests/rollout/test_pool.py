@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import Letters, prompts
+from waiting import eventually
 
 from plaudit.models.decoder import Decoder
 from plaudit.rollout.native import NativeEngine
@@ -145,8 +146,8 @@ def test_answers_are_those_of_one_worker_whoever_is_lost(do: Callable[..., Any])
         if len(case.started) > 1:
             case.started[0].kill()
         found.append(await asking)
-        await asyncio.sleep(0.05)
         if len(case.started) > 1:
+            await eventually(lambda: len(case.started) == 3 and case.started[2].calls)
             assert [lost.name for lost in case.failures] == ["worker 0"]
             assert [here.name for here in case.started] == ["worker 0", "worker 1", "worker 0"]
             assert case.started[2].calls[0] == "load", "it confirmed the newest weights before it answers"
@@ -301,8 +302,7 @@ def test_workers_beyond_the_count_come_and_go_without_failing(do: Callable[..., 
         await case.publish(1)
         assert len(case.pool.workers) == 1, "there is room for one"
         case.room = 2
-        await asyncio.sleep(0.05)
-        assert len(case.pool.workers) == 2
+        await eventually(lambda: len(case.pool.workers) == 2)
         case.room = 1
         case.started[1].kill()
         await case.answers()
@@ -343,8 +343,7 @@ def test_one_gives_way_but_never_the_last(do: Callable[..., Any]) -> None:
         assert case.pool.places.give_way() is None
         await case.answers()
         case.room = 2
-        await asyncio.sleep(0.05)
-        assert [worker.name for worker in case.pool.workers] == ["worker 0", "worker 1"]
+        await eventually(lambda: [worker.name for worker in case.pool.workers] == ["worker 0", "worker 1"])
         assert case.failures == []
 
     do(steps, 2)

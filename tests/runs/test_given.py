@@ -113,6 +113,7 @@ def scaled(completion: str, by: int) -> float:
     return by * len(completion)
 
 
+@pytest.mark.slow
 def test_a_resume_with_the_same_objects_is_exact_and_with_others_refused(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:

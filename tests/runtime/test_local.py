@@ -110,6 +110,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 def test_the_type_checker_refuses_what_no_worker_has_and_wrong_arguments(tmp_path: Path) -> None:
     calls = [*GOOD, *BAD]
     for number, call in enumerate(calls):

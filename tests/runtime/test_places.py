@@ -184,6 +184,7 @@ def test_a_node_that_is_lost_during_a_start_is_no_failure_and_a_worker_is() -> N
     do(steps, 1, fails=[NodeLost("clerk 0", "its node is gone"), WorkerLost("clerk 0", "died")])
 
 
+@pytest.mark.slow
 def test_nodes_that_come_and_go_are_failures_in_the_end() -> None:
     async def steps(case: Case) -> None:
         await case.places.counted()

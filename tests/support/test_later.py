@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys
 from plaudit.support.later import postponed
@@ -38,12 +40,14 @@ assert isinstance(Mine(), torch.nn.Module) and "torch._C" in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_class_of_the_library_loads_it(environment: dict[str, str]) -> None:
     """As a plugin may derive one while a recipe is checked."""
     done = subprocess.run([sys.executable, "-c", DERIVED], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_postponed_library_is_absent_until_it_is_used_and_then_the_real_one(environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -173,6 +173,7 @@ def test_errors_and_reports_of_data(demo: Any, tmp_path: Path) -> None:
     harmless(str(caught.value))
 
 
+@pytest.mark.slow
 def test_a_command_says_it_and_its_tracebacks_too(environment: dict[str, str], tmp_path: Path) -> None:
     rows = [{"prompt": "a", "answer": "b"}, *({text: text} for text in ESCAPES.values())]
     source = write_rows(tmp_path / "rows.jsonl", rows)
@@ -217,6 +218,7 @@ def test_why_a_reward_failed() -> None:
         assert "\n" not in harmless(str(caught.value))
 
 
+@pytest.mark.slow
 def test_a_run_whose_rewards_fail(make_recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its error, its log, its page and its samples."""
     rewards = [{"kind": "function", "function": f"{__file__}:raising"}]

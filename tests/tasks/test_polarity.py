@@ -138,6 +138,7 @@ def test_missing_files_say_what_to_give(tmp_path: Path) -> None:
         load_gold(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_real_sentences(tmp_path: Path) -> None:
     folder = Path(__file__).parents[3] / "shared" / "data"
     if not (folder / "rt-polarity.pos").is_file():

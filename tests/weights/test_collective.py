@@ -183,6 +183,7 @@ def test_one_that_does_not_come_in_time_is_named_and_ended(do: Callable[..., Non
     do(steps, 2, timeout=0.5)
 
 
+@pytest.mark.slow
 def test_one_that_has_the_weights_may_end_its_answers_when_another_is_lost(do: Callable[..., None]) -> None:
     """As with rollout.interrupt=false, for longer than the broadcast may take."""
 
@@ -286,6 +287,7 @@ def test_each_rank_gives_its_part_and_takes_none(do: Callable[..., None]) -> Non
     do(steps, 2, ranks=3)
 
 
+@pytest.mark.slow
 def test_changes_are_sent_to_those_who_hold_the_last_version_and_all_to_others(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         gang = Gang(*case.ranks)
@@ -363,6 +365,7 @@ def _begin_and_die(invitation: Invitation) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_in_the_midst_of_it_keeps_nobody_waiting(do: Callable[..., None]) -> None:
     async def steps(case: Case) -> None:
         shipment = await case.transport.pack(Gang(case.rank), 1)
