@@ -77,15 +77,15 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files of nodes (130)",
     ),
     "runs": (
-        2200,
+        2205,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (
-        2120,
+        2150,
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2280,
+        2255,
         "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (115)",
     ),
 }

@@ -43,6 +43,7 @@ RUN = {
     ("docs/data.md", "yaml"): "test_docs.py: test_yaml_of_the_data_page_is_settings",
     ("docs/extending.md", "python"): "test_docs.py: the files of examples/extending are trained with",
     ("docs/extending.md", "yaml"): "test_docs.py: the files of examples/extending are trained with",
+    ("docs/plan.md", "python"): "commands/test_plan.py: test_python_places_a_run_too",
     ("docs/rewards.md", "python"): "rewards/test_remote.py: examples/serving/my_server.py is asked for scores",
     ("docs/rewards.md", "yaml"): "here: test_rewards_of_the_page_are_settings",
     ("docs/switching.md", "python"): "test_docs.py: test_rewards_of_the_switching_page_call_those_of_other_systems",

@@ -18,6 +18,7 @@ from told import says
 from plaudit import SettingsError, load_settings, run
 from plaudit.commands.cli import main
 from plaudit.commands.plan import steps_of
+from plaudit.plan.choice import chosen
 from plaudit.plan.cost import Costs
 from plaudit.plan.placement import Placement
 from plaudit.plan.profile import Curve, Line, Profile
@@ -93,8 +94,17 @@ def test_a_run_is_placed_by_a_plan(name: str, recipe: Path, monkeypatch: pytest.
     assert key_of(settings) == plan["key"], "the run compares itself with the plan"
 
 
+def test_python_places_a_run_too(recipe: Path) -> None:
+    told: list[str] = []
+    placed = chosen(load_settings(str(recipe), ["runtime.placement=auto"]), told.append)
+    assert isinstance(placed.runtime.placement, dict)
+    assert key_of(placed) == json.loads((recipe.parent / "run.plan.json").read_text())["plans"]["best"]["key"]
+    assert says(told[0], "runtime.placement=auto .. s a step planned")
+    assert chosen(placed) is placed, "it has a placement already"
+
+
 def test_a_placement_to_be_chosen_is_not_run_as_it_is(recipe: Path) -> None:
-    with pytest.raises(SettingsError, match=r"runtime\.placement=auto .*`plaudit grpo RECIPE`"):
+    with pytest.raises(SettingsError, match=r"runtime\.placement=auto .*`plaudit grpo RECIPE`.*chosen\(settings\)"):
         run(load_settings(str(recipe), ["runtime.placement=auto"]))
     (recipe.parent / "run.profile.json").write_text(replace(profile(), room=1.0).text())
     result = CliRunner().invoke(main, ["grpo", str(recipe), "runtime.placement=auto"])

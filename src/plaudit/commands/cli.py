@@ -66,9 +66,9 @@ def train_by(method: str | None, recipe: str, overrides: Sequence[str], deepspee
         settings = load_settings(given.recipe, [recipe, *overrides] if none else overrides, method=method)
         reporter = Reporter(quiet=settings.log.quiet)
         if settings.runtime.placement in PLANNED:
-            from plaudit.commands.plan import chosen
+            from plaudit.plan.choice import chosen
 
-            settings = chosen(settings, reporter)
+            settings = chosen(settings, reporter.say)
         if given.system:
             reporter.say(
                 f"{recipe} has settings of {given.system}. As a recipe of Plaudit:\n{given.text(settings.method)}"

@@ -15,8 +15,7 @@ import click
 
 from plaudit.models.mesh import Mesh
 from plaudit.monitor.console import Reporter
-from plaudit.monitor.sinks import read_jsonl, replace_file
-from plaudit.settings.checks import wrong
+from plaudit.monitor.sinks import read_jsonl
 from plaudit.settings.recipes import load_settings, read_settings
 from plaudit.settings.tree import Settings, SettingsError, resolved
 from plaudit.support.later import postponed
@@ -25,8 +24,9 @@ with postponed("torch"):
     import plaudit.runs.outlook  # noqa: F401  # it imports the methods, so that settings find them without torch
     from plaudit.plan.cost import Costs, Estimate
     from plaudit.plan.held import models_of
-    from plaudit.plan.profile import Profile, beside, read_profile
+    from plaudit.plan.profile import Profile, read_profile
     from plaudit.plan.report import Outcome
+    from plaudit.runs.planned import beside, keep
     from plaudit.runs.records import METRICS, SAMPLES
 
 
@@ -54,9 +54,7 @@ def profile(method: str | None, words: Sequence[str]) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         job = Job.trial(alone(settings), Path(folder))
         found = measure(job, reporter.say, answers=recorded(settings), on_ray=on_ray, size=size)
-    path = beside(settings, "profile")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, found.text().encode())
+    path = keep(settings, "profile", found.text())
     for line in summary(found):
         reporter.say(line)
     reporter.say(f"profile: {path}")
@@ -110,32 +108,9 @@ def plan(
                 reporter.say(line)
         if checked:
             told[-1]["checked"] = compare(outcome, reporter if not as_json else Reporter(quiet=True))
-    path = beside(settings, "plan")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(told[0], indent=1).encode())
+    keep(settings, "plan", json.dumps(told[0], indent=1))
     if as_json:
         click.echo(json.dumps(told[0] if len(told) == 1 else told))
-
-
-def chosen(settings: Settings, reporter: Reporter) -> Settings:
-    """Place a run as `runtime.placement` names it: the fastest that can run (auto), or what people choose by hand. Keep
-    the plan, with which the run compares itself."""
-    name, path = settings.runtime.placement, beside(settings, "profile")
-    manual = replace(settings, runtime=replace(settings.runtime, placement={}))
-    found = read_profile(path)
-    outcome = Outcome(Costs(manual, found, found.devices), 0.0)
-    tried = outcome.fastest if name == "auto" else [outcome.named[name]] if name in outcome.named else []
-    now = outcome.now
-    ready = ((one, manual if one is now else one.placement.placed(manual)) for one in tried)
-    one, placed = next(((one, placed) for one, placed in ready if not wrong(placed)), (now, None))
-    if placed is None or not outcome.fits(one):
-        raise SettingsError(f"runtime.placement={name}: by {path} no such placement fits on {found.devices} devices")
-    replace_file(beside(settings, "plan"), json.dumps(outcome.plain(), indent=1).encode())
-    call, share = outcome.bottleneck
-    beside_it = "as without it" if one is now else f"without it {now.step:.3g} s, {share:.0%} of the work in {call}"
-    words = " ".join(one.placement.words())
-    reporter.say(f"runtime.placement={name}: {one.placement}: {one.step:.3g} s a step planned, {beside_it}: {words}")
-    return placed
 
 
 def compare(outcome: Outcome, reporter: Reporter) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.plan.work import Shape
-from plaudit.settings.tree import Settings, SettingsError
+from plaudit.settings.tree import SettingsError
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,3 @@ def _of(found: dict[str, Any]) -> Profile:
     }
     read |= {name: tuple(found[name]) for name in ("prompts", "answers", "notes")}
     return Profile(**{**found, **read})
-
-
-def beside(s: Settings, what: str) -> Path:
-    """The file of a recipe's profile or plan: beside the folder of its run."""
-    return Path(s.output) / f"{s.name or s.method}.{what}.json"

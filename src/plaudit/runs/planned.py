@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from plaudit.monitor.sinks import replace_file
 from plaudit.settings.tree import Settings, to_plain
 
 FREE = ("name", "output", "seed", "resume", "overwrite", "plugins", "optimizer", "train", "save", "evaluate", "log")
@@ -16,6 +17,19 @@ def key_of(settings: Settings) -> str:
     """A name of the settings on which a step's seconds depend."""
     told = {name: value for name, value in to_plain(settings).items() if name not in FREE}
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def beside(s: Settings, what: str) -> Path:
+    """The file of a recipe's profile or plan: beside the folder of its run."""
+    return Path(s.output) / f"{s.name or s.method}.{what}.json"
+
+
+def keep(settings: Settings, what: str, text: str) -> Path:
+    """Write the file of a recipe's profile or plan, and return it."""
+    path = beside(settings, what)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.encode())
+    return path
 
 
 def planned(settings: Settings, folder: Path) -> dict[str, float]:

@@ -71,8 +71,8 @@ def _begun(settings: Settings, reporter: Reporter | None, hooks: Iterable[Hook])
     check(settings)
     if settings.runtime.placement in PLANNED:
         raise SettingsError(
-            f"runtime.placement={settings.runtime.placement} is chosen by the command line, `plaudit "
-            f"{settings.method} RECIPE`, from a profile of the machine: give the settings that `plaudit plan` prints"
+            f"runtime.placement={settings.runtime.placement} is chosen from a profile of the machine: run `plaudit "
+            f"{settings.method} RECIPE`, or give run() what plaudit.plan.choice.chosen(settings) returns"
         )
     record = open_record(settings)
     if record is not None:
