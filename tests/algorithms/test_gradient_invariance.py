@@ -78,6 +78,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "reinforce-baseline": lambda: Reinforce(samples=2, group_baseline=True),
     "online-dpo": OnlineDPO,
     "best-of-k": BestOfK,
+    "best-of-k-kl": lambda: BestOfK(kl_in_loss=0.4),
 }
 CUTS: dict[str, Callable[[Batch], list[Batch]]] = {
     "micro-batches of 20 tokens": lambda batch: batch.micro(20),

@@ -154,6 +154,21 @@ def test_supervised_loss_and_figures() -> None:
     assert figures == pytest.approx({"loss/policy": 3.0, "entropy": 0.6})
 
 
+def test_best_of_k_is_held_to_the_reference_by_k2() -> None:
+    # d is 1, 0 and -2, so k2 is 1/2, 0 and 2: a mean of 5/6. The mean negative log-likelihood is 3.
+    method = BestOfK(kl_in_loss=0.6)
+    batch = method.weigh(Batch.of(ROWS)).with_columns(reference=column(-2.0, -2.0, -4.0))
+    output = Output(logprobs=column(-1.0, -2.0, -6.0).requires_grad_(), entropy=column(0.3, 0.6, 0.9))
+    loss, figures = method.losses()[Role.POLICY](output, batch)
+    assert loss.item() == pytest.approx(3.0 + 0.6 * 5 / 6)
+    assert figures["kl/loss"] == pytest.approx(5 / 6)
+    assert figures["loss/policy"] == pytest.approx(3.5)
+    loss.backward()
+    assert output.logprobs is not None and output.logprobs.grad is not None
+    slopes = output.logprobs.grad[batch.trainable].tolist()
+    assert slopes == pytest.approx([(0.6 * d - 1) / 3 for d in (1.0, 0.0, -2.0)])
+
+
 @pytest.mark.parametrize(
     ("method", "expected"),
     [

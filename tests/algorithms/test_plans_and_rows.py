@@ -205,7 +205,7 @@ def test_what_each_method_asks_for_trains_and_reads() -> None:
         "online-dpo": {reference},
         "best-of-k": frozenset(),
     }
-    assert GRPO(kl_in_loss=0.04).asks == {reference}
+    assert GRPO(kl_in_loss=0.04).asks == BestOfK(kl_in_loss=0.4).asks == {reference}
     trained = {name: set(method.losses()) for name, method in made.items()}
     assert trained.pop("reward") == {Role.JUDGE}
     assert trained.pop("ppo") == {Role.POLICY, critic}
