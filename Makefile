@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo quick test test-page test-vllm test-uncompiled compat parity fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
+.PHONY: help setup vllm demo quick test test-page test-trackers test-vllm test-uncompiled compat parity fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -44,10 +44,13 @@ test: $(STAMP) ## Run every test
 test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how to get a browser
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || test -x "$$PLAUDIT_CHROMIUM" || { \
 	  echo "There is no Chromium. On Debian: apt-get install chromium; or set PLAUDIT_CHROMIUM to a browser's file" >&2; exit 1; }
-	@$(BIN)/python -m pip install -qq --no-input playwright==1.65.2
 	@command -v npm >/dev/null || { echo "There is no npm, which fetches axe. On Debian: apt-get install npm" >&2; exit 1; }
 	@npm install --silent --no-save --prefix .cache/axe axe-core@4.14.1
-	@$(BIN)/python -m pytest tests/monitor/test_browser.py $(ARGS)
+	@scripts/with.sh $(BIN)/python .venv-page "playwright==1.65.2" tests/monitor/test_browser.py $(ARGS)
+
+test-trackers: $(STAMP) ## Test W&B, MLflow, Trackio and notebooks with their own libraries, apart from .venv
+	@scripts/with.sh $(BIN)/python .venv-trackers "wandb==0.31.0 mlflow-skinny==3.17.2 trackio==0.43.0 nbclient ipykernel" \
+	  tests/monitor/test_sinks.py tests/monitor/test_notebook.py $(ARGS)
 
 test-vllm: vllm ## Run the tests that need vLLM, which it adds first
 	@$(MAKE) --no-print-directory test ARGS="-m vllm $(ARGS)"
@@ -117,7 +120,7 @@ renew: ## Rewrite both requirements with the newest versions that pyproject.toml
 	@echo "requirements.txt and requirements-docs.txt are renewed; now: make lint site test"
 
 clean: ## Remove the environment and every cache (runs are kept)
-	@rm -rf $(VENV) $(DOCS) .venv-renew .venv-compat .venv-parity site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	@rm -rf $(VENV) $(DOCS) .venv-renew .venv-compat .venv-parity .venv-page .venv-trackers site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
 	@find src tests scripts examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamp is written last: an interrupted installation starts again.

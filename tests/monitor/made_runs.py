@@ -82,7 +82,7 @@ def _records(folder: Path, steps: int, rng: random.Random, begun: float) -> None
                 "length/mean": 20.0,
             }
             record |= {"kl/sampler": 1e-7, "tokens_per_second": 900 + 100 * noise}
-            record |= {"time/learn": 0.7, "time/batch": 1.1}
+            record |= {"time/learn": 0.7, "time/batch": 1.1, "learning_rate": 3e-4}
             if step % 10 == 0:
                 record["validation/reward/mean"] = share
             metrics.write(as_line(record))

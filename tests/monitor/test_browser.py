@@ -189,18 +189,23 @@ def test_two_runs_stand_side_by_side(visit: Visit, address: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, dict[str, str]]]]:
-    """Each state of the page: its address, and what the address asks for."""
-    folder, empty = tmp_path_factory.mktemp("states"), tmp_path_factory.mktemp("empty")
+def all_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("states")
     make(folder / "million", 1_000_000)
     make_run(folder / "ppo", steps=60, state="running")
     make_run(folder / "ppo-high-rate", seed=1, rate=1e-3)
     make_run(folder / "seeds" / "failed", state="failed", steps=12)
     (folder / "new").mkdir()
     (folder / "new" / "settings.yaml").write_text("method: grpo\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def states(all_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, dict[str, str]]]]:
+    """Each state of the page: its address, and what the address asks for."""
     with (
-        served(folder, tmp_path_factory.mktemp("cache")) as full,
-        served(empty, tmp_path_factory.mktemp("cache")) as bare,
+        served(all_runs, tmp_path_factory.mktemp("cache")) as full,
+        served(tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("cache")) as bare,
     ):
         yield {
             "running": (full, {"run": "ppo"}),
@@ -216,7 +221,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 420])
 def test_every_state_fits_the_window_and_axe_finds_nothing_serious(
-    browser: Any, states: dict[str, tuple[str, dict[str, str]]], width: int, scheme: str
+    browser: Any, all_runs: Path, states: dict[str, tuple[str, dict[str, str]]], width: int, scheme: str
 ) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     visit = Visit(browser, viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -224,6 +229,8 @@ def test_every_state_fits_the_window_and_axe_finds_nothing_serious(
     for state, (address, asked) in states.items():
         whole = state == "two"
         for tab in TABS if whole else ("curves", "answers") if asked else ("curves",):
+            if state == "running":  # however long the tests before took
+                (all_runs / "ppo" / "log.txt").touch()
             page = visit.go(address, tab=tab, **asked)
             page.wait_for_timeout(200)
             page.screenshot(path=PICTURES / f"{state}-{tab}-{width}-{scheme}.png")
@@ -298,13 +305,47 @@ def test_the_page_is_used_by_keys_only(visit: Visit, address: str) -> None:
     assert shown != "none"
 
 
-def test_a_run_that_goes_on_is_followed(visit: Visit, address: str, folder: Path) -> None:
-    make_run(folder / "grows", steps=3, state="running")
+def test_a_run_that_goes_on_is_followed_and_its_reader_left_in_peace(visit: Visit, address: str, folder: Path) -> None:
+    def goes_on(steps: int) -> None:
+        later = make_run(folder.parent / f"later{steps}", steps=steps, state="running")
+        for file in later.iterdir():
+            (folder / "grows" / file.name).write_bytes(file.read_bytes())
+
+    (folder / "grows").mkdir()
+    goes_on(10)
     page = visit.go(address, run="grows", tab="curves")
-    later = make_run(folder.parent / "later", steps=5)
-    for name in ("metrics.jsonl", "log.txt"):
-        (folder / "grows" / name).write_bytes((later / name).read_bytes())
-    until(page, "document.querySelector('#title').textContent.includes('step 5 of 5')")
+    legend = "document.querySelector('.chart .u-legend').textContent"
+    until(page, f"{legend}.includes('step10')")
+    page.locator("summary", has_text="further figures").click()
+    chart = page.locator(".chart .u-over").nth(2)
+    chart.scroll_into_view_if_needed()
+    chart.drag_to(chart, source_position={"x": 30, "y": 50}, target_position={"x": 150, "y": 50})
+    page.mouse.move(2, 2)
+    above = page.evaluate("scrollY")
+    box = page.locator(".chart canvas").nth(2).bounding_box()
+    axis = {"x": box["x"], "y": box["y"] + box["height"] - 26, "width": box["width"], "height": 26}
+    zoomed = page.screenshot(clip=axis)
+    goes_on(20)
+    until(page, f"{legend}.includes('step20')")
+    assert page.evaluate("document.querySelector('#view details').open")
+    assert page.evaluate("scrollY") == above
+    assert page.screenshot(clip=axis) == zoomed
+    page = visit.go(address, run="grows", tab="answers")
+    until(page, "document.querySelector('#view h3')?.textContent.startsWith('Step 20')")
+    goes_on(30)
+    until(page, "document.querySelector('input[type=range]').max === '29'")
+    assert page.locator("#view h3").first.inner_text().startswith("Step 20"), "what is being read stays"
+
+
+def test_a_view_that_was_left_before_it_came_does_not_come(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="ppo", tab="settings")
+    page.route("**/api/metrics*", lambda route: (time.sleep(0.7), route.continue_()))
+    page.get_by_role("button", name="Curves").click()
+    page.get_by_role("button", name="Answers").click()
+    page.wait_for_selector("#view .answer")
+    page.wait_for_timeout(1500)
+    assert page.locator("#view .answer").count() > 0
+    assert page.locator("#view .chart").count() == 0
 
 
 def test_without_javascript_of_ours_nothing_runs(visit: Visit, address: str) -> None:

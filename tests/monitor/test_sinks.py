@@ -179,7 +179,7 @@ def _wandb(folder):
 
 
 def test_wandb_takes_the_same_figures(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="W&B is not installed: pip install -e '.[wandb]' runs this")
+    pytest.importorskip("wandb", reason="W&B is not installed: make test-trackers runs this")
     monkeypatch.setenv("WANDB_MODE", "offline")
     sink = _wandb(tmp_path)
     sink.write(1, {"loss/policy": 0.5})
@@ -200,7 +200,7 @@ def _mlflow(folder):
 
 
 def test_mlflow_keeps_figures_and_texts_and_goes_on_with_the_run_of_its_folder(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed: pip install -e '.[mlflow]' runs this")
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed: make test-trackers runs this")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     for step, name in ((1, "ppo"), (2, "ppo"), (1, "other")):
@@ -223,7 +223,7 @@ def _trackio(folder):
 
 
 def test_trackio_keeps_figures_and_texts_on_this_machine(tmp_path):
-    pytest.importorskip("trackio", reason="Trackio is not installed: pip install -e '.[trackio]' runs this")
+    pytest.importorskip("trackio", reason="Trackio is not installed: make test-trackers runs this")
     code = """
 import json
 import sys

@@ -78,7 +78,9 @@
   plaudit.views.answers = {
     title: "Answers",
     async show(into) {
+      const mine = ++plaudit.turn;
       steps = (await ask("steps", { run: plaudit.state.run })) ?? steps;
+      if (mine !== plaudit.turn) return;
       if (!steps.step.length) {
         into.replaceChildren(el("p", {}, "This run has no recorded answers. Online methods record them after each step, up to log.samples_megabytes."));
         return;
@@ -127,6 +129,17 @@
         fieldRow, count, list, more);
       if (plaudit.carried) into.querySelectorAll("input, select").forEach((control) => { control.disabled = true; });
       await look(list, count, more);
+    },
+    // New steps are at the slider's end; what is being read stays.
+    async refresh(into) {
+      const slider = into.querySelector("input[type=range]");
+      if (!slider) return this.show(into);
+      const mine = plaudit.turn;
+      const found = await ask("steps", { run: plaudit.state.run });
+      if (mine !== plaudit.turn || !found) return;
+      if (plaudit.state.step === undefined) plaudit.go({ step: steps.step[slider.value] });
+      steps = found;
+      slider.max = steps.step.length - 1;
     },
   };
 })();

@@ -2,7 +2,8 @@
 // Every text of a run goes through `el` into a text node; nothing is ever read as HTML.
 "use strict";
 
-const plaudit = { views: {}, state: {} };
+// `turn` counts what was asked to be shown: a view that finds another number after waiting leaves the page alone.
+const plaudit = { views: {}, state: {}, turn: 0 };
 
 (() => {
   const carried = document.getElementById("carried");

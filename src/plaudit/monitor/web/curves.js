@@ -19,8 +19,8 @@
     ["Seconds a step", ["time/step", "time/batch", "time/learn"]],
   ];
   const AXES = [["step", "step"], ["time", "time, s"], ["tokens", "tokens"]];
-  let drawn = [];
-  let asked = 0;
+  let drawn = []; // { chart, frame, fill }
+  let shape = "";
 
   const pictures = (names) => {
     const left = new Set(names.filter((name) => !["step", "epoch", "time", "tokens"].includes(name)));
@@ -70,45 +70,68 @@
     return there.length ? there[there.length - 1] : null;
   };
 
-  const draw = (into, title, names, one, other, axis, places) => {
+  const draw = (into, title, names, [one, other], axis, places) => {
     const data = table(one.metrics, other?.metrics, axis, names);
     const runs = other ? [one, other] : [one];
+    // Without a pointer on the chart, the legend has the latest values.
+    const value = (digits) => (chart, value, series, index) => {
+      const shown = index === null || index === undefined ? latest(chart.data[series]) : value;
+      return shown === null || shown === undefined ? "" : number(shown, digits);
+    };
     const series = runs.flatMap((run, which) => names.map((name, index) => ({
       label: which ? `${name} of ${run.name}` : name,
       stroke: cssColor(`--c${index % 8}`), width: 1.6, dash: which ? [6, 4] : undefined, spanGaps: true,
       points: { show: data[0].length < 3 || /^(validation|evaluation)\//.test(name), size: 5 },
-      value: (chart, value) => (value === null || value === undefined ? "" : number(value)),
+      value: value(4),
     })));
     const grid = { stroke: cssColor("--quiet"), grid: { stroke: cssColor("--line"), width: 1 }, ticks: { stroke: cssColor("--line"), width: 1 }, font: "12px system-ui" };
     const size = (chart, values) => 22 + 7 * Math.max(3, ...(values ?? []).map((value) => value.length));
     const label = (chart, values) => values.map((value) => number(value, 6));
-    const last = names.map((name) => `${name}: ${number(latest(one.metrics[name]))}`).join(", ");
-    const frame = el("div", { role: "img", "aria-label": `${title} over ${axis}. Latest: ${last}` });
-    const head = names.length === 1 ? number(latest(one.metrics[names[0]])) : "";
-    into.append(el("div", { className: "chart" }, el("h3", {}, title, el("span", {}, head)), frame));
-    drawn.push([new uPlot({
-      width: Math.max(240, frame.clientWidth), height: 200, series: [{ label: axis, value: (chart, value) => (value === null ? "" : number(value, 7)) }, ...series],
+    const frame = el("div", { role: "img" });
+    const tell = (metrics) => {
+      const last = names.map((name) => `${name}: ${number(latest(metrics[name]))}`).join(", ");
+      frame.setAttribute("aria-label", plaudit.visible(`${title} over ${axis}. Latest: ${last}`));
+    };
+    tell(one.metrics);
+    into.append(el("div", { className: "chart" }, el("h3", {}, title), frame));
+    const chart = new uPlot({
+      width: Math.max(240, frame.clientWidth), height: 200, series: [{ label: axis, value: value(7) }, ...series],
       scales: { x: { time: false } }, axes: [{ ...grid, size: 28, values: label }, { ...grid, size, values: label }],
       cursor: { sync: { key: "plaudit" }, drag: { x: true, y: false } }, hooks: { draw: [markers(places)] },
       legend: { live: true },
-    }, data, frame), frame]);
+    }, data, frame);
+    // New steps move a chart only if all of it is seen: one that was zoomed stays where it is.
+    const fill = (metrics, theirs) => {
+      const [steps, { min, max }] = [chart.data[0], chart.scales.x];
+      chart.setData(table(metrics, theirs, axis, names), min <= steps[0] && max >= steps[steps.length - 1]);
+      if (chart.cursor.idx === null || chart.cursor.idx === undefined) chart.setLegend({ idx: null });
+      tell(metrics);
+    };
+    drawn.push({ chart, frame, fill });
   };
 
-  addEventListener("resize", () => drawn.forEach(([chart, frame]) => {
+  addEventListener("resize", () => drawn.forEach(({ chart, frame }) => {
     if (frame.clientWidth) chart.setSize({ width: frame.clientWidth, height: 200 });
   }));
+
+  const found = async () => {
+    const { run, with: beside } = plaudit.state;
+    return Promise.all([ask("metrics", { run }), ask("health", { run }), beside ? ask("metrics", { run: beside }) : null]);
+  };
+
+  const shaped = (metrics, health, theirs) => JSON.stringify([plaudit.state, health.length, Object.keys({ ...metrics, ...theirs })]);
 
   plaudit.views.curves = {
     title: "Curves",
     async show(into) {
-      const mine = ++asked;
-      const { run, axis = "step" } = plaudit.state;
-      const [metrics, health] = await Promise.all([ask("metrics", { run }), ask("health", { run })]);
-      const beside = plaudit.state.with;
-      const other = beside ? { name: beside, metrics: await ask("metrics", { run: beside }) } : null;
-      if (mine !== asked) return;
-      drawn.forEach(([chart]) => chart.destroy());
+      const mine = ++plaudit.turn;
+      const { run, axis = "step", with: beside } = plaudit.state;
+      const [metrics, health, theirs] = await found();
+      const other = theirs ? { name: beside, metrics: theirs } : null;
+      if (mine !== plaudit.turn) return;
+      drawn.forEach(({ chart }) => chart.destroy());
       drawn = [];
+      shape = shaped(metrics, health, theirs);
       into.replaceChildren();
       if (!metrics || !(metrics.step ?? []).length) {
         into.append(el("p", {}, "No step has been recorded yet. Figures appear here after the first one."));
@@ -122,18 +145,24 @@
           el("ul", {}, health.map((alarm) => el("li", {}, el("b", {}, `Step ${alarm.step}, ${alarm.sign}: `), alarm.saw,
             el("div", { className: "quiet" }, alarm.why), el("div", {}, alarm.advice))))));
       }
-      const one = { name: run, metrics };
+      const runs = [{ name: run, metrics }, other];
       const places = marks(health, axis, metrics);
       const [known, others] = pictures(Object.keys({ ...metrics, ...(other?.metrics ?? {}) }));
       const charts = el("div", { className: "charts" });
       into.append(charts);
-      known.forEach(([title, names]) => draw(charts, title, names, one, other, axis, places));
+      known.forEach(([title, names]) => draw(charts, title, names, runs, axis, places));
       const more = el("div", { className: "charts" });
       const rest = el("details", { ontoggle: () => {
-        if (rest.open && !more.children.length) others.forEach(([title, names]) => draw(more, title, names, one, other, axis, places));
+        if (rest.open && !more.children.length) others.forEach(([title, names]) => draw(more, title, names, runs, axis, places));
       } }, el("summary", {}, `${others.length} further figures`), more);
       if (others.length) into.append(rest);
     },
-    refresh(into) { if (!drawn.some(([chart]) => chart.cursor.left > 0)) return this.show(into); },
+    async refresh(into) {
+      const mine = ++plaudit.turn;
+      const [metrics, health, theirs] = await found();
+      if (mine !== plaudit.turn) return;
+      if (!drawn.length || shaped(metrics, health, theirs) !== shape) return this.show(into);
+      drawn.forEach(({ fill }) => fill(metrics, theirs));
+    },
   };
 })();

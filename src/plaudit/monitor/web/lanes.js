@@ -6,7 +6,6 @@
   const HEIGHT = 26;
   let last = [];
   let range = null;
-  let asked = 0;
 
   const draw = (canvas, workers, phases, tip) => {
     const width = canvas.clientWidth;
@@ -65,9 +64,9 @@
   plaudit.views.lanes = {
     title: "Workers",
     async show(into) {
-      const mine = ++asked;
+      const mine = ++plaudit.turn;
       const found = await ask("events", { run: plaudit.state.run });
-      if (mine !== asked) return;
+      if (mine !== plaudit.turn) return;
       last = found ?? [];
       if (!last.length) {
         into.replaceChildren(el("p", {}, "Nothing has been recorded yet of who does what."));
@@ -101,7 +100,7 @@
           button("All", null, () => { range = [...all]; again(); }), key),
         canvas, tip, sums(workers, span));
       again();
-      addEventListener("resize", () => mine === asked && canvas.isConnected && again());
+      addEventListener("resize", () => canvas.isConnected && again());
     },
   };
 })();

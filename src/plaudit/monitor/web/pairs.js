@@ -26,12 +26,10 @@
     return [made, found?.rows[0]];
   };
 
-  let asked = 0;
-
   plaudit.views.pairs = {
     title: "One prompt",
     async show(into) {
-      const mine = ++asked;
+      const mine = ++plaudit.turn;
       const { run, with: other } = plaudit.state;
       const latest = await ask("steps", { run });
       const last = latest?.step[latest.step.length - 1];
@@ -45,7 +43,7 @@
       if (!known.has(prompt)) known.set(prompt, prompt);
       const choices = [...known].map(([id, text]) => [id, `${text.replace(/\s+/g, " ").slice(0, 70)} (${id.slice(-30)})`]);
       const columns = await Promise.all([run, other].filter(Boolean).map((name) => column(name, prompt)));
-      if (mine !== asked) return;
+      if (mine !== plaudit.turn) return;
       const text = columns.map(([, row]) => row?.prompt).find(Boolean);
       into.replaceChildren(
         el("div", { className: "row" }, plaudit.select("Prompt", choices, prompt, (value) => { plaudit.go({ prompt: value }); this.show(into); })),
