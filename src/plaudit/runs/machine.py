@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from plaudit.runtime.memory import free_memory
 from plaudit.runtime.resources import ResourcesError, check_room
 from plaudit.settings.tree import Settings
 
@@ -54,18 +55,7 @@ def memory_there(*, gpu: bool) -> float:
             return min(float(line) for line in told.split()) * 2**20
         except (OSError, subprocess.SubprocessError, ValueError):
             return float("inf")
-    lines = _text("/proc/meminfo").splitlines()
-    left = [int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")]
-    most, used = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    limited = [float(most) - float(used)] if most.isdigit() and used.isdigit() else []
-    return min([*left, *limited], default=float("inf"))
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+    return free_memory()
 
 
 def described(s: Settings) -> str:

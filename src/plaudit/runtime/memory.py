@@ -1,4 +1,4 @@
-"""Errors of memory that runs out, and the handling of freed memory by glibc.
+"""Free memory, errors when it runs out, and the handling of freed memory by glibc.
 
 By default, glibc returns every freed block of some megabytes to the kernel. Tensors are such blocks, and a training
 step frees and allocates hundreds of them: the kernel then fills the same pages with zeros again and again.
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from plaudit.support.ends import Ended
@@ -63,6 +64,22 @@ def memory_tried() -> Iterator[list[str]]:
         if not out_of_memory(error):
             raise
         failed.append(str(error))
+
+
+def free_memory() -> float:
+    """Bytes that this machine (or this process's control group) has left; infinite if unknown."""
+    left = [float(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    most, used = (next(iter(_lines(f"/sys/fs/cgroup/memory.{name}")), "") for name in ("max", "current"))
+    cached = [line.split()[1] for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("inactive_file ")]
+    limited = [float(most) - float(used) + sum(map(float, cached))] if most.isdigit() and used.isdigit() else []
+    return min([*left, *limited], default=float("inf"))
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
 
 
 def keep_freed_memory() -> bool:
