@@ -41,7 +41,8 @@ FAULTS = Path(__file__).resolve().with_name("faults.py")
 SIZE = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
 
 SAVED = 2
-"""Steps between checkpoints: so many may have to be done again, and none that was committed."""
+"""Steps between checkpoints: so many may have to be done again, one more while the last is being written, and none that
+was committed."""
 NAMES = {
     "rollout": "rollout worker",
     "judge": "judge",
@@ -200,7 +201,7 @@ def survive(kills: list[Kill], task: Task) -> None:
     how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_lost, "partition": nodes_lost}
     fine = how.get(kills[0].role, workers_killed)(kills, task)
     for kill in kills:
-        again = 0 if kill.role in ("rollout", "judge") else SAVED
+        again = 0 if kill.role in ("rollout", "judge") else SAVED + 1
         kill.fine = fine and kill.survived and kill.repeated <= again
         kill.equal = None if kill.method == "lag" else kill.fine
 

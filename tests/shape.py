@@ -36,8 +36,8 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2535,
-        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), settings of servers (60)",
+        2545,
+        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), servers (60), free memory",
     ),
     "monitor": (
         2680,
@@ -47,8 +47,8 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3410,
-        "Hugging Face folders to modules and back; who holds which box of what, parts too, and gives it to whom (60)",
+        3450,
+        "Hugging Face folders to modules and back; who holds which box, gives it to whom (60), writes it later (40)",
     ),
     "weights": (
         880,
@@ -64,8 +64,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2420,
-        "one loop for every method; half of it is recovery; how often, in words; gangs at once (40), copies (145)",
+        2450,
+        "one loop for every method; half of it is recovery; gangs at once (40), copies (145), late writes (30)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
@@ -73,7 +73,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2390,
+        2400,
         "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files of nodes (130)",
     ),
     "runs": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -62,10 +63,14 @@ def test_a_rank_gives_what_the_driver_does_not_see_and_keeps_nothing(seen: bool,
     if seen:
         (folder / ".mark").touch()
     rank = Node()
-    rank.begin_giving(folder, ".mark", first)
     found: dict[str, bytes] = {}
-    while pieces := rank.give():
-        found |= {piece[0]: piece[-1] for piece in pieces}
+
+    async def given() -> None:
+        await rank.begin_giving(folder, ".mark", first)
+        while pieces := await rank.give():
+            found.update({piece[0]: piece[-1] for piece in pieces})
+
+    asyncio.run(given())
     gives = first and not seen
     assert found == {f"{mine.name}.txt": b"my own"} | ({"writing.txt": b"of rank 0"} if gives else {})
     assert (mine.exists(), folder.exists()) == (False, not gives)

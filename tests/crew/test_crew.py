@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,25 +13,12 @@ import pytest
 from plaudit.crew.local import LocalCrew
 from plaudit.crew.ranks import Ranks, posts
 from plaudit.crew.ray import RayCrew
-from plaudit.loop.checkpoint import Store
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.local import LocalGang
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import Failures, WorkerLost
 from plaudit.settings.tree import Settings
 from plaudit.types import Role
-
-
-class Rank:
-    """Writes what number of its calls it is."""
-
-    def __init__(self) -> None:
-        self.folders: list[Path] = []
-
-    def save(self, role: str, folder: Path) -> None:
-        self.folders.append(folder)
-        folder.mkdir(parents=True)
-        (folder / "model").write_text(str(len(self.folders)))
 
 
 def ranks_of(rank: Any) -> Ranks:
@@ -42,22 +28,6 @@ def ranks_of(rank: Any) -> Ranks:
     gang.workers, gang.first = [], None
     ranks.gangs, ranks.bundles = [gang], [{}]
     return ranks
-
-
-def test_a_rank_that_was_given_up_and_still_writes_harms_no_later_checkpoint(tmp_path: Path) -> None:
-    crew, rank, store = object.__new__(RayCrew), Rank(), Store(tmp_path)
-    crew.ranks = ranks_of(rank)
-
-    async def steps() -> None:
-        await crew.writer("policy", store.staging("policy"))  # the run goes back to a checkpoint: nobody takes it
-        write = await crew.writer("policy", store.staging("policy"))
-        (rank.folders[0] / "model").write_text("late")
-        store.write("epoch1epochstep1globalstep1", {"policy": write}, {}, {})
-
-    asyncio.run(steps())
-    assert (store.model("policy") / "model").read_text() == "2"
-    store.sweep()
-    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["epoch1epochstep1globalstep1"]
 
 
 @pytest.mark.parametrize(

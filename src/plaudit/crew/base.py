@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Writer
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
@@ -68,12 +67,12 @@ class Crew(Protocol):
         """Give the policy's weights to the engine, which confirms them. Return figures of what was sent to others."""
         ...
 
-    async def writer(self, role: str, staging: Path) -> Writer:
-        """Return a writer of a role's model for a checkpoint's folder. `staging` is a folder it may use before."""
+    async def save(self, role: str, folder: Path) -> None:
+        """Copy what a checkpoint has of a role's model, to be written into the folder."""
         ...
 
-    async def collect(self, folder: Path) -> None:
-        """Bring here what ranks wrote into a folder on nodes with disks of their own."""
+    async def written(self, folders: Sequence[Path]) -> None:
+        """Write into these folders what was copied, models and optimizers, while training goes on."""
         ...
 
     async def form_again(self, plan: Plan) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plaudit.models.boxes import beside
+from plaudit.models.boxes import Pending, beside
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray_gang import RayGang
@@ -34,18 +34,26 @@ Piece = tuple[str, int, int, bytes]
 class Node:
     """A rank, as far as files go."""
 
+    pending: Pending
     _giving: Iterator[Piece] = iter(())
+
+    async def write(self) -> None:
+        """Write what was saved here, also while this rank is at work."""
+        await asyncio.to_thread(self.pending.write)
 
     def sees(self, mark: Path) -> bool:
         return mark.exists()
 
-    def begin_giving(self, folder: Path, mark: str, first: bool) -> None:
+    async def begin_giving(self, folder: Path, mark: str, first: bool) -> None:
         """Find what this rank wrote where the driver does not see it. `first`: what rank 0 began, too."""
         elsewhere = first and folder.is_dir() and not (folder / mark).exists()
         self._giving = _given([*([folder] if elsewhere else []), beside(folder, own=True)])
 
-    def give(self) -> list[Piece]:
-        """Some pieces; none at the end, when they are removed here."""
+    async def give(self) -> list[Piece]:
+        """Some pieces, also while this rank is at work; none at the end, when they are removed here."""
+        return await asyncio.to_thread(self._some)
+
+    def _some(self) -> list[Piece]:
         found: list[Piece] = []
         while sum(len(piece[-1]) for piece in found) < PIECE_BYTES // 2 and (piece := next(self._giving, None)):
             found.append(piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -17,7 +18,6 @@ from plaudit.crew.base import Plan
 from plaudit.crew.processes import load_judge
 from plaudit.crew.trainer import Trainer
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Writer
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
@@ -109,11 +109,11 @@ class LocalCrew:
             self.version = version
         return {}
 
-    async def collect(self, folder: Path) -> None:
-        """All is here."""
+    async def save(self, role: str, folder: Path) -> None:
+        self.trainer.save(role, folder)
 
-    async def writer(self, role: str, staging: Path) -> Writer:
-        return partial(self.trainer.save, role)
+    async def written(self, folders: Sequence[Path]) -> None:
+        await asyncio.to_thread(self.trainer.pending.write)
 
     async def form_again(self, plan: Plan) -> bool:
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.crew.base import Plan
-from plaudit.crew.collected import collected
+from plaudit.crew.collected import Node, collected
 from plaudit.crew.inside import InProcess
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
 from plaudit.crew.trainer import RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Writer, moved
 from plaudit.models.described import end_ids, positions
 from plaudit.models.load import load_tokenizer
 from plaudit.monitor.events import Doing
@@ -35,6 +33,7 @@ from plaudit.rewards.workers import JudgeWorkers
 from plaudit.rollout.engine import Sampler
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import RolloutWorker
+from plaudit.runtime.coroutines import together
 from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.worker import Failures, NodeLost, Worker, reason_of
@@ -376,17 +375,14 @@ class RayCrew:
         sent, whole = (sum(sizes) for sizes in zip(*((one.bytes, one.whole) for one in shipment.told), strict=True))
         return {"publish/bytes": float(sent), "publish/share": sent / max(whole, 1)}
 
-    async def collect(self, folder: Path) -> None:
-        await collected(self.ranks.gangs, folder)
+    async def save(self, role: str, folder: Path) -> None:
+        await self.ranks.of(role).each(RankProcess.save, role, folder)
 
-    async def writer(self, role: str, staging: Path) -> Writer:
-        """Let the ranks write beside the checkpoint's place, or on their own disks."""
-        staging = staging.with_name(
-            f"{staging.name}-{secrets.token_hex(4)}"
-        )  # a rank that was given up may still be writing
-        await self.ranks.of(role).each(RankProcess.save, role, staging)
-        await self.collect(staging)
-        return partial(moved, staging)
+    async def written(self, folders: Sequence[Path]) -> None:
+        """Let the ranks write beside the checkpoint's place, or on their own disks, from which it comes here."""
+        await together(gang.each(Node.write) for gang in self.ranks.gangs)
+        for folder in folders:
+            await collected(self.ranks.gangs, folder)
 
     def close(self) -> None:
         if self.pool is not None:

@@ -25,7 +25,6 @@ from plaudit.learn.scorer import Scorer
 from plaudit.learn.server import ServerPart
 from plaudit.learn.watched import Watched
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Writer
 from plaudit.runtime.places import Places
 from plaudit.runtime.settings import Servers
 from plaudit.runtime.worker import Worker, WorkerLost
@@ -169,11 +168,13 @@ class ServerCrew(RayCrew):
     async def publish(self, version: int) -> Stats:
         return await self._by_one(lambda: super(ServerCrew, self).publish(version))
 
-    async def writer(self, role: str, staging: Path) -> Writer:
-        return await self._by_one(lambda: super(ServerCrew, self).writer(role, staging))
+    async def save(self, role: str, folder: Path) -> None:
+        await self._by_one(lambda: super(ServerCrew, self).save(role, folder))
 
-    async def collect(self, folder: Path) -> None:
-        await collected([island.worker.gang for island in await self.ranks.team.refresh()], folder)
+    async def written(self, folders: Sequence[Path]) -> None:
+        """Workers may be lost at any time, so that they write as they save. What they wrote comes here."""
+        for folder in folders:
+            await collected([island.worker.gang for island in self.ranks.team.islands if island.alive], folder)
 
     async def _by_one(self, ask: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Let one island do what all could, and another if it is lost."""

@@ -36,7 +36,7 @@ from plaudit.learn.tensor import Axes, Cut
 from plaudit.learn.watched import WATCHED, Watched
 from plaudit.loop.checkpoint import Store
 from plaudit.models.base import LanguageModel
-from plaudit.models.boxes import beside
+from plaudit.models.boxes import Keep, Pending, beside, write_boxes
 from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import not_cut
@@ -45,10 +45,11 @@ from plaudit.models.folders import local_folder
 from plaudit.models.load import FILE_BYTES, describe, fresh_model, load_model, load_tokenizer, save_model
 from plaudit.models.lora import FOLDER, add_lora, lora_of, peft_names, restore_lora, save_lora
 from plaudit.models.mesh import WHOLE, Mesh, Stage, check_mesh
-from plaudit.models.share import Share, begin_weights, write_weights
+from plaudit.models.share import Share, begin_weights, filled
 from plaudit.models.tokenizer import check_vocabulary, contradict
 from plaudit.runtime.memory import (
     RankOutOfMemory,
+    free_memory,
     keep_freed_memory,
     make_room,
     out_of_memory,
@@ -125,9 +126,11 @@ class Trainer:
             room.lower(tokens)
         self.device = device_of(settings.device)
         runtime, device = settings.runtime, torch.device(self.device)
+        self.pending = Pending(free_memory)
+        self.keep: Keep = write_boxes if runtime.served else self.pending.add
         timeout, replicas = runtime.collective_timeout, runtime.replicas
-        how: dict[str, Any] = {"device": device, "timeout": timeout, "replicas": replicas}
-        self.axes = Axes.along(self.ranks, Mesh(**runtime.axes), **how)
+        mesh = Mesh(**runtime.axes)
+        self.axes = Axes.along(self.ranks, mesh, device=device, timeout=timeout, replicas=replicas)
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         # Checkpoints keep the template that their chats were rendered with.
         self.tokenizer.chat_template = chosen_template(settings.data, self.tokenizer)
@@ -167,8 +170,9 @@ class Trainer:
             raise RankOutOfMemory(f"{told}. Lower learn.micro_tokens={micro}.", micro, score) from None
 
     def save(self, role: str, folder: Path) -> None:
-        """Write a role's model, adapters merged, and the adapters separately. All ranks must call it; each writes its
-        own boxes of the weights, and rank 0 all else. The files are the same whatever the ranks hold."""
+        """Save a role's model, adapters merged, and the adapters separately. All ranks must call it; each keeps its own
+        boxes of the weights for `pending.write`, and rank 0 writes all else. The files are the same whatever the ranks
+        hold."""
         model, place = self.models[Role(role)], self.placements[Role(role)]
         if (share := place.share()) is None:  # it runs through transformers, which writes it
             if (whole := place.whole()) is not None:
@@ -181,7 +185,7 @@ class Trainer:
             folder = beside(folder)
             folder.mkdir(parents=True)
             begin_weights(share, folder, most=FILE_BYTES)
-        write_weights(share, folder, most=FILE_BYTES, adapters=adapters)
+        self.keep(filled(share, folder, most=FILE_BYTES, adapters=adapters))
 
     def _begin(self, role: str, folder: Path, share: Share, adapters: Mapping[str, Tensor]) -> None:
         """Write everything of a model's folder but the weights themselves, for which there is room then."""
@@ -323,6 +327,7 @@ class Trainer:
             placement=self.placements[role],
             passes=self.passes,
             waits="optimizer" in settings.runtime.offload and apart(self.device),
+            keep=self.keep,
         )
 
 

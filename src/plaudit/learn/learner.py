@@ -24,8 +24,9 @@ from plaudit.learn.readout import Work, counts_once
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.settings import LearnSettings, OptimizerSettings
 from plaudit.learn.sharding import Placement, finite, local
-from plaudit.learn.state import opened, write_state
+from plaudit.learn.state import filled, opened
 from plaudit.models.base import LanguageModel
+from plaudit.models.boxes import Keep, write_boxes
 from plaudit.types import Role, Stats
 
 TOO_LONG = "too_long/max"
@@ -50,11 +51,13 @@ class Learner(Scorer):
         placement: Placement | None = None,
         passes: Passes | None = None,
         waits: bool = False,
+        keep: Keep = write_boxes,
     ):
-        """`passes` are shared with the other models of the rank. With `waits`, the optimizer is in host memory."""
+        """`passes` are shared with the other models of the rank. With `waits`, the optimizer is in host memory. `keep`
+        gets what `save` writes."""
         self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
-        self.loss, self.halt, self.settings = loss, halt, settings
+        self.loss, self.halt, self.settings, self.keep = loss, halt, settings, keep
         self.optimizer_settings, self.total_steps = optimizer, total_steps
         self.optimizer = Optimizer(model, optimizer, self.placement, waits=waits)
 
@@ -142,7 +145,7 @@ class Learner(Scorer):
 
     def save(self, path: Path) -> dict[str, Any]:
         """Write the optimizer's state, each rank its own part. Return what else `restore` needs besides the weights."""
-        write_state(self.placement, self.optimizer.state(), path)
+        self.keep(filled(self.placement, self.optimizer.state(), path))
         return {"passes": passes} if (passes := self.passes.state()) else {}
 
     def restore(self, path: Path, values: Mapping[str, Any]) -> None:

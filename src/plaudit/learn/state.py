@@ -1,6 +1,6 @@
 """Optimizer state on disk: whole tensors by kind/parameter in one file, of which each rank writes and reads its boxes.
 
-this rank's tensors -> write_state -> ROLE.safetensors -> opened -> this rank's tensors, on any number of ranks
+this rank's tensors -> filled -> ROLE.safetensors -> opened -> this rank's tensors, on any number of ranks
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from plaudit.learn.sharding import Placement
-from plaudit.models.boxes import Stored, beside, create, laid_out, read_box, stored_in, write_box
-from plaudit.support.paths import flush
+from plaudit.models.boxes import Filled, Stored, beside, create, laid_out, read_box, stored_in
 
 
-def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write this rank's tensors into the file, which rank 0 creates first; all ranks must call it."""
+def filled(placement: Placement, tensors: Mapping[str, Tensor], path: Path) -> list[Filled]:
+    """Return this rank's boxes of the file, which rank 0 creates first; all ranks must call it."""
     within = {key: placement.within(key, tensor) for key, tensor in tensors.items()}
     specs = placement.specs({key: (tensor.dtype, within[key].shape) for key, tensor in tensors.items()})
     places, headers = laid_out(path.parent, specs, name=path.stem)
@@ -27,15 +26,13 @@ def write_state(placement: Placement, tensors: Mapping[str, Tensor], path: Path)
         path.parent.mkdir(parents=True, exist_ok=True)
         create(places, headers)
 
-    if placement.begin(begin):
-        if not path.exists():  # rank 0 has another disk: the driver collects what is written here
-            path = beside(path.parent) / path.name
-            places, headers = laid_out(path.parent, specs, name=path.stem)
-            begin()
-        for key, one in within.items():
-            for box, values in one.held if one.mine else ():
-                write_box(places[key], box, values)
-        flush(path)
+    if not placement.begin(begin):
+        return []
+    if not path.exists():  # rank 0 has another disk: the driver collects what is written here
+        path = beside(path.parent) / path.name
+        places, headers = laid_out(path.parent, specs, name=path.stem)
+        begin()
+    return [(places[key], box, values) for key, one in within.items() if one.mine for box, values in one.held]
 
 
 def opened(placement: Placement, path: Path) -> tuple[Collection[str], Callable[[str, Tensor], None]]:

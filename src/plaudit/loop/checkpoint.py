@@ -82,7 +82,8 @@ class Store:
                 raise
             self.sweep()
             named = (error.filename if isinstance(error, OSError) else None) or what
-            place = what if "/.writing" in str(named) else named  # those were swept
+            role, swept, _ = str(named).partition("/.writing")
+            place = Path(role) / what.name if swept else named
             mend = f"Free space there, or make it writable. {self.left()}"
             raise UnwritableError(f"{place} cannot be written: {reason}. {mend}") from error
 
@@ -102,9 +103,9 @@ class Store:
         with self.writing(self.folder / role / name):
             return _publish(self.folder / role / name, write)
 
-    def staging(self, role: str) -> Path:
+    def staging(self, role: str, part: str = "") -> Path:
         """A folder for a role's files before they are saved; `sweep` removes what is left there."""
-        return self.folder.resolve() / role / ".writing-ahead"
+        return self.folder.resolve() / role / f".writing-ahead{part}"
 
     def names(self) -> list[str]:
         """Names of committed checkpoints, oldest first."""

@@ -6,11 +6,12 @@ a checkpoint is taken that includes the records.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from plaudit.algorithms.figures import merge_stats
 from plaudit.batch import Batch
 from plaudit.loop.best import Best
 from plaudit.loop.cast import Cast
-from plaudit.loop.checkpoint import Store, Writer
+from plaudit.loop.checkpoint import Store, moved
 from plaudit.loop.copies import STATE, UnwritableError
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.settings import Every
@@ -149,10 +150,6 @@ async def _validation_loss(cast: Cast, batch: Batch) -> Stats:
     return merge_stats(figures)
 
 
-Prepare = Callable[[Path], Awaitable[Writer]]
-"""Prepares a role's model for writing and returns its writer. Ranks on Ray write into the given folder ahead."""
-
-
 @dataclass(frozen=True)
 class Remembered:
     """The state after a step that a checkpoint holds, except models and optimizers."""
@@ -165,10 +162,11 @@ class Remembered:
 
 
 class SaveCheckpoint:
-    """Commit a checkpoint when due, after the best evaluation so far, and at the run's end.
+    """Save a checkpoint when due, after the best evaluation so far, and at the run's end.
 
-    The newest `keep` checkpoints and the best one are kept; while steps are skipped, all are. Values that are not
-    finite are never committed.
+    A step waits while its state is copied. The copy is written and committed in the background, one at a time; a
+    failure is raised after the next step. The newest `keep` checkpoints and the best one are kept; while steps are
+    skipped, all are. Values that are not finite are never committed.
     """
 
     def __init__(
@@ -180,13 +178,15 @@ class SaveCheckpoint:
         memory: Mapping[str, float],
         best: Best,
         *,
-        writers: Mapping[str, Prepare],
         keep: int,
-        collect: Callable[[Path], Awaitable[None]],
+        save: Callable[[str, Path], Awaitable[None]],
+        written: Callable[[Sequence[Path]], Awaitable[None]],
     ):
+        """`save` copies a role's model for a folder; `written` writes everything that was copied."""
         self.store, self.due, self.cast, self.source = store, due, cast, source
-        self.memory, self.best, self.writers, self.keep, self.collect = memory, best, writers, keep, collect
+        self.memory, self.best, self.keep, self.save, self.written = memory, best, keep, save, written
         self._unsaved: Remembered | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     async def __call__(self, moment: Moment) -> Stats:
         due = self.due(moment.progress, last=moment.last)
@@ -194,12 +194,14 @@ class SaveCheckpoint:
         if due or moment.stopping or self.best.now(moment.progress):
             with self.due.apart():
                 await self._save(self._unsaved)
+        if moment.last or moment.stopping or (self._writing is not None and self._writing.done()):
+            await self._committed()
         return {}
 
     @asynccontextmanager
     async def ends(self) -> AsyncIterator[None]:
         """Save the last finished step if anything inside fails, unless the run may go back to a checkpoint. Close the
-        source at the end."""
+        source at the end, once nothing is written any more."""
         try:
             yield
         except GOES_BACK:
@@ -208,6 +210,8 @@ class SaveCheckpoint:
             await self._last(error)
             raise
         finally:
+            with suppress(Exception):  # another error ends the run
+                await self._committed()
             await self.source.close()
 
     async def _last(self, error: Exception) -> None:
@@ -215,12 +219,23 @@ class SaveCheckpoint:
         error that names the newest checkpoint."""
         if isinstance(error, UnwritableError):  # its message says so itself
             return
-        if self._unsaved is not None and self._unsaved.moves == self.cast.moves:
-            try:
+        what = "The last checkpoint"
+        try:
+            await self._committed()
+            if self._unsaved is not None and self._unsaved.moves == self.cast.moves:
+                what = f"Step {self._unsaved.progress.step}"
                 await self._save(self._unsaved)
-            except Exception as further:  # noqa: BLE001  # the run ends with `error`, whatever this one is
-                error.add_note(f"Step {self._unsaved.progress.step} could not be saved: {further}")
+                await self._committed()
+        except Exception as further:  # noqa: BLE001  # the run ends with `error`, whatever this one is
+            error.add_note(f"{what} could not be saved: {further}")
         error.add_note(self.store.left())
+
+    async def _committed(self) -> None:
+        """Wait for the write under way. Raises what it failed with."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))  # it goes on if this is cancelled
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _now(self, progress: Progress) -> Remembered:
         values = {
@@ -232,6 +247,8 @@ class SaveCheckpoint:
         return Remembered(progress, values, torch.get_rng_state(), self.cast.moves)
 
     async def _save(self, remembered: Remembered) -> None:
+        """Copy the state, and begin to write it."""
+        await self._committed()
         progress, memory = remembered.progress, remembered.values["memory"]
         if not (await self.cast.sound(whole=True) and all(map(math.isfinite, memory.values()))):
             raise NonFiniteError(
@@ -240,21 +257,35 @@ class SaveCheckpoint:
                 suspect=progress.step,
             )
         actors: dict[str, Any] = {}
-        ahead = self.store.staging(STATE)
-        ahead = ahead.with_name(f"{ahead.name}-{secrets.token_hex(4)}")  # a rank that was replaced may still be writing
+        part = secrets.token_hex(4)  # a rank that was replaced may still be writing
+        folders = {name: self.store.staging(name, part) for name in (STATE, *self.cast.saved)}
         with self.store.writing(self.store.folder / STATE / progress.name):
             for role, actor in self.cast.trained.items():
-                actors[role] = await actor.save(ahead / f"{role}.safetensors")
-            await self.collect(ahead)
-        writers: dict[str, Writer] = {}
-        for name, prepare in self.writers.items():
-            with self.store.writing(self.store.folder / name / progress.name):  # ranks on Ray write ahead
-                writers[name] = await prepare(self.store.staging(name))
+                actors[role] = await actor.save(folders[STATE] / f"{role}.safetensors")
+            for role in self.cast.saved:
+                await self.save(role, folders[role])
         values = {**remembered.values, "actors": actors}
-        self.store.write(progress.name, writers, {"rng": remembered.rng}, values, ahead=ahead)
+        commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.best.checkpoint)
+        self._writing = asyncio.ensure_future(self._write(progress.name, list(folders.values()), commit))
         self._unsaved = None
+
+    async def _write(self, name: str, folders: Sequence[Path], commit: Callable[[], None]) -> None:
+        with self.store.writing(self.store.folder / STATE / name):
+            await self.written(folders)
+        await asyncio.to_thread(commit)
+
+    def _commit(
+        self,
+        progress: Progress,
+        folders: Mapping[str, Path],
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        best: str | None,
+    ) -> None:
+        writers = {name: partial(moved, folder) for name, folder in folders.items() if name != STATE}
+        self.store.write(progress.name, writers, tensors, values, ahead=folders[STATE])
         if not progress.skipped:
-            self.store.prune(self.keep, spare=self.best.checkpoint)
+            self.store.prune(self.keep, spare=best)
 
 
 async def restore(

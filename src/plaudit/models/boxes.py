@@ -1,7 +1,8 @@
 """Boxes of tensors in safetensors files, read and written in place, a bucket at a time.
 
     files -> stored_in -> Stored -> read_box -> pieces of the box's rows
-    names, dtypes, shapes -> laid_out -> create: files of their final size -> write_box, by any process -> flushed
+    names, dtypes, shapes -> laid_out -> create: files of their final size -> write_boxes, by any process: flushed
+                                                                           -> Pending: copied now, written later
 
 Files are read and not mapped: mapped pages would count as memory of the process, and a network would carry all of them.
 What several processes write is byte for byte what safetensors itself would write of the whole tensors.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from plaudit.models.layout import Box
 from plaudit.models.parts import Shape
+from plaudit.support.paths import flush
 
 BUCKET_BYTES = 1 << 24
 """The most that reading or writing holds beside the tensors themselves."""
@@ -40,6 +42,8 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+SPARED, EACH = 1 << 30, 16
+"""A box is copied if these bytes and so many times its own are left: other ranks of the machine copy too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,46 @@ def create(places: Mapping[str, Stored], headers: Mapping[Path, bytes]) -> None:
 def beside(folder: Path, *, own: bool = False) -> Path:
     """A folder that another process made; if this one does not see it (or `own`), one of its own in the same place."""
     return folder if folder.is_dir() and not own else folder.with_name(f"{folder.name}-{os.getpid()}")
+
+
+Filled = tuple[Stored, Box, Tensor]
+"""A box of a stored tensor, and its values."""
+Keep = Callable[[Iterable[Filled]], None]
+"""Writes boxes, now or later."""
+
+
+def write_boxes(boxes: Iterable[Filled]) -> None:
+    """Write boxes and flush their files."""
+    written = set()
+    for stored, box, values in boxes:
+        write_box(stored, box, values)
+        written.add(stored.path)
+    for path in written:  # other machines may read them now
+        flush(path)
+
+
+class Pending:
+    """Boxes that wait in host memory until they are written, while what they were copied of changes.
+
+    A box that host memory has no room for (`left`, bytes) is written at once: then training waits for it.
+    """
+
+    def __init__(self, left: Callable[[], float] = lambda: math.inf):
+        self.left, self._boxes = left, list[Filled]()
+
+    @torch.no_grad()
+    def add(self, boxes: Iterable[Filled]) -> None:
+        """Copy, in the precision in which they are stored."""
+        for stored, box, values in boxes:
+            if SPARED + EACH * values.numel() * stored.dtype.itemsize > self.left():
+                write_boxes([(stored, box, values)])
+            else:
+                self._boxes.append((stored, box, values.to(device="cpu", dtype=stored.dtype, copy=True)))
+
+    def write(self) -> None:
+        """Write what was added, in any thread, and let each copy go."""
+        boxes, self._boxes = self._boxes[::-1], []
+        write_boxes(boxes.pop() for _ in range(len(boxes)))
 
 
 @torch.no_grad()

@@ -18,14 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plaudit.models.boxes import BUCKET_BYTES, Stored, create, laid_out, read_box, stored_in, write_box
+from plaudit.models.boxes import BUCKET_BYTES, Filled, Stored, create, laid_out, read_box, stored_in, write_boxes
 from plaudit.models.families import family_of
 from plaudit.models.files import INDEX, write_json
 from plaudit.models.fresh import generator
 from plaudit.models.layout import Box, Layout, Piece, Slice
 from plaudit.models.moves import overlap
 from plaudit.models.parts import Shape, stored_name
-from plaudit.support.paths import flush
 
 BLOCK = 16
 """Torch draws normal numbers in blocks of this size, so that pieces of whole blocks are those of one long draw."""
@@ -208,17 +207,20 @@ def begin_weights(share: Share, folder: Path, *, most: float) -> None:
 
 
 def write_weights(share: Share, folder: Path, *, most: float, adapters: Mapping[str, Tensor] | None = None) -> None:
-    """Write this rank's boxes, unless they are copies of another rank's. `adapters`, whole ones by their parameters'
-    names, are merged."""
+    """Write this rank's boxes."""
+    write_boxes(filled(share, folder, most=most, adapters=adapters))
+
+
+def filled(
+    share: Share, folder: Path, *, most: float, adapters: Mapping[str, Tensor] | None = None
+) -> Iterator[Filled]:
+    """This rank's boxes of the files that `begin_weights` has created, unless they are copies of another rank's.
+    `adapters`, whole ones by their parameters' names, are merged."""
     places, _ = _files(share, folder, most)
-    written = set()
     for one, held in share.slices():
         if one.first:
             values = merged(share.layout, one, held, adapters or {})
-            write_box(places[one.name], one.box, values.t() if one.transposed else values)
-            written.add(places[one.name].path)
-    for path in written:  # other machines may read them now
-        flush(path)
+            yield places[one.name], one.box, values.t() if one.transposed else values
 
 
 def _files(share: Share, folder: Path, most: float) -> tuple[dict[str, Stored], dict[Path, bytes]]:

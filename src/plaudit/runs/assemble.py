@@ -304,10 +304,9 @@ class Job:
         """The last hook: it saves checkpoints."""
         due = Due(self.settings.save.interval, at_end=True)
         due.start(progress)
-        writers = {str(role): partial(crew.writer, role) for role in cast.saved}
         keep = self.settings.save.keep
         return SaveCheckpoint(
-            self.store, due, cast, source, memory, best, writers=writers, keep=keep, collect=crew.collect
+            self.store, due, cast, source, memory, best, keep=keep, save=crew.save, written=crew.written
         )
 
     async def begun(self, moment: Moment) -> Stats:

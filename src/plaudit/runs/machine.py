@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from plaudit.runtime.memory import host_memory
+from plaudit.runtime.memory import free_memory
 from plaudit.runtime.resources import ResourcesError, check_room
 from plaudit.settings.tree import Settings
 
@@ -55,7 +55,7 @@ def memory_there(*, gpu: bool) -> float:
             return min(float(line) for line in told.split()) * 2**20
         except (OSError, subprocess.SubprocessError, ValueError):
             return float("inf")
-    return host_memory()[0]
+    return free_memory()
 
 
 def described(s: Settings) -> str:

@@ -1,4 +1,4 @@
-"""Errors of memory that runs out, and the handling of freed memory by glibc.
+"""Free memory, errors when it runs out, and the handling of freed memory by glibc.
 
 By default, glibc returns every freed block of some megabytes to the kernel. Tensors are such blocks, and a training
 step frees and allocates hundreds of them: the kernel then fills the same pages with zeros again and again.
@@ -68,6 +68,30 @@ def memory_tried() -> Iterator[list[str]]:
         failed.append(str(error))
 
 
+def free_memory() -> float:
+    """Bytes that this machine (or this process's control group) has left; infinite if unknown."""
+    return host_memory()[0]
+
+
+def host_memory() -> tuple[float, float]:
+    """Bytes that are left, as `free_memory` says, and that there are in all."""
+    lines = dict(line.split(":") for line in _lines("/proc/meminfo"))
+    ours = [tuple(float(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))] if lines else []
+    most, used = (next(iter(_lines(f"/sys/fs/cgroup/memory.{name}")), "") for name in ("max", "current"))
+    cached = [line.split()[1] for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("inactive_file ")]
+    if most.isdigit() and used.isdigit():
+        ours.append((float(most) - float(used) + sum(map(float, cached)), float(most)))
+    left, whole = min(ours, default=(float("inf"), float("inf")))
+    return left, whole
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
 def keep_freed_memory() -> bool:
     """Let this process keep freed memory. Return True if this was set. Do nothing if the C library is not glibc, or if
     the environment has one of its variables: set MALLOC_TRIM_THRESHOLD_=131072 to keep glibc's behaviour."""
@@ -87,24 +111,6 @@ def release_freed_memory() -> None:
 @cache
 def _glibc() -> bool:
     return platform.libc_ver()[0] == "glibc"
-
-
-def host_memory() -> tuple[float, float]:
-    """What is free of this machine's memory (or of this process's control group), and all of it, in bytes; infinite if
-    unknown."""
-    lines = dict(line.split(":") for line in text_of("/proc/meminfo").splitlines())
-    ours = [tuple(float(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))] if lines else []
-    most, used = (text_of(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
-    ours += [(float(most) - float(used), float(most))] if most.isdigit() and used.isdigit() else []
-    free, whole = min(ours, default=(float("inf"), float("inf")))
-    return free, whole
-
-
-def text_of(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def make_room() -> None:
