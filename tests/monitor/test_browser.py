@@ -192,6 +192,8 @@ def test_two_runs_stand_side_by_side(visit: Visit, address: str) -> None:
     page = visit.go(address, run="ppo", tab="curves", **{"with": "other"})
     page.wait_for_selector(".uplot canvas")
     assert page.locator(".chart").count() >= 8
+    values = page.eval_on_selector_all(".u-legend .u-value", "all => all.map(one => one.textContent)")
+    assert all(values), "without a pointer, each line of both runs has its latest value"
     assert "Step 15, entropy" in page.locator(".alarms").inner_text()
     assert page.locator(".chart h3", has_text="Judge and gold").count() == 1
 

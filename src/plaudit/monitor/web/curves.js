@@ -67,7 +67,7 @@
   };
 
   const latest = (values) => {
-    const there = (values ?? []).filter((value) => value !== null);
+    const there = (values ?? []).filter((value) => value !== null && value !== undefined);
     return there.length ? there[there.length - 1] : null;
   };
 
