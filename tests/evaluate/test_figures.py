@@ -207,7 +207,7 @@ def test_implied_margins_compare_log_ratios(task: Task) -> None:
 def test_distinct_by_hand() -> None:
     assert distinct(["a b a", "a b"], 1) == pytest.approx(2 / 5)
     assert distinct(["a b a", "a b"], 2) == pytest.approx(2 / 3)  # ab ba | ab
-    assert math.isnan(distinct(["a"], 2))
+    assert distinct(["a"], 2) is None
 
 
 def test_generation_figures_by_hand() -> None:
@@ -217,6 +217,7 @@ def test_generation_figures_by_hand() -> None:
     assert found["unfinished"].value == pytest.approx(1 / 2)  # type: ignore[union-attr]  # (0 + 1) / 2
     assert 0 < found["unfinished"].low < found["unfinished"].high < 1  # type: ignore[union-attr]
     assert (found["distinct_1"], found["distinct_2"]) == (3 / 4, 1.0)  # a b d of four words, one pair
+    assert "distinct_2" not in generation_figures([[answer("a"), answer("b")]])  # no pair
 
 
 def test_rewards_average_over_prompts_and_count_failures() -> None:

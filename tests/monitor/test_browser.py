@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(folder / "other", steps=20, seed=1, rate=1e-3)
     make_run(folder / "<img src=x onerror=window.hit=1>", steps=2, prompts=25, texts=XSS)
     make_run(folder / "escapes", steps=1, prompts=5, texts=ESCAPES)
+    make_run(folder / "wordless", steps=1, prompts=1, texts=["", " Four."])
     return folder
 
 
@@ -147,6 +148,13 @@ def test_what_a_terminal_or_a_reader_would_obey_is_visible(visit: Visit, address
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066\u2028\ufeff]", "".join(shown))
 
 
+def test_an_answer_without_words_says_so(visit: Visit, address: str) -> None:
+    page = visit.go(address, run="wordless", tab="answers")
+    page.wait_for_selector(".answer")
+    shown = page.eval_on_selector_all(".answer > .text", "all => all.map(one => one.textContent)")
+    assert shown == ["(an empty answer)", " Four."] * 2
+
+
 def test_a_reader_finds_sorts_and_opens_answers(visit: Visit, address: str) -> None:
     page = visit.go(address, run="ppo", tab="answers")
     page.get_by_role("slider").fill("9")
@@ -184,6 +192,8 @@ def test_two_runs_stand_side_by_side(visit: Visit, address: str) -> None:
     page = visit.go(address, run="ppo", tab="curves", **{"with": "other"})
     page.wait_for_selector(".uplot canvas")
     assert page.locator(".chart").count() >= 8
+    values = page.eval_on_selector_all(".u-legend .u-value", "all => all.map(one => one.textContent)")
+    assert all(values), "without a pointer, each line of both runs has its latest value"
     assert "Step 15, entropy" in page.locator(".alarms").inner_text()
     assert page.locator(".chart h3", has_text="Judge and gold").count() == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from statistics import fmean
 
@@ -19,8 +18,7 @@ def generation_figures(answers: Answers) -> Figures:
     return {
         "length": mean_interval([fmean(len(a.completion.tokens) for a in group) for group in answers]),
         "unfinished": wilson(sum(fmean(not a.finished for a in group) for group in answers), len(answers)),
-        "distinct_1": distinct(texts, 1),
-        "distinct_2": distinct(texts, 2),
+        **{f"distinct_{n}": share for n in (1, 2) if (share := distinct(texts, n)) is not None},
     }
 
 
@@ -70,13 +68,14 @@ def _reason(answer: Answer, name: str) -> str:
     return visible(f"{answer.scores[name].reason} ({answer.completion.text[:80]!r})", line=True)
 
 
-def distinct(texts: Sequence[str], n: int) -> float:
+def distinct(texts: Sequence[str], n: int) -> float | None:
     """Different runs of n words / all runs of n words, over all texts together: lower means more alike.
 
-    It falls with the amount of text, so compare equal numbers of answers. Li et al. 2016, arXiv 1510.03055.
+    None if no text has n words. It falls with the amount of text, so compare equal numbers of answers. Li et al. 2016,
+    arXiv 1510.03055.
     """
     runs = [run for text in texts for run in _runs(text.split(), n)]
-    return len(set(runs)) / len(runs) if runs else math.nan
+    return len(set(runs)) / len(runs) if runs else None
 
 
 def _runs(words: Sequence[str], n: int) -> list[tuple[str, ...]]:

@@ -7,7 +7,6 @@ It reads and never changes anything, so a run has the same weights with and with
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -48,9 +47,10 @@ class Pieces:
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
         self._known: dict[int, str] = {}
+        self._joined: dict[tuple[int, ...], str] = {}
 
     def __call__(self, tokens: Sequence[int]) -> list[str]:
-        known = self._known
+        known, joined = self._known, self._joined
         for token in tokens:
             if token not in known:
                 known[token] = self._decode([token])
@@ -60,8 +60,13 @@ class Pieces:
         found: list[str] = []
         for parts, run in groupby(zip(tokens, pieces, strict=True), lambda one: PART in one[1]):
             members = list(run)
-            joined = [self._decode([token for token, _ in members]), *[""] * (len(members) - 1)]
-            found += joined if parts else [piece for _, piece in members]
+            if parts:
+                own = tuple(token for token, _ in members)
+                if own not in joined:
+                    joined[own] = self._decode(list(own))
+                found += [joined[own], *[""] * (len(own) - 1)]
+            else:
+                found += [piece for _, piece in members]
         return found
 
 
@@ -118,7 +123,7 @@ def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, lis
 def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | None) -> Iterator[tuple[Any, ...]]:
     """Yield each row's key and its part of each column."""
     flat, place = tokens.numpy(), 0
-    plain = [None if column is None else column.detach().numpy() for column in columns]
+    plain = [None if column is None else _short(column.detach().numpy()) for column in columns]
     for index, length in zip(group.tolist(), lengths.tolist(), strict=True):
         here = slice(place, place + length)
         yield (index, flat[here].tobytes()), *(None if column is None else column[here] for column in plain)
@@ -156,7 +161,7 @@ def _answer(response: Response) -> dict[str, Any]:
         "score": score.value,
         "parts": dict(score.parts),
         "reason": score.reason,
-        "logprob": statistics.fmean(completion.logprobs) if completion.logprobs else None,
+        "logprob": sum(completion.logprobs) / len(completion.logprobs) if completion.logprobs else None,
         "versions": sorted(set(completion.versions)),
     }
 
@@ -168,21 +173,22 @@ def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> di
         "advantage": None,
         "ids": completion.tokens,
         "pieces": pieces(completion.tokens),
-        "logprobs": _short(np.array(completion.logprobs)),
+        "logprobs": _short(np.array(completion.logprobs)).tolist(),
     }
     if len(set(completion.versions)) > 1:
         found["drawn"] = [[version, len(list(run))] for version, run in groupby(completion.versions)]
     if columns is not None:
         if columns.advantages is not None:
-            mine = columns.advantages[columns.trainable]
-            found["advantage"] = float(mine.mean())
-            if np.ptp(mine) > 0:
-                found["advantages"] = _short(columns.advantages[-count:])
+            mine = columns.advantages[columns.trainable].tolist()
+            found["advantage"] = sum(mine) / len(mine)
+            if min(mine) < max(mine):
+                found["advantages"] = columns.advantages[-count:].tolist()
         for name, column in (("learner", columns.learner), ("entropies", columns.entropies)):
             if column is not None:
-                found[name] = _short(column[-count:])
+                found[name] = column[-count:].tolist()
     return found
 
 
-def _short(values: Any) -> list[float]:
-    return np.round(values.astype(np.float64), DIGITS).tolist()  # type: ignore[no-any-return]
+def _short(values: Any) -> Any:
+    """Return numbers with few digits, and anything else unchanged."""
+    return values if values.dtype == bool else np.round(values.astype(np.float64), DIGITS)

@@ -16,7 +16,7 @@ from typing import Any, Self, TextIO
 from plaudit.support.paths import written_whole
 from plaudit.support.visible import visible
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False).encode
 
 
 class JsonLines:

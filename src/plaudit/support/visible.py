@@ -26,7 +26,10 @@ def visible(text: str, *, line: bool = False) -> str:
     if text.isprintable():
         return text
     kept = JOINERS if line else JOINERS + "\n\t"
-    return "".join(_escaped(letter) if letter not in kept else letter for letter in text)
+    for letter in set(text):
+        if not letter.isprintable() and letter not in kept:
+            text = text.replace(letter, _escaped(letter))
+    return text
 
 
 def _escaped(letter: str) -> str:

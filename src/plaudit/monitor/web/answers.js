@@ -34,7 +34,7 @@
     el("div", { className: "quiet" }, row.prompt_id), el("div", { className: "text", tabIndex: 0 }, row.prompt));
 
   const card = (row) => el("button", { className: "answer", onclick: () => plaudit.showAnswer(plaudit.state.run, row.at).catch((e) => plaudit.tell(e.message)) },
-    plaudit.facts(row), el("span", { className: "text" }, row.completion));
+    plaudit.facts(row), plaudit.said(row));
 
   plaudit.answerList = (rows, before = null) => {
     const made = [];

@@ -19,6 +19,7 @@
     ["Seconds a step", ["time/step", "time/batch", "time/learn"]],
   ];
   const AXES = [["step", "step"], ["time", "time, s"], ["tokens", "tokens"]];
+  const WHOLE = Array.from({ length: 39 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3)); // between marks of steps
   let drawn = []; // { chart, frame, fill }
   let shape = "";
 
@@ -66,7 +67,7 @@
   };
 
   const latest = (values) => {
-    const there = (values ?? []).filter((value) => value !== null);
+    const there = (values ?? []).filter((value) => value !== null && value !== undefined);
     return there.length ? there[there.length - 1] : null;
   };
 
@@ -96,7 +97,8 @@
     into.append(el("div", { className: "chart" }, el("h3", {}, title), frame));
     const chart = new uPlot({
       width: Math.max(240, frame.clientWidth), height: 200, series: [{ label: axis, value: value(7) }, ...series],
-      scales: { x: { time: false } }, axes: [{ ...grid, size: 28, values: label }, { ...grid, size, values: label }],
+      scales: { x: { time: false }, y: { range: (chart, low, high) => (low === high ? [low - 1, low + 1] : uPlot.rangeNum(low, high, 0.1, true)) } },
+      axes: [{ ...grid, size: 28, values: label, incrs: axis === "time" ? undefined : WHOLE }, { ...grid, size, values: label }],
       cursor: { sync: { key: "plaudit" }, drag: { x: true, y: false } }, hooks: { draw: [markers(places)] },
       legend: { live: true },
     }, data, frame);

@@ -21,7 +21,7 @@
       if (name !== step) made.append(el("h4", {}, name));
       step = name;
       made.append(el("button", { className: "answer", onclick: () => plaudit.showAnswer(run, row.at).catch((e) => plaudit.tell(e.message)) },
-        plaudit.facts(row), el("span", { className: "text" }, row.completion)));
+        plaudit.facts(row), plaudit.said(row)));
     }
     return [made, found?.rows[0]];
   };

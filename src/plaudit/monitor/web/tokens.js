@@ -54,6 +54,9 @@
       answer.greedy ? el("span", {}, "greedy") : null, ...more);
   };
 
+  plaudit.said = (answer) => el("span", { className: "text" },
+    answer.completion || el("span", { className: "quiet" }, "(an empty answer)"));
+
   plaudit.showAnswer = async (run, at) => {
     const dialog = document.getElementById("answer");
     const answer = await ask("answer", { run, at });
@@ -83,7 +86,7 @@
         el("button", { onclick: () => dialog.close() }, "Close")),
       el("p", {}, plaudit.facts(answer)),
       el("h3", {}, "Prompt "), el("p", { className: "quiet" }, answer.prompt_id), el("div", { className: "text" }, answer.prompt),
-      el("h3", {}, "Answer"), el("div", { className: "text" }, answer.completion),
+      el("h3", {}, "Answer"), plaudit.said(answer),
       el("h3", {}, "By token"), el("div", { className: "row" }, choose), box, about, scale);
     if (!dialog.open) dialog.showModal();
   };
