@@ -34,7 +34,7 @@ FEW = ("train.steps=60", "evaluate.every=30")
 QUICK = ("train.steps=24",)
 SMALL = ("train.steps=30", "train.batch_size=16", "evaluate.limit=16", "data.limit=1500")
 PROMPTS = dict.fromkeys(VARIANTS, 16)
-PROMPTS |= {"ppo": 64, "grpo": 16, "rloo": 32, "remax": 64, "reinforce": 128, "online_dpo": 32, "best_of_k": 32}
+PROMPTS |= {"ppo": 64, "grpo": 16, "rloo": 32, "remax": 64, "reinforce": 128, "online_dpo": 64, "best_of_k": 64}
 """Prompts of a step in the recipes. Sick runs take half of them, healthy ones three eighths: figures are noisier."""
 
 

@@ -1,7 +1,8 @@
-"""Re-make docs/results.md: `python scripts/results.py [--polarity FOLDER] [--seeds 3] [--reuse]`.
+"""Re-make docs/results.md: `python scripts/results.py [--polarity FOLDER] [--seeds 3] [--only PART ...] [--reuse]`.
 
-Runs the demo, and with FOLDER (rt-polarity.pos and rt-polarity.neg) the same job on real sentences by PPO and by GRPO,
-for each seed, and writes the tables. `--reuse` writes them from runs that are there already.
+Its parts are `demo`; with FOLDER (rt-polarity.pos and rt-polarity.neg) `polarity`, the same job on real sentences by
+PPO and by GRPO; and the studies of `studies.py`: `frontier`, `over`, `off_policy`, `samples`. What is finished in the
+folder `--runs` is not made again. `--reuse` runs nothing: it writes the pictures and tables of what there is.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from plaudit.commands.demo import run_demo, run_task
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+from lab import Point, kept, measure  # noqa: E402
+from pictures import PICTURES, tables  # noqa: E402
 from rt_polarity import RECIPES, polarity_data  # noqa: E402
+from studies import STUDIES, Found  # noqa: E402
 
 PAGE = ROOT / "docs" / "results.md"
+KEPT = ROOT / "docs" / "results"
 TITLES = {
     "demo": "The demo: controlled sentiment, PPO",
     "rt_polarity_ppo": "Real film-review sentences, PPO",
@@ -33,28 +38,69 @@ def main() -> None:
     parser.add_argument("--polarity", type=Path, help="folder of rt-polarity.pos and rt-polarity.neg")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--only", nargs="+", choices=("demo", "polarity", *STUDIES), help="make only these parts")
+    parser.add_argument("--jobs", type=int, default=2, help="runs of the studies at a time, one thread each")
     parser.add_argument("--reuse", action="store_true", help="write the page from the runs that are there")
     arguments = parser.parse_args()
-    if not arguments.reuse:
-        run_demo(arguments.runs / "demo", seeds=range(arguments.seeds))
-        for method in ("ppo", "grpo") if arguments.polarity else ():
+    wanted = () if arguments.reuse else arguments.only or ("demo", "polarity", *STUDIES)
+    seeds = range(arguments.seeds)
+    if "demo" in wanted and not finished(demo := arguments.runs / "demo", seeds):
+        run_demo(demo, seeds=seeds)
+    for method in ("ppo", "grpo") if "polarity" in wanted and arguments.polarity else ():
+        if not finished(folder := arguments.runs / f"rt_polarity_{method}", seeds):
             make = partial(polarity_data, arguments.polarity)
-            output = arguments.runs / f"rt_polarity_{method}"
-            run_task(RECIPES / f"{method}.yaml", make, output, seeds=range(arguments.seeds), overrides=())
-    tables = "\n".join("\n".join(section(arguments.runs / name, title)) for name, title in TITLES.items())
-    head, marker, _ = PAGE.read_text(encoding="utf-8").partition("<!-- tables -->\n")
-    PAGE.write_text(f"{head}{marker}{tables}", encoding="utf-8")
+            run_task(RECIPES / f"{method}.yaml", make, folder, seeds=seeds, overrides=())
+    for study in (study for study in STUDIES if study in wanted):
+        measure(STUDIES[study], arguments.runs / "studies", seeds, jobs=arguments.jobs)
+    for study, variants in STUDIES.items():
+        if found := kept(variants, arguments.runs / "studies", seeds):
+            keep(KEPT / f"{study}.json", found)
+    write(arguments.runs)
+
+
+def finished(task: Path, seeds: range) -> bool:
+    """True if a task has its table over these seeds."""
+    table = task / "seeds.json"
+    return table.exists() and json.loads(table.read_text(encoding="utf-8"))["seeds"] == list(seeds)
+
+
+def keep(path: Path, found: Found) -> None:
+    """Write a study's points, a line a variant and seed."""
+    path.parent.mkdir(exist_ok=True)
+    lines = [
+        f'"{name}": {{\n' + ",\n".join(f' "{seed}": {json.dumps(points)}' for seed, points in own.items()) + "\n}"
+        for name, own in found.items()
+    ]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def points_of(study: str) -> dict[str, dict[str, list[Point]]]:
+    """Return a study's points, none if it was never run."""
+    path = KEPT / f"{study}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def write(runs: Path) -> None:
+    """Write pictures and the page's tables. A task whose runs are not there keeps its table."""
+    found = {study: points_of(study) for study in STUDIES}
+    for study, draw in PICTURES.items():
+        if found[study]:
+            draw(found[study], KEPT / f"{study}.png")
+    head, marker, rest = PAGE.read_text(encoding="utf-8").partition("<!-- tables -->\n")
+    before = dict(part.split("\n", 1) for part in f"\n{rest}".split("\n## ")[1:])
+    parts = ["\n".join(tables(found)).rstrip()]
+    for name, title in TITLES.items():
+        made = (runs / name / "seeds.json").exists()
+        body = "\n".join(section(runs / name)) if made else before.get(title, "\nNot run.")
+        parts.append(f"## {title}\n{body.rstrip()}")
+    PAGE.write_text("\n\n".join([head + marker.rstrip(), *filter(None, parts)]) + "\n", encoding="utf-8")
     print(PAGE)
 
 
-def section(folder: Path, title: str) -> Iterator[str]:
+def section(folder: Path) -> Iterator[str]:
     """A task's table over seeds, and answers of its first seed before and after."""
-    path = folder / "seeds.json"
-    if not path.exists():
-        yield from (f"\n## {title}", "", "Not run.")
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    yield from (f"\n## {title}", "", "| | mean | deviation | each seed |", "|---|---:|---:|---|")
+    found = json.loads((folder / "seeds.json").read_text(encoding="utf-8"))
+    yield from ("", "| | mean | deviation | each seed |", "|---|---:|---:|---|")
     for label, figure in found["figures"].items():
         each = ", ".join(f"{value:.3f}" for value in figure["values"])
         deviation = f"{figure['deviation']:.3f}" if len(figure["values"]) > 1 else "-"
@@ -67,7 +113,6 @@ def section(folder: Path, title: str) -> Iterator[str]:
         answers = (row["before"], row["after"])
         cells = [row["prompt"], *(f"{a['completion'].strip()} ({a['rewards']['gold']:+.2f})" for a in answers)]
         yield f"| {' | '.join(map(_cell, cells))} |"
-    yield ""
 
 
 def _cell(text: str) -> str:

@@ -1,0 +1,179 @@
+"""Train variants of the recipes of `configs/` on the demo's task, and measure each against its SFT policy, once.
+
+    seed -> data, SFT, judge (once a seed) -> a variant's run -> its checkpoints -> gold, KL, win rate ... -> JSON
+
+A variant that was measured is not run again, unless its recipe or its overrides changed. Its checkpoints are removed
+once they are measured. Every figure is of answers to the same 256 held-out prompts, as in `plaudit demo`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import chdir
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLD, PROMPTS = "plaudit.tasks.demo:gold_reward", "data/demo/prompts_test.jsonl"
+QUIET = ("threads=1", "log.quiet=true", "log.page=false", "log.samples_megabytes=0", "overwrite=true")
+FIGURES = ("step", "kl", "gold", "judge", "win", "length", "unfinished")
+"""Columns of a measured point; KL in nats an answer, win rate over the SFT policy by gold, length in tokens."""
+Point = list[float]
+Stage = tuple[str, str, tuple[str, ...]]
+"""A recipe, the name of its run, overrides."""
+FIRST: tuple[Stage, ...] = (("sft", "sft", ()), ("reward", "reward", ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One run, measured every `every` steps (None: at its end)."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    every: int | None = None
+    needs: tuple[Stage, ...] = ()
+    """Runs that it starts from, beside the SFT policy and the judge of the recipes."""
+    judge: str = "reward"
+    """The run of the judge that it is trained on."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What its record is of."""
+        return {"recipe": recipe_of(self.recipe), "overrides": list(self.overrides)}
+
+    def measured(self, lab: Path, seed: int) -> list[Point]:
+        """Return the points of its checkpoints: those of an earlier call if there are any, else of a new run."""
+        if points := self.kept(lab, seed):
+            return points
+        began = time.monotonic()
+        prepare(lab, seed, self.needs)
+        with chdir(lab / f"seed{seed}"):
+            points = self._run(seed)
+        path = self._path(lab, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"about": self.about, "points": points, "seconds": round(time.monotonic() - began)}
+        path.with_suffix(".part").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        path.with_suffix(".part").replace(path)
+        return points
+
+    def kept(self, lab: Path, seed: int) -> list[Point]:
+        """Return its points if they were measured with this recipe and these overrides, else none."""
+        path = self._path(lab, seed)
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return list(record["points"]) if record.get("about") == self.about else []
+
+    def _path(self, lab: Path, seed: int) -> Path:
+        return lab / "measured" / f"{self.name}_{seed}.json"
+
+    def _run(self, seed: int) -> list[Point]:
+        from plaudit.runs.records import Run
+
+        judge = () if self.judge == "reward" else (f"rewards.0.path=runs/{self.judge}",)
+        saves = (f"save.every={self.every or 10**6}", "save.keep=0")
+        train(self.recipe, self.name, seed, *self.overrides, *judge, *saves)
+        run = Run(Path("runs") / self.name)
+        meter = Meter(self.judge)
+        found = [[step_of(name), *meter.figures(str(run.checkpoint("policy", name)))] for name in run.saved]
+        points = [[0, 0.0, *meter.before], *found]
+        shutil.rmtree(run.folder / "checkpoints")
+        return points
+
+
+def train(recipe: str, name: str, seed: int, *overrides: str) -> None:
+    """Run a recipe. Its paths are relative to the folder of its seed, which is the working one."""
+    from plaudit import load_settings, run
+
+    run(load_settings(str(ROOT / "configs" / f"{recipe}.yaml"), [*overrides, f"name={name}", f"seed={seed}", *QUIET]))
+
+
+def prepare(lab: Path, seed: int, stages: Sequence[Stage] = ()) -> None:
+    """Make a seed's data, SFT policy and judge, and further stages, unless they are there."""
+    from plaudit.tasks.demo import make_demo
+
+    folder = lab / f"seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with chdir(folder):
+        if not Path("data/demo/about.json").exists():
+            make_demo(Path("data/demo"), seed=seed)
+        for recipe, name, overrides in (*FIRST, *stages):
+            done = Path("runs") / name / "done"
+            if not done.exists():
+                train(recipe, name, seed, *overrides)
+                done.touch()
+
+
+class Meter:
+    """Figures of answers to the held-out prompts, beside the SFT policy's."""
+
+    def __init__(self, judge: str):
+        from plaudit.evaluate.bench import Bench
+        from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
+        from plaudit.monitor.console import Reporter
+        from plaudit.runs.records import Run
+
+        settings = BeforeAfterSettings(gold=GOLD, prompts=PROMPTS, sampling=SamplingSettings(max_tokens=48))
+        self._bench = Bench(settings, Reporter(quiet=True))
+        self._sft = self._bench.policy(str(Run("runs/sft").model))
+        self._rewards = self._bench.rewards(str(Run(f"runs/{judge}").model), self._sft.tokenizer)
+        self._theirs, self.before = self._answered(self._sft)
+
+    def figures(self, path: str) -> list[float]:
+        """Return a checkpoint's figures, in the order of FIGURES after the step."""
+        policy = self._bench.policy(path)
+        answers, figures = self._answered(policy)
+        return [rounded(self._bench.kl(policy, self._sft, answers)["kl"].value), *figures]
+
+    def _answered(self, policy: Any) -> tuple[Any, list[float]]:
+        from plaudit.evaluate.comparison import comparison_figures
+        from plaudit.evaluate.generation import generation_figures
+
+        answers = self._bench.answers(policy, self._bench.prompts(policy), self._rewards, name="answers")
+        found: dict[str, Any] = generation_figures(answers) | self._bench.reward_figures(answers)
+        theirs = answers if policy is self._sft else self._theirs
+        found |= comparison_figures(answers, theirs, seed=0)
+        names = ("reward/gold", "reward/judge", "win_rate/gold", "length", "unfinished")
+        return answers, [rounded(found[name].value) for name in names]
+
+
+def rounded(value: float) -> float:
+    return round(value, 4)
+
+
+def step_of(checkpoint: str) -> int:
+    return int(checkpoint.rpartition("globalstep")[2])
+
+
+def recipe_of(name: str) -> dict[str, Any]:
+    """Return a recipe's settings, by which a record says what it is of."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def kept(variants: Sequence[Variant], lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[Point]]]:
+    """Return each variant's points by seed, as far as they were measured."""
+    found = {v.name: {str(seed): points for seed in seeds if (points := v.kept(lab, seed))} for v in variants}
+    return {name: points for name, points in found.items() if points}
+
+
+def measure(variants: Sequence[Variant], lab: Path, seeds: Sequence[int], *, jobs: int) -> None:
+    """Measure all variants that were not yet, `jobs` at a time. Says which ones failed."""
+    lab = lab.resolve()
+    for seed in seeds:
+        prepare(lab, seed, list(dict.fromkeys(stage for variant in variants for stage in variant.needs)))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        asked = {pool.submit(v.measured, lab, seed): f"seed {seed}, {v.name}" for seed in seeds for v in variants}
+        for future in as_completed(asked):
+            if error := future.exception():
+                print(f"{asked[future]}: {error!r}", flush=True)
+            else:
+                figures = dict(zip(FIGURES, future.result()[-1], strict=True))
+                print(f"{asked[future]}: gold {figures['gold']:.3f}, KL {figures['kl']:.1f}", flush=True)

@@ -1,0 +1,174 @@
+"""The pictures and tables of the studies (`studies.py`): docs/results/STUDY.json -> STUDY.png, Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from studies import (
+    ANSWERS,
+    CORRECTIONS,
+    FAMILIES,
+    LAGS,
+    METHODS,
+    MINIBATCHES,
+    PAIRS,
+    SAMPLED,
+    SIZES,
+    Found,
+    gao,
+    interval,
+    last,
+    over_seeds,
+)
+
+from plaudit.monitor.plots import PALETTE, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def drawn(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """Write a picture in the style of the project's plots."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained", dpi=110)
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.savefig(path)
+
+
+def frontier(found: Found, path: Path) -> None:
+    """Gold against KL: a line a method, a point each twenty steps, the last one larger, means over the seeds; bars are
+    the seeds' range."""
+    families = {title: family for title, family in FAMILIES.items() if found.keys() & family.keys()}
+
+    def draw(figure: Any) -> None:
+        shared = None
+        for column, (title, family) in enumerate(families.items(), start=1):
+            axes = shared = figure.add_subplot(1, len(families), column, sharex=shared, sharey=shared)
+            for number, (recipe, name) in enumerate(family.items()):
+                if points := found.get(recipe):
+                    _line(axes, points, name, PALETTE[number])
+            axes.set_title(title)
+            axes.set_xlabel("KL to the SFT policy, nats an answer")
+            axes.legend(loc="lower right")
+        figure.axes[0].set_ylabel("gold reward")
+
+    drawn(path, (4.5 * len(families), 4.3), draw)
+
+
+def _line(axes: Axes, points: Any, name: str, colour: str) -> None:
+    kl, gold = over_seeds(points, "kl"), over_seeds(points, "gold")
+    axes.plot(kl, gold, "o-", color=colour, markersize=3.5, linewidth=1.6, label=name)
+    axes.plot(kl[-1], gold[-1], "o", color=colour, markersize=7)
+    ends = last(points, "gold")
+    axes.vlines(kl[-1], min(ends), max(ends), color=colour, linewidth=1, alpha=0.6)
+
+
+def over(found: Found, path: Path) -> None:
+    """Judge's and gold reward against d = sqrt(KL), for judges of three sizes and of three amounts of data."""
+    panels = {
+        "judges of three sizes": {**{f"over_{n}": f"width {w}, {k} layers" for n, (w, k) in SIZES.items()}},
+        "judges of three amounts of data": {f"over_{n}": f"{n:,} pairs" for n in PAIRS},
+    }
+    whole = {"judges of three sizes": "width 192, 3 layers", "judges of three amounts of data": "12,000 pairs"}
+
+    def draw(figure: Any) -> None:
+        shared = None
+        for column, (title, lines) in enumerate(panels.items(), start=1):
+            axes = shared = figure.add_subplot(1, 2, column, sharex=shared, sharey=shared)
+            for number, (name, label) in enumerate([*lines.items(), ("over_whole", whole[title])]):
+                if points := found.get(name):
+                    _optimised(axes, points, label, PALETTE[number])
+            axes.set_title(title)
+            axes.set_xlabel("d = sqrt(KL), KL in nats an answer")
+            axes.legend(loc="lower left")
+        figure.axes[0].set_ylabel("gain: gold (points, fitted line), judge (dashed)")
+
+    drawn(path, (11, 4.5), draw)
+
+
+def _optimised(axes: Axes, points: Any, label: str, colour: str) -> None:
+    pairs = gained(points, "gold")
+    d = [math.sqrt(max(kl, 0)) for kl, _ in pairs]
+    alpha, beta, _ = gao(pairs)
+    axes.plot(d, [gold for _, gold in pairs], "o", color=colour, markersize=3.5, label=label)
+    grid = [max(d) * k / 100 for k in range(1, 101)]
+    axes.plot(grid, [x * (alpha - beta * math.log(x)) for x in grid], color=colour, linewidth=1.6)
+    judged = sorted(gained(points, "judge"))
+    axes.plot([math.sqrt(max(kl, 0)) for kl, _ in judged], [r for _, r in judged], "--", color=colour, linewidth=1.1)
+
+
+def gained(points: Any, figure: str) -> list[tuple[float, float]]:
+    """(KL, reward less the SFT policy's) at each step, means over the seeds; the first point is the SFT policy."""
+    values = over_seeds(points, figure)
+    return list(zip(over_seeds(points, "kl"), [value - values[0] for value in values], strict=True))
+
+
+def off_policy(found: Found, path: Path) -> None:
+    """Gold at the end against mini-batches a rollout, and against the lag for each correction."""
+
+    def draw(figure: Any) -> None:
+        left = figure.add_subplot(1, 2, 1)
+        _ends(left, found, [(n, f"minibatches_{n}") for n in MINIBATCHES], "gold", PALETTE[0])
+        left.set_title("mini-batches a rollout")
+        left.set_xlabel(f"optimizer steps on the same {ANSWERS} answers")
+        right = figure.add_subplot(1, 2, 2, sharey=left)
+        for number, how in enumerate(CORRECTIONS):
+            names = [(0, "minibatches_1"), *((lag, f"lag_{lag}_{how.replace(' ', '_')}") for lag in LAGS)]
+            _ends(right, found, names, how, PALETTE[number])
+        right.set_title("lag")
+        right.set_xlabel("most policy versions that a sample may be old")
+        right.legend(loc="lower left")
+        left.set_xscale("log", base=2)
+        left.set_ylabel("gold reward after 60 rollouts")
+
+    drawn(path, (11, 4.3), draw)
+
+
+def _ends(axes: Axes, found: Found, names: Sequence[tuple[int, str]], label: str, colour: str) -> None:
+    there = [(x, last(found[name], "gold")) for x, name in names if found.get(name)]
+    means = [sum(values) / len(values) for _, values in there]
+    axes.plot([x for x, _ in there], means, "o-", color=colour, markersize=4, label=label)
+    for x, values in there:
+        axes.vlines(x, min(values), max(values), color=colour, linewidth=1, alpha=0.6)
+
+
+def tables(found: dict[str, Found]) -> Iterator[str]:
+    """The studies' tables in Markdown."""
+    ends = ("gold", "win", "judge", "kl", "length")
+    titles = ("method", "seeds", "gold", "wins over SFT", "judge's reward", "KL, nats", "length, tokens")
+    every = [(METHODS[name], points) for name, points in found["frontier"].items() if points]
+    rows = [[name, len(points), *(interval(last(points, figure)) for figure in ends)] for name, points in every]
+    yield from _table("Every method on the demo", titles, rows)
+    titles = ("judge", "seeds", "alpha", "beta", "R²", "most gold gained", "at a KL of", "gold gained at the end")
+    optimised = [(name.removeprefix("over_"), points) for name, points in found["over"].items() if points]
+    yield from _table("Over-optimisation", titles, [_fitted(name, points) for name, points in optimised])
+    names = [(k, f"samples_{k}") for k in SAMPLED]
+    drawn = [(k, points) for k, name in names if (points := found["samples"].get(name))]
+    rows = [[k, len(points), *(interval(last(points, figure)) for figure in ("gold", "kl"))] for k, points in drawn]
+    yield from _table(f"Samples a prompt, {ANSWERS} answers a step", ("samples", "seeds", "gold", "KL, nats"), rows)
+
+
+def _fitted(name: str, points: Any) -> list[Any]:
+    pairs = gained(points, "gold")
+    alpha, beta, explained = gao(pairs)
+    kl, best = max(pairs, key=lambda pair: pair[1])
+    figures = (alpha, beta, explained, best, kl, pairs[-1][1])
+    return [name, len(points), *(f"{value:.2f}" for value in figures)]
+
+
+def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    if rows:
+        yield from (f"## {title}", "", f"| {' | '.join(titles)} |", f"|---|{'---:|' * (len(titles) - 1)}")
+        yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
+        yield ""
+
+
+PICTURES: dict[str, Callable[[Found, Path], None]] = {"frontier": frontier, "over": over, "off_policy": off_policy}
