@@ -211,6 +211,8 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
         "2 ranks": {"num_training_workers": 2},
         "sharded": {"num_training_workers": 2, "strategy": "fsdp"},
         "cut": {"mesh": {"tensor": 2}},
+        "stages": {"mesh": {"pipeline": 2}},
+        "square": {"mesh": {"tensor": 2, "pipeline": 2}},
     }
     several = kills[0].method in spread
     runtime = RUNTIME | spread.get(kills[0].method, {})
