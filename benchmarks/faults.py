@@ -79,6 +79,8 @@ class Kill:
     """Seconds until the driver knew."""
     next_step: float | None = None
     """Seconds until the run had done a further step."""
+    back: float | None = None
+    """Of these, seconds since the last new process was up."""
     reached: int = 0
     """Steps done when it was killed."""
     repeated: int = 0
@@ -153,6 +155,8 @@ class Killer:
     islands: list[Island] = field(default_factory=list)
     """Where nodes are cut off: always the last one, and another one like it joins at once."""
     publishing: bool = False
+    up: float = 0.0
+    """When a process was last begun."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -179,6 +183,7 @@ class Killer:
                 await asyncio.sleep(0.05)
             if kill.role == "partition":
                 self.islands[-2].heal()
+            kill.back = max(0.0, kill.at + seconds - self.up)
             kill.next_step = seconds  # not before: a rank that is lost ends this, and the next hook goes on with it
         return {}
 
@@ -248,6 +253,7 @@ class Killer:
         async def started(worker: RayWorker, timeout: float) -> None:
             await start(worker, timeout)
             killer.workers.append(worker)
+            killer.up = time.monotonic()
 
         async def called(worker: RayWorker[Any], part: str | None, method: str, *arguments: Any, **more: Any) -> Any:
             answer = do(worker, part, method, *arguments, **more)

@@ -40,9 +40,9 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positi
 FAULTS = Path(__file__).resolve().with_name("faults.py")
 SIZE = DemoSize(sft=24, sft_validation=4, pairs=16, pairs_validation=4, prompts=24, prompts_test=4, vocabulary=400)
 
-SAVED = 2
-"""Steps between checkpoints: so many may have to be done again, one more while the last is being written, and none that
-was committed."""
+SAVED, SELDOM = 2, 4
+"""Steps between checkpoints, and where ranks have mirrors: so many may have to be done again (with mirrors one), one
+more while the last is being written, and none that was committed."""
 NAMES = {
     "rollout": "rollout worker",
     "judge": "judge",
@@ -201,7 +201,7 @@ def survive(kills: list[Kill], task: Task) -> None:
     how: dict[str, Survive] = {"driver": drivers_killed, "node": nodes_lost, "partition": nodes_lost}
     fine = how.get(kills[0].role, workers_killed)(kills, task)
     for kill in kills:
-        again = 0 if kill.role in ("rollout", "judge") else SAVED + 1
+        again = 0 if kill.role in ("rollout", "judge") else 1 if kill.method == "mirrored" else SAVED + 1
         kill.fine = fine and kill.survived and kill.repeated <= again
         kill.equal = None if kill.method == "lag" else kill.fine
 
@@ -212,13 +212,18 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
         "2 ranks": {"num_training_workers": 2},
         "sharded": {"num_training_workers": 2, "strategy": "fsdp"},
         "cut": {"mesh": {"tensor": 2}},
+        "stages": {"mesh": {"pipeline": 2}},
+        "square": {"mesh": {"tensor": 2, "pipeline": 2}},
+        "mirrored": {"mesh": {"tensor": 2, "mirrors": 1}},
     }
     several = kills[0].method in spread
     runtime = RUNTIME | spread.get(kills[0].method, {})
     whole = task.recipe(kills, "whole", **({"workers": 1, "runtime": runtime} if several else {}))
     killer = Killer(kills)
+    seldom = {"save": {"every": SELDOM}} if kills[0].method == "mirrored" else {}
+    recipe = task.recipe(kills, "killed", workers=2, runtime=runtime, **seldom)
     with killer.at_work():
-        disturbed = run(load_settings(task.recipe(kills, "killed", workers=2, runtime=runtime)), hooks=[killer.hook])
+        disturbed = run(load_settings(recipe), hooks=[killer.hook])
     said = (disturbed.folder / "log.txt").read_text()
     blamed = re.findall(r"lost ((?:training rank|rollout worker|judge) \d+)", said)
     if sorted(blamed) != sorted(kill.victim.partition(" (")[0] for kill in kills):  # an idle judge is missed later
@@ -361,7 +366,7 @@ def summary(kills: Sequence[Kill]) -> str:
         within = sum(seconds is not None and seconds <= limit for seconds in mine)
         lines.append(f"{text} within {limit:g} s: {within} of {len(mine)}")
     for role in sorted({kill.role for kill in kills}):
-        for name in ("found", "next_step"):
+        for name in ("found", "next_step", "back"):
             values = [getattr(k, name) for k in kills if k.role == role and getattr(k, name) is not None]
             if values:
                 text = f"{role}, {name.replace('_', ' ')}: median {statistics.median(values):.1f} s"

@@ -32,6 +32,24 @@ def of_cut(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return named("cut", dealt(seed, count, first=first, roles=("rank",), cold=None))
 
 
+def of_stages(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Of two ranks with half of the layers each: one has nothing to do where the other is not."""
+    return named("stages", dealt(seed, count, first=first, roles=("rank",), cold=None))
+
+
+def of_square(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Of four ranks, two stages of two with half of each matrix."""
+    return named("square", dealt(seed, count, first=first, roles=("rank",), cold=None))
+
+
+def of_mirrored(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Of two ranks with half of each matrix, whose states have copies: checkpoints are further apart."""
+    kills = named("mirrored", dealt(seed, count, first=first, roles=("rank",), cold=None))
+    for kill in kills:
+        kill.step += 2
+    return kills
+
+
 def of_drivers(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     kills = named("grpo", dealt(seed, count, first=first, roles=("driver",), cold=None, apart=3))
     for kill in kills:
@@ -75,16 +93,19 @@ class Kind:
 ROUNDS: dict[str, Kind] = {
     "grpo": Kind(partial(of_workers, "grpo"), 18, 6.0),
     "ppo": Kind(partial(of_workers, "ppo", cold=3), 18, 7.0),
-    "lag": Kind(partial(of_workers, "lag", cold=1), 6, 8.0),
+    "lag": Kind(partial(of_workers, "lag", cold=1), 5, 8.0),
     "ranks": Kind(of_ranks, 8, 9.0),
     "drivers": Kind(of_drivers, 6, 23.0),
     "nodes": Kind(of_nodes, 6, 15.0),
     "partitions": Kind(of_partitions, 3, 25.0),
-    "sharded": Kind(of_sharded, 2, 10.0),
+    "sharded": Kind(of_sharded, 1, 10.0),
     "cut": Kind(of_cut, 1, 10.0),
+    "stages": Kind(of_stages, 1, 12.0),
+    "square": Kind(of_square, 1, 20.0),
+    "mirrored": Kind(of_mirrored, 1, 15.0),
 }
-"""Sixty-eight kills in all, of every role in every phase. Nodes that are cut off, and ranks that are sharded or
-cut, take three phases; the next rounds take the other three, with other freezes."""
+"""Sixty-nine kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks of each
+mesh one; the next rounds take others, with other freezes."""
 
 
 def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:

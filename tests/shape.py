@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2545,
+        2560,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), servers (60), free memory",
     ),
     "monitor": (
@@ -60,12 +60,12 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        2600,
+        2630,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2450,
-        "one loop for every method; half of it is recovery; gangs at once (40), copies (145), late writes (30)",
+        2480,
+        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes (30), mirrors",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
@@ -73,11 +73,11 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2400,
-        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files of nodes (130)",
+        2665,
+        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files (130), mirrors",
     ),
     "runs": (
-        2205,
+        2210,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (

@@ -89,9 +89,9 @@ def test_the_page_advises_what_is_tried() -> None:
 
 
 def test_it_tells_how_far_it_is_by_the_time_that_rounds_took() -> None:
-    rounds = planned(42, 0)
+    rounds = planned(41, 0)
     clock = Clock(rounds)
-    guess = 18 * 6.0 + 18 * 7.0 + 6 * 8.0
-    assert clock.before(rounds[0]).endswith(f"; 0 of 42 done in 0 min, about {guess / 60:.0f} min left")
+    guess = 18 * 6.0 + 18 * 7.0 + 5 * 8.0
+    assert clock.before(rounds[0]).endswith(f"; 0 of 41 done in 0 min, about {guess / 60:.0f} min left")
     clock.spent, clock.guessed = 216.0, 108.0  # twice as long as thought
-    assert clock.before(rounds[1]) == "round 2 of 3: 18 kills (ppo); 18 of 42 done in 4 min, about 6 min left"
+    assert clock.before(rounds[1]) == "round 2 of 3: 18 kills (ppo); 18 of 41 done in 4 min, about 6 min left"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plaudit.crew.local import LocalCrew
+from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.ranks import Ranks, posts
 from plaudit.crew.ray import RayCrew
 from plaudit.rewards.settings import RewardSettings
@@ -59,6 +60,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     crew.shares, crew.inside, crew.threads, crew.say = shares, False, 1, said.append
     crew._form = lambda: starting("ranks start", "ranks rest")
     crew.pool = SimpleNamespace(open=lambda: starting("workers start", "workers are there"))
+    crew.mirrors = Mirrors(crew.runtime, crew.ranks, 0, said.append)
     asyncio.run(crew._open())
     assert seen == expected
     assert [text[:32] for text in said] == ["1 training and 1 rollout workers", "an object store of 100 MiB has n"]
@@ -71,9 +73,11 @@ def test_a_rank_that_is_lost_while_nobody_asks_it_ends_what_the_run_does() -> No
 
     def crew_of(*gone: asyncio.Future[WorkerLost]) -> Any:
         crew: Any = object.__new__(RayCrew)
-        crew.ranks = SimpleNamespace(
+        gang: Any = SimpleNamespace(
             workers=[SimpleNamespace(gone=partial(asyncio.wait_for, one, None)) for one in gone]
         )
+        crew.ranks, crew.say = Ranks(Settings(), Any, len), print  # type: ignore[arg-type]
+        crew.ranks.gangs = [gang]
         return crew
 
     async def work(seconds: float, error: Exception | None = None) -> str:

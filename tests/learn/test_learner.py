@@ -191,6 +191,24 @@ def test_restored_learners_go_on_bit_for_bit(
         assert torch.equal(tensor, copied(theirs)[name])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("role", [Role.POLICY, Role.CRITIC])
+def test_learners_go_on_bit_for_bit_with_what_another_held(
+    role: Role, dtype: torch.dtype, make_learner: Make, batch: Batch
+) -> None:
+    ours = make_learner(role, dtype=dtype)
+    for step in range(3):
+        ours.step(batch, step)
+    ours.passes.micro.lower(20)
+    held = {name: tensor.clone() for name, tensor in ours.moving().items()}
+    theirs = make_learner(role, dtype=dtype)
+    theirs.moved(held, ours.remembered())
+    for step in range(3, 5):
+        assert ours.step(batch, step) == theirs.step(batch, step)
+    for name, tensor in copied(ours).items():
+        assert torch.equal(tensor, copied(theirs)[name])
+
+
 def test_another_models_state_is_refused(make_learner: Make, batch: Batch, tmp_path: Path) -> None:
     ours = make_learner()
     ours.step(batch, 0)

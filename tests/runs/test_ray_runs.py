@@ -27,7 +27,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
 
 from faults import HEAD, HEADER, PHASES, WORKERS, Kill, Killer, descendants
 from kills import Task, lasting, same_weights, summary, survive
-from rounds import of_cut, of_drivers, of_nodes, of_ranks, of_sharded, of_workers
+from rounds import of_cut, of_drivers, of_nodes, of_ranks, of_sharded, of_square, of_workers
 
 from plaudit import Run, load_settings, run
 from plaudit.loop.progress import Moment
@@ -46,6 +46,7 @@ KILLS = {
     "ranks": of_ranks(4, 1),
     "sharded": of_sharded(11, 2),
     "cut": of_cut(3, 2),
+    "square": of_square(5, 2),
     "drivers": of_drivers(0, 1),
     "nodes": of_nodes(2, 2),
 }

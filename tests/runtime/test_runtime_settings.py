@@ -68,6 +68,7 @@ def problems(given: RuntimeSettings, *, replays: bool = False) -> list[str]:
         ({"kind": "ray", "servers": {"count": 2}}, "servers={'count': 2} needs strategy=server"),
         *(({**SERVED, "servers": given}, message) for given, message in REFUSED),
         ({**SERVED, "mesh": {"tensor": 2}}, "mesh has tensor, and strategy=server"),
+        ({**SERVED, "mesh": {"mirrors": 1}}, "mesh has mirrors, and strategy=server"),
         ({**SERVED, "offload": ["optimizer"]}, "offload=['optimizer']: with strategy=server"),
         ({"kind": "ray", "mesh": {"pipeline": 2}, "strategy": "fsdp"}, "mesh has pipeline=2, whose stages hold"),
         ({"kind": "ray", "mesh": {"spans": 2}}, "mesh has spans=2, those of layers on a stage"),
@@ -109,8 +110,8 @@ def test_ranks_that_share_a_pass_see_the_same_rows() -> None:
     assert (given.workers, given.width, given.ranks, given.axes) == (2, 6, 24, mesh)
 
 
-def test_processes_of_a_rollout_worker_are_no_ranks() -> None:
-    given = RuntimeSettings(kind="ray", mesh={"rollout_tensor": 2})
+def test_processes_of_a_rollout_worker_and_mirrors_are_no_ranks() -> None:
+    given = RuntimeSettings(kind="ray", mesh={"rollout_tensor": 2, "mirrors": 1})
     assert problems(given) == []
     assert (given.rollout_width, given.width, given.ranks) == (2, 1, 1)
 

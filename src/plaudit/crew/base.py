@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from plaudit.loop.cast import Cast
+from plaudit.loop.hooks import Remembered
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
@@ -35,6 +36,8 @@ class Plan:
     """Tokens of a pass with and without gradients; None: as in the settings."""
     as_chat: bool | None = None
     """True if the policy is asked with chats; its checkpoints keep this. None if unknown."""
+    mirrors: bool = False
+    """True if ranks that are formed again take what their mirrors have, if that is newer than `resume`."""
 
 
 class Crew(Protocol):
@@ -42,6 +45,8 @@ class Crew(Protocol):
 
     threads: int
     """CPU threads of a rank."""
+    back: Remembered | None
+    """The step that ranks took from their mirrors when they were formed again; None: they are from the checkpoint."""
 
     def sampler(self, doing: Doing) -> Sampler:
         """Return the sampler of an online method. `doing(worker, phase)` is active while a worker samples."""
@@ -73,6 +78,10 @@ class Crew(Protocol):
 
     async def written(self, folders: Sequence[Path]) -> None:
         """Write into these folders what was copied, models and optimizers, while training goes on."""
+        ...
+
+    async def mirror(self, remembered: Remembered) -> None:
+        """Begin to copy what ranks hold after a step to processes on other nodes, if there are any for it."""
         ...
 
     async def form_again(self, plan: Plan) -> bool:

@@ -18,6 +18,7 @@ from plaudit.crew.base import Plan
 from plaudit.crew.processes import load_judge
 from plaudit.crew.trainer import Trainer
 from plaudit.loop.cast import Cast
+from plaudit.loop.hooks import Remembered
 from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
@@ -48,6 +49,8 @@ class Timed:
 
 class LocalCrew:
     """Everything in this process."""
+
+    back: Remembered | None = None
 
     def __init__(self, settings: Settings, plan: Plan, say: Callable[[str], None]):
         self.settings = settings
@@ -114,6 +117,9 @@ class LocalCrew:
 
     async def written(self, folders: Sequence[Path]) -> None:
         await asyncio.to_thread(self.trainer.pending.write)
+
+    async def mirror(self, remembered: Remembered) -> None:
+        """No rank can be lost without the driver."""
 
     async def form_again(self, plan: Plan) -> bool:
         return False

@@ -8,9 +8,9 @@ Left out: room for them, and what follows a loss (`ray.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.crew.base import Plan
 from plaudit.crew.collected import spread
@@ -19,6 +19,7 @@ from plaudit.crew.trainer import RankProcess
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, reserved
 from plaudit.runtime.settings import TRAIN, RuntimeSettings
+from plaudit.runtime.worker import reason_of
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Role
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
     from plaudit.runtime.ray_gang import RayGang
     from plaudit.runtime.ray_worker import RayWorker
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,25 @@ class Ranks:
         address, timeout = await gang.first.call(RankProcess.address), self.posts[0].runtime.collective_timeout
         mine = [(address, number, gang.world, timeout) for number in range(gang.world)]
         await gang.scatter(RankProcess.build, mine, starts=True)
+
+    async def watched(self, work: Coroutine[Any, Any, Result], say: Callable[[str], None]) -> Result:
+        """Takes: a run's work. Waits for: its end, or the first lost rank, which no call may find while rollout workers
+        wait for its weights. Woken by: either. Gives: the result; for a lost rank WorkerLost, after the work was
+        cancelled and has ended."""
+        working = asyncio.ensure_future(work)
+        gone = [asyncio.ensure_future(rank.gone()) for rank in self.workers]
+        try:
+            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
+            lost = None if working.done() else next(one.result() for one in gone if one.done())
+        finally:
+            for one in (working, *gone):
+                one.cancel()
+            await asyncio.wait((working, *gone))
+        if lost is None:
+            return working.result()
+        if not working.cancelled() and (error := working.exception()) is not None:
+            say(f"the current work ended with {type(error).__name__}: {reason_of(error)}")
+        raise lost
 
     def end(self) -> None:
         for post in self.posts:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from plaudit.crew.base import Plan
 from plaudit.crew.collected import Node, collected
 from plaudit.crew.inside import InProcess
+from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
 from plaudit.crew.trainer import RankProcess
 from plaudit.evaluate.judge import Judge, judge_reward
 from plaudit.loop.cast import Cast
+from plaudit.loop.hooks import Remembered
 from plaudit.models.described import end_ids, positions
 from plaudit.models.load import load_tokenizer
 from plaudit.monitor.events import Doing
@@ -36,7 +38,8 @@ from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.places import NODES, PAUSE
 from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
-from plaudit.runtime.worker import Failures, NodeLost, Worker, reason_of
+from plaudit.runtime.settings import MIRRORS
+from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Stats
 from plaudit.weights.transport import transport_of
@@ -67,6 +70,8 @@ class RayCrew:
         self.recipe: Mapping[str, Any] = to_plain(settings) | {"resume": None}
         self.attempt = 0
         self.ranks = self.kind(settings, runtime, self._threads)
+        self.mirrors = Mirrors(runtime, self.ranks, settings.runtime.mesh.get(MIRRORS, 0), say)
+        self.back: Remembered | None = None
         self.pool: Pool | None = None
         # Placing a worker may take start_timeout, and so may loading.
         self._patience = 2 * settings.runtime.start_timeout
@@ -147,6 +152,7 @@ class RayCrew:
             await self.pool.open()
         else:
             await asyncio.gather(self._form(), self.pool.open())
+        await self.mirrors.open()
         self._opened = True
         # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival; several
         # processes add in another order.
@@ -164,12 +170,17 @@ class RayCrew:
     async def form_again(self, plan: Plan) -> bool:
         self.plan, self.attempt = plan, self.attempt + 1
         self.ranks.end()
+        await self.mirrors.settle()
         formed = [self._form()] if self.pool is None else [self._form(), self.pool.begin(self.attempt)]
         await asyncio.gather(*formed)
         if self.pool is not None and (self.shares or self.inside):
             await self._sampling(self.pool)  # a rank may have been lost within `training`
+        self.back = await self.mirrors.back(plan)
         self.say(f"{len(self.ranks.bundles)} training workers are ready again")
         return True
+
+    async def mirror(self, remembered: Remembered) -> None:
+        await self.mirrors.take(remembered)
 
     # --- ranks
 
@@ -339,23 +350,7 @@ class RayCrew:
         return found + [Station(one.name, "", f"lost: {one.reason}", lost=True) for one in lost]
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Takes: a run's work. Waits for: its end, or the first lost rank, which no call may find while rollout workers
-        wait for its weights. Woken by: either. Gives: the result; for a lost rank WorkerLost, after the work was
-        cancelled and has ended."""
-        working = asyncio.ensure_future(work)
-        gone = [asyncio.ensure_future(rank.gone()) for rank in self.ranks.workers]
-        try:
-            await asyncio.wait((working, *gone), return_when=asyncio.FIRST_COMPLETED)
-            lost = None if working.done() else next(one.result() for one in gone if one.done())
-        finally:
-            for one in (working, *gone):
-                one.cancel()
-            await asyncio.wait((working, *gone))
-        if lost is None:
-            return working.result()
-        if not working.cancelled() and (error := working.exception()) is not None:
-            self.say(f"the current work ended with {type(error).__name__}: {reason_of(error)}")
-        raise lost
+        return await self.ranks.watched(work, self.say)
 
     async def publish(self, version: int) -> Stats:
         """Send weights from the ranks to the workers; only their version and digest come here. Nodes that will end lose
@@ -385,6 +380,7 @@ class RayCrew:
             await collected(self.ranks.gangs, folder)
 
     def close(self) -> None:
+        self.mirrors.close()
         if self.pool is not None:
             self.pool.close()
         for judges in self._judges.values():

@@ -23,6 +23,7 @@ from plaudit.algorithms.base import Objective
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.crew.base import Plan
 from plaudit.crew.collected import Node
+from plaudit.crew.mirrored import Mirrored
 from plaudit.crew.publisher import Publisher
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
@@ -331,7 +332,7 @@ class Trainer:
         )
 
 
-class RankProcess(Trainer, Node):
+class RankProcess(Trainer, Node, Mirrored):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):

@@ -110,13 +110,13 @@ class Store:
     def names(self) -> list[str]:
         """Names of committed checkpoints, oldest first."""
         found = [p.name for p in (self.folder / STATE).glob("*") if _NAME.fullmatch(p.name)]
-        return sorted(found, key=_step)
+        return sorted(found, key=step_of)
 
     def latest(self, *, before: int | None = None) -> tuple[str, list[str]]:
         """Return the newest checkpoint that verifies (of a step before `before`, if given) and the faults of newer
         ones. Raises CheckpointError without one."""
         problems: list[str] = []
-        for name in reversed([name for name in self.names() if before is None or _step(name) < before]):
+        for name in reversed([name for name in self.names() if before is None or step_of(name) < before]):
             try:
                 self.verify(name)
             except CheckpointError as error:
@@ -176,7 +176,7 @@ class Store:
 
     def _everywhere(self) -> list[str]:
         """Names of committed checkpoints here and among the copies."""
-        return sorted({*self.names(), *(() if self.copies is None else self.copies.names())}, key=_step)
+        return sorted({*self.names(), *(() if self.copies is None else self.copies.names())}, key=step_of)
 
     def prune(self, keep: int, *, spare: str | None = None) -> None:
         """Remove all but the newest `keep` checkpoints and `spare`; 0 keeps all."""
@@ -187,7 +187,7 @@ class Store:
     def drop_after(self, name: str) -> None:
         """Remove every checkpoint of a later step: a run that continues from `name` writes its own."""
         for later in self._everywhere():
-            if _step(later) > _step(name):
+            if step_of(later) > step_of(name):
                 self._remove(later)
 
     def sweep(self) -> None:
@@ -213,7 +213,8 @@ class Store:
         return values
 
 
-def _step(name: str) -> int:
+def step_of(name: str) -> int:
+    """The step of a checkpoint's name."""
     match = _NAME.fullmatch(name)
     assert match is not None, name
     return int(match[1])

@@ -7,6 +7,7 @@ a checkpoint is taken that includes the records.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import secrets
 import time
@@ -181,8 +182,11 @@ class SaveCheckpoint:
         keep: int,
         save: Callable[[str, Path], Awaitable[None]],
         written: Callable[[Sequence[Path]], Awaitable[None]],
+        mirror: Callable[[Remembered], Awaitable[None]],
     ):
-        """`save` copies a role's model for a folder; `written` writes everything that was copied."""
+        """`save` copies a role's model for a folder; `written` writes everything that was copied; `mirror` copies what
+        ranks hold after a step to other nodes."""
+        self.mirror = mirror
         self.store, self.due, self.cast, self.source = store, due, cast, source
         self.memory, self.best, self.keep, self.save, self.written = memory, best, keep, save, written
         self._unsaved: Remembered | None = None
@@ -190,12 +194,16 @@ class SaveCheckpoint:
 
     async def __call__(self, moment: Moment) -> Stats:
         due = self.due(moment.progress, last=moment.last)
-        self._unsaved = self._now(moment.progress)
+        self._unsaved = now = self._now(moment.progress)
         if due or moment.stopping or self.best.now(moment.progress):
             with self.due.apart():
-                await self._save(self._unsaved)
-        if moment.last or moment.stopping or (self._writing is not None and self._writing.done()):
+                await self._save(now)
+        if moment.last or moment.stopping:
             await self._committed()
+            return {}
+        if self._writing is not None and self._writing.done():
+            await self._committed()
+        await self.mirror(now)
         return {}
 
     @asynccontextmanager
@@ -295,12 +303,20 @@ async def restore(
     tensors, values = store.read(name)
     for role, actor in cast.trained.items():
         await actor.restore(store.model(STATE, name).resolve() / f"{role}.safetensors", values["actors"][role])
+    store.drop_after(name)  # later checkpoints are damaged, or belong to the process that this one replaces
+    return restored(values, tensors["rng"], source, memory, best)
+
+
+def restored(
+    values: Mapping[str, Any], rng: Tensor, source: BatchSource, memory: dict[str, float], best: Best
+) -> Progress:
+    """Restore everything but models and optimizers, as `SaveCheckpoint` remembered it."""
+    values = json.loads(json.dumps(values))  # which may be restored again, also from a file
     source.restore(values["source"])
     memory.clear()
     memory.update(values["memory"])
     best.restore(values.get("best"))
-    torch.set_rng_state(tensors["rng"])
-    store.drop_after(name)  # later checkpoints are damaged, or belong to the process that this one replaces
+    torch.set_rng_state(rng)
     return Progress(**values["progress"])
 
 

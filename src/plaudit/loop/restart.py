@@ -1,7 +1,7 @@
 """Choose the checkpoint where a run begins, and where it begins again after a failure.
 
-    a rank is lost          -> the newest checkpoint
-    a rank's memory ran out -> the newest checkpoint, with smaller passes
+    a rank is lost          -> the newest checkpoint, or the step before if ranks have mirrors
+    a rank's memory ran out -> the same, with smaller passes
     values are not finite   -> the newest checkpoint before, with lower learning rates; once, then the run ends
 
 Each is the same as a resume from that checkpoint. Without any checkpoint the run begins again at its start.
@@ -35,12 +35,16 @@ class Restart:
         longest: int,
         rollback_rate: float | None,
         say: Callable[[str], None],
+        mirrors: bool = False,
     ):
         """`passes`: tokens in one with gradients, and in one without. `longest`: of the longest row, their least.
-        `rollback_rate`: factor of all learning rates after a rollback; None: there is none."""
+        `rollback_rate`: factor of all learning rates after a rollback; None: there is none. `mirrors`: ranks have
+        some."""
         self.store, self.resume, self.longest = store, resume, longest
         self.rollback_rate, self.say = rollback_rate, say
         self.micro_tokens, self.score_tokens = passes
+        self.mirrors, self.mirrored = mirrors, False
+        """`mirrored` is True if ranks go on from what their mirrors have."""
         self.restored = False
         """True once the run has continued from `resume`: later checkpoints are from this process."""
         self._now = Progress()
@@ -68,8 +72,10 @@ class Restart:
         except Ended as ended:
             ended.add_note(self.store.left(before=before))
             raise
+        self.mirrored = self.mirrors and before is None
+        mirrored = "the ranks' mirrors, or else " if self.mirrored else ""
         what = f"lost {error}" if isinstance(error, WorkerLost) else str(error).rstrip(".")
-        self.say(f"{what}; continuing from {self.resume or 'the start'}{how}")
+        self.say(f"{what}; continuing from {mirrored}{self.resume or 'the start'}{how}")
 
     def _changed(self, error: Exception, failures: Callable[[WorkerLost], None]) -> str:
         """Describe what differs from now on. Raises what ends the run."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from plaudit.loop.hooks import (
     Speak,
     Track,
     restore,
+    restored,
     validation_loss,
     validation_rewards,
 )
@@ -59,6 +61,7 @@ from plaudit.runs.intake import Intake
 from plaudit.runs.page import ShowPage
 from plaudit.runs.planned import planned
 from plaudit.runs.records import Run, let_go, other_rows, save_start
+from plaudit.runtime.settings import MIRRORS
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.support.ends import Stopped
 from plaudit.types import Group, Role, Stats
@@ -102,6 +105,7 @@ class Job:
             longest=self.intake.longest.tokens,
             rollback_rate=settings.learn.rollback_rate,
             say=reporter.say,
+            mirrors=MIRRORS in settings.runtime.mesh,
         )
         self.last_step = self.total_steps if record is None else min(self.total_steps, record.steps)
         if resume is not None and other_rows(folder, self.data.report.json()):
@@ -112,7 +116,7 @@ class Job:
         begin = self.restart
         passes = begin.micro_tokens, begin.score_tokens
         folder, intake = self.store.folder.resolve(), self.intake
-        return Plan(folder, begin.resume, self.total_steps, intake.longest, passes, intake.as_chat)
+        return Plan(folder, begin.resume, self.total_steps, intake.longest, passes, intake.as_chat, begin.mirrored)
 
     @property
     def refers_again(self) -> bool:
@@ -209,7 +213,10 @@ class Job:
         def ended(progress: Progress) -> bool:
             return progress.step >= self.last_step or best.exhausted
 
-        if resume is not None:
+        if (back := crew.back) is not None:
+            progress = restored(back.values, back.rng, source, memory, best)
+            self.reporter.say(f"the ranks' mirrors had step {progress.step} of {self.total_steps}")
+        elif resume is not None:
             progress = await restore(self.store, resume, cast, source, memory, best)
             save_start(self.folder, settings, self.data.report.json())  # a refused start has changed nothing
             left = "; the run is finished" if ended(progress) else ""
@@ -304,10 +311,8 @@ class Job:
         """The last hook: it saves checkpoints."""
         due = Due(self.settings.save.interval, at_end=True)
         due.start(progress)
-        keep = self.settings.save.keep
-        return SaveCheckpoint(
-            self.store, due, cast, source, memory, best, keep=keep, save=crew.save, written=crew.written
-        )
+        more: dict[str, Any] = {"save": crew.save, "written": crew.written, "mirror": crew.mirror}
+        return SaveCheckpoint(self.store, due, cast, source, memory, best, keep=self.settings.save.keep, **more)
 
     async def begun(self, moment: Moment) -> Stats:
         """After the first step, remove the run that this run overwrites."""

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import ray
 from ray import exceptions
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from plaudit.runtime.head import AGAIN, PATIENCE, HeadWatch, parting
 from plaudit.runtime.network import interface_of
@@ -179,7 +179,6 @@ class RayRuntime:
     ) -> RayWorker[Kind]:
         """Start a process with `make(*arguments)` inside, in a place of a reserved group that it may share. Raises what
         `make` raises, or NodeLost if its node is lost."""
-        settings = self.settings
         bundle, node = group.bundle_specs[place], placement_group_table(group)["bundles_to_node_id"].get(place)
         variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         # Threads that wait by spinning, as torch's do for a while, take cores from others unless these are their own.
@@ -194,27 +193,44 @@ class RayRuntime:
         options = {
             "num_cpus": part_of(bundle, "CPU", sharers),
             "num_gpus": part_of(bundle, "GPU", sharers),
-            "max_concurrency": 1000,
-            "max_restarts": 0,
-            "max_task_retries": 0,
             "runtime_env": {"env_vars": variables},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place),
         }
+        try:
+            return await self._host(name, options, say, make, *arguments)
+        except WorkerLost as lost:
+            if node in self._alive():
+                raise
+            raise NodeLost(name, lost.reason) from lost
+
+    async def beside(self, make: Callable[[], Kind], *, name: str, node: str) -> RayWorker[Kind]:
+        """Start a process on a node without a reservation, for one that only holds memory."""
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        options = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}, "scheduling_strategy": there}
+        return await self._host(name, options, self._say, make)
+
+    async def _host(
+        self, name: str, options: dict[str, Any], say: Callable[[str], None], make: Callable[..., Kind], *arguments: Any
+    ) -> RayWorker[Kind]:
+        options = {"max_concurrency": 1000, "max_restarts": 0, "max_task_retries": 0} | options
         hosting: Any = ray.remote(concurrency_groups={HEART: 8})(Host)  # type: ignore[call-overload]
         actor = hosting.options(**options).remote(str(Path.cwd()), make, *arguments)
-        worker = RayWorker[Kind](name, actor, settings, say=say)
+        worker = RayWorker[Kind](name, actor, self.settings, say=say)
         self._workers.append(worker)
         try:
-            await worker.start(settings.start_timeout)
+            await worker.start(self.settings.start_timeout)
         except exceptions.RayTaskError as error:
             worker.kill()
             raise error.cause from error
-        except WorkerLost as lost:
-            if any(there["NodeID"] == node and there["Alive"] for there in _state().nodes()):
-                raise
-            raise NodeLost(name, lost.reason) from lost
         self._hearts.add(worker)
         return worker
+
+    def lasting(self) -> list[str]:
+        """Living nodes that are not about to end."""
+        return sorted(self._alive() - self.leaving())
+
+    def _alive(self) -> set[str]:
+        return {node["NodeID"] for node in _state().nodes() if node["Alive"]}
 
     @property
     def workers(self) -> list[RayWorker[Any]]:

@@ -19,8 +19,8 @@ WEIGHTS = ("store", "collective")
 """How new weights reach rollout workers."""
 BACKENDS = ("auto", "gloo", "nccl")
 """Libraries for collectives of training ranks and of weights."""
-ROLLOUT_TENSOR = "rollout_tensor"
-AXES = ("data", "context", "tensor", "pipeline", "spans", "replicas", ROLLOUT_TENSOR)
+ROLLOUT_TENSOR, MIRRORS = "rollout_tensor", "mirrors"
+AXES = ("data", "context", "tensor", "pipeline", "spans", "replicas", ROLLOUT_TENSOR, MIRRORS)
 """Axes of a mesh."""
 PARTS = ("context", "tensor", "pipeline", "replicas")
 """Those whose ranks depend on each other, which parameter servers do not know."""
@@ -116,7 +116,7 @@ class RuntimeSettings(Section):
     """ray: ranks by axis, such as {tensor: 2} for ranks that share each matrix, {context: 2} for ranks that share the
     tokens of each pass, or {pipeline: 2} for stages of layers, with spans of layers on each (1) (docs/sharding.md);
     data multiplies runtime.num_training_workers, and replicas multiplies both: copies of what these hold in shards.
-    rollout_tensor is the number of processes that share each matrix of a rollout worker."""
+    rollout_tensor counts processes that share a rollout worker's matrices, mirrors copies of a rank's state (0)."""
     placement: Any = setting(dict)
     """Where calls are computed (docs/placement.md). {reference: {workers: 2, mesh: {tensor: 2}}} gives a reference, or
     critic, ranks of its own; {critic: {inside: reference}} puts it there too. {generate: {shares: train}} lets rollout
@@ -298,7 +298,7 @@ class RuntimeSettings(Section):
             return
         if given.quorum > self.num_training_workers:
             yield f"servers.quorum={given.quorum} is more than num_training_workers={self.num_training_workers}"
-        if axes := [axis for axis, size in self.mesh.items() if axis in PARTS and size > 1]:
+        if axes := [axis for axis, size in self.mesh.items() if (axis in PARTS and size > 1) or axis == MIRRORS]:
             yield f"mesh has {axes[0]}, and strategy={SERVER} has no workers of parts: leave it out, or take another"
         if "optimizer" in self.offload:
             yield f"offload={self.offload}: with strategy={SERVER} no rank has moments that could wait: leave it out"
