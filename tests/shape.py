@@ -73,7 +73,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2665,
+        2670,
         "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files (130), mirrors",
     ),
     "runs": (

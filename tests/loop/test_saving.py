@@ -18,7 +18,7 @@ from plaudit import load_settings, run
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.copies import UnwritableError
-from plaudit.loop.hooks import Due, SaveCheckpoint
+from plaudit.loop.hooks import Due, Remembered, SaveCheckpoint
 from plaudit.loop.progress import Delivery, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.models import boxes
@@ -78,6 +78,7 @@ class Fake:
         self.copies: list[tuple[Path, int]] = []
         self.given_up: list[Path] = []
         self.may_write = asyncio.Event()
+        self.steps: list[int] = []
         cast: Any = self
         source: Any = SimpleNamespace(state=dict, close=self.close)
         self.saver = SaveCheckpoint(
@@ -90,6 +91,7 @@ class Fake:
             keep=0,
             save=self.save,
             written=self.written,
+            mirror=self.mirrored,
         )
 
     async def sound(self, *, whole: bool) -> bool:
@@ -107,6 +109,9 @@ class Fake:
             one.mkdir(parents=True)
         for one in (folder, *self.given_up):
             (one / "model").write_text(str(number))
+
+    async def mirrored(self, now: Remembered) -> None:
+        self.steps.append(now.progress.step)
 
     async def step(self, number: int, *, last: bool = False) -> None:
         self.number = number
