@@ -2,6 +2,8 @@
 
     choice      one request to the least busy worker, and its end       microseconds
     heartbeats  real calls of Ray, four in runtime.heartbeat_timeout    share of one core of the driver
+    samples     GRPO's groups from workers through rows, batch and      tokens a second of one core of the driver
+                credit to 8 ranks, all by real calls of Ray
 
 The workers are made up, but for one process that answers for all, so that messages are real. Nodes have 8 workers; a
 line `each asked` puts each worker on a node of its own, as if nobody could vouch for another. Needs ray.
@@ -11,18 +13,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import random
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import ray
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from plaudit.algorithms.grpo import GRPO
+from plaudit.batch import Batch
+from plaudit.data.cursor import Cursor
+from plaudit.loop.online import OnlineSource
+from plaudit.rewards.settings import ShapingSettings
+from plaudit.rollout.pool import Pool
+from plaudit.rollout.queued import Draft, QueuedEngine
+from plaudit.rollout.rollouter import Rollouter
+from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.places import Places
 from plaudit.runtime.ray import RayRuntime
+from plaudit.runtime.ray_gang import RayGang
 from plaudit.runtime.ray_worker import Hearts, RayWorker
 from plaudit.runtime.settings import RuntimeSettings
+from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 
 SIZES = (64, 512, 4096)
 A_NODE = 8
@@ -78,11 +95,97 @@ async def heartbeats(runtime: RayRuntime, count: int, a_node: int, seconds: floa
     return share
 
 
+class Answers:
+    """A rollout worker that has sampled before it is asked."""
+
+    def __init__(self, length: int, count: int):
+        self.engine: Any = Sampled(length)
+        self.found = [self.engine.answered(number) for number in range(count)]
+
+    async def generate(self, attempt: int, prompt_tokens: Any, plan: Sequence[Sampling]) -> list[Completion]:
+        return self.found[: len(plan)]
+
+
+class Sampled(QueuedEngine):
+    """Makes answers as engines do, without steps."""
+
+    def __init__(self, length: int):
+        super().__init__(self, slots=1, max_length=2 * length, ends=())
+        self.length = length
+        self._queue: Any = SimpleNamespace(answer=lambda draft, completion: setattr(self, "last", completion))
+
+    def answered(self, seed: int) -> Completion:
+        chance = random.Random(seed)
+        draft = Draft([1], Sampling(), self.length)
+        draft.tokens = [chance.randrange(150_000) for _ in range(self.length)]
+        draft.logprobs = torch.rand(self.length).neg().tolist()
+        self._answer(draft, Finish.EOS, "four letters a token"[:4] * self.length)
+        return self.last  # type: ignore[attr-defined, no-any-return]
+
+    def decode(self, token_ids: Any, **named: Any) -> str:
+        return ""
+
+    _advance = _forget = _withdraw = load = lambda self, *given, **named: None  # type: ignore[assignment]
+
+
+class Learns:
+    """A rank that has learned as soon as it is asked."""
+
+    def prepare(self, batch: Batch) -> float:
+        return float(len(batch.tokens))
+
+
+class Chance:
+    """A reward that costs nothing."""
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        return [Score(value=random.random()) for _ in completions]
+
+
+async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, steps: int) -> tuple[float, float]:
+    """Tokens a second of the driver's CPU time, and of the clock."""
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as runs do
+    group = runtime.reserve([{"CPU": 0.5}] * 2)
+    await runtime.placed(group, within=60.0)
+    grpo = GRPO()
+    real = await runtime.spawn(Answers, length, grpo.samples, name="samples", group=group, place=0, threads=1)
+    rank = await runtime.spawn(Learns, name="learns", group=group, place=1, threads=1)
+
+    async def start(number: int) -> Any:
+        return RayWorker[Any](f"worker {number}", real._actor, runtime.settings)
+
+    pool = Pool(start, workers, patience=60.0, failures=lambda lost: None)
+    await pool.open()
+    rollouter = Rollouter(pool, Chance(), ShapingSettings(), grpo.plan(Sampling(max_tokens=length)), seed=0)
+    items = [Prompt(id=f"{n}", text="", tokens=tuple(range(n, n + 200))) for n in range(1000)]
+    cursor = Cursor(len(items))
+    source = OnlineSource(items, cursor, rollouter, grpo, prompts_per_step=prompts, max_lag=1)
+    ranks = RayGang[Learns]([rank] * 8)
+    taken, tokens, clock = 0.0, 0, 0.0
+    for step in range(steps + 1):
+        if step == 1:
+            taken, clock = time.process_time(), time.perf_counter()
+        delivery = await source.next()
+        assert delivery.batch is not None
+        batch, _ = grpo.credit(delivery.batch, {})
+        await ranks.split(Learns.prepare, grpo.weigh(batch.trained()))
+        await source.done(delivery)
+        tokens += (step > 0) * sum(len(answer.tokens) for one in delivery.groups for answer in one.responses)
+    taken, clock = time.process_time() - taken, time.perf_counter() - clock
+    await source.close()
+    pool.close()
+    runtime.end_workers()
+    return tokens / taken, tokens / clock
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--seconds", type=float, default=20.0, help="of heartbeats that are counted")
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[100, 1000, 8000], help="tokens of an answer")
+    parser.add_argument("--only-samples", action="store_true")
     options = parser.parse_args()
     Console(width=100).print(f"Ray {ray.__version__}", asyncio.run(measured(options)))
 
@@ -92,6 +195,12 @@ async def measured(options: argparse.Namespace) -> Table:
     runtime = RayRuntime(RuntimeSettings(kind="ray"))
     runtime.start()
     try:
+        found = Table("tokens of an answer", "workers", "tokens a second of CPU", "of the clock", title="samples")
+        for length, count in itertools.product(options.lengths, options.sizes):
+            fast, clock = await samples(runtime, count, length, prompts=max(16, 64_000 // length), steps=6)
+            found.add_row(f"{length:,}", f"{count:,}", f"{fast:,.0f}", f"{clock:,.0f}")
+        if options.only_samples:
+            return found
         for count in options.sizes:
             chosen = await choice(count, options.requests)
             each, together = [await heartbeats(runtime, count, a_node, options.seconds) for a_node in (1, A_NODE)]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -140,8 +141,9 @@ class Batch:
 
     def trained(self) -> Batch:
         """Return the units with a trained token, if there is one; the others only served a baseline."""
-        units = torch.unique(self.row[self.trainable] // self.unit)
-        return self if len(units) in (0, len(self) // self.unit) else self.units(units)
+        trains = torch.zeros(len(self) // self.unit, dtype=torch.bool)
+        trains[self.row[self.trainable] // self.unit] = True
+        return self if trains.all() or not trains.any() else self.units(trains.nonzero()[:, 0])
 
     def split(self, parts: int, *, order: Tensor | None = None) -> list[Batch]:
         """Split into `parts` mini-batches of whole units, of nearly equal numbers; `order` shuffles the units first."""
@@ -215,7 +217,7 @@ TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in
 
 
 def _flat(columns: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    return torch.tensor([entry for column in columns for entry in column], dtype=dtype)
+    return torch.cat([torch.from_numpy(np.asarray(column)).to(dtype) for column in columns])
 
 
 def _flat_if_given(columns: Sequence[Sequence[Any] | None], dtype: torch.dtype) -> Tensor | None:

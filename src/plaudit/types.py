@@ -7,7 +7,8 @@ Tensors begin in `batch.py`. A type that only one stage needs is defined in that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,11 +41,8 @@ class Finish(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt, tokenised and ready to be answered.
-
-    `id` is stable across runs ("file.jsonl:17"); `text` is what `tokens` say; `answer` is what a rule reward compares
-    with; `messages` holds the chat that was rendered, if there was one, without the turns that did not fit; `extra`
-    holds the remaining columns of the data row.
-    """
+    `id` is stable across runs ("file.jsonl:17"); `text` is what `tokens` say; `answer` is what a rule compares with;
+    `messages` is the chat that was rendered, without turns that did not fit; `extra` has the row's other columns."""
 
     id: str
     text: str
@@ -58,10 +56,7 @@ class Prompt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How one completion is drawn. `temperature=0` is greedy. `top_k=0` and `top_p=1` keep the whole distribution.
-
-    Log-probs are those of the distribution that tokens are drawn from: logits / temperature, renormalised if top-k,
-    top-p or `min_tokens` exclude some tokens.
-    """
+    Log-probs are of the distribution that tokens are drawn from, after temperature, top-k, top-p and `min_tokens`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -79,13 +74,30 @@ class Sampling:
         return self.temperature == 0.0
 
 
+class Numbers(array):  # type: ignore[type-arg]  # Python 3.11 takes none
+    """A tuple of numbers that travels and becomes a tensor without an object for each of them. Kinds: "i" for tokens
+    and versions, "f" for log-probs, "b" for what is true or not."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return Numbers(self.typecode, found) if isinstance(place, slice) else found
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence | array) else NotImplemented
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine returns: sampled tokens (the end token included), their log-probs and policy versions."""
+    """What an engine returns, as `Numbers`: sampled tokens (the end token included), their log-probs and versions."""
 
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
     text: str
     finish: Finish
 
@@ -104,8 +116,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None
     transient: bool = False
-    """True if it failed for a reason that may pass, such as a server that does not answer; a second request may
-    succeed."""
+    """True if it failed for a reason that may pass, such as a server that does not answer: it may be asked again."""
 
     @property
     def applicable(self) -> bool:
@@ -126,18 +137,17 @@ class Response:
     """
 
     completion: Completion
-    trainable: tuple[bool, ...]
+    trainable: Sequence[int]
     score: Score
     reward: float | None
-    """`score.value` after scale, shift, clip and the penalty for unfinished answers. None if there is no score, or if
-    an unfinished answer continues or is left out of its group."""
+    """`score.value` after shaping. None if there is no score, or an unfinished answer continues or is left out."""
     continues: bool = False
     """True for an unfinished answer without a reward: the critic's value after its last token stands for the rest."""
     greedy: bool = False
     """True for a baseline that was not sampled, as in ReMax; figures of samples leave it out."""
 
     @property
-    def tokens(self) -> tuple[int, ...]:
+    def tokens(self) -> Sequence[int]:
         return self.completion.tokens
 
     @property
@@ -152,8 +162,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one prompt, in the order of the algorithm's plan. `index` counts prompts from the run's
-    start."""
+    """All responses to one prompt, in the order of the plan. `index` counts prompts from the run's start."""
 
     index: int
     prompt: Prompt
@@ -168,15 +177,15 @@ class Row:
     the tokens before it. The first token is never trained (nothing precedes it).
     """
 
-    tokens: tuple[int, ...]
-    trainable: tuple[bool, ...]
+    tokens: Sequence[int]
+    trainable: Sequence[int]
     group: int = 0
     """Number of the group; rows of one prompt share it."""
-    logprobs: tuple[float, ...] | None = None
+    logprobs: Sequence[float] | None = None
     """Behaviour log-probs, by the sampler; 0 on tokens that were not sampled."""
-    versions: tuple[int, ...] | None = None
+    versions: Sequence[int] | None = None
     """Policy version that sampled each token; -1 on tokens that were not sampled."""
-    reference: tuple[float, ...] | None = None
+    reference: Sequence[float] | None = None
     """Reference log-probs, if they were computed once before training."""
     reward: float = 0.0
     baseline: float = 0.0
@@ -185,5 +194,4 @@ class Row:
     margin: float = 0.0
     """By how much this chosen row should beat the rejected one next to it."""
     continues: bool = False
-    """True if the answer was cut off by length and has no reward: the critic's value after its last token stands for
-    it."""
+    """True if the answer was cut off by length: the critic's value after its last token stands for its reward."""

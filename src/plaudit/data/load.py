@@ -128,7 +128,7 @@ def _of_rows(
         return [tuple(rows) for _, rows in groupby(rows_of(records, reader, tally, first), key=attrgetter("group"))]
 
     def prompt(item: tuple[Row, ...]) -> Tokens:
-        return item[0].tokens[: item[0].trainable.index(True)]
+        return tuple(item[0].tokens[: item[0].trainable.index(True)])
 
     def size(item: tuple[Row, ...]) -> int:
         return max(len(row.tokens) for row in item)

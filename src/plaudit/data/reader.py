@@ -231,13 +231,13 @@ def _asks_with_chats(settings: DataSettings, chats: Chats) -> bool:
 
 def parts_of(item: Row | Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, bool], ...]:
     """A row's text in parts, each with whether it is trained; a prompt is one part."""
-    trainable = (False,) * len(item.tokens) if isinstance(item, Prompt) else item.trainable
+    trainable: Sequence[int] = (False,) * len(item.tokens) if isinstance(item, Prompt) else item.trainable
     parts: list[tuple[str, bool]] = []
     before = end = 0
     for trained, run in groupby(trainable):
         end += len(list(run))
         text = str(tokenizer.decode(list(item.tokens[:end]), clean_up_tokenization_spaces=False))
-        parts.append((text[before:], trained))
+        parts.append((text[before:], bool(trained)))
         before = len(text)
     return tuple(parts)
 

@@ -273,7 +273,7 @@ def _of_lists(column: Any) -> Callable[[int], tuple[Any, ...]]:
     return lambda number: tuple(values[offsets[number] : offsets[number + 1]].tolist())
 
 
-def _turns(trainable: Sequence[bool]) -> Sequence[int]:
+def _turns(trainable: Sequence[int]) -> Sequence[int]:
     """Indices at which trainable changes, beginning with the first trained token."""
     start = trainable.index(True) if True in trainable else len(trainable)
     if trainable.count(True) == len(trainable) - start:

@@ -53,8 +53,7 @@ class Learner(Scorer):
         waits: bool = False,
         keep: Keep = write_boxes,
     ):
-        """`passes` are shared with the other models of the rank. With `waits`, the optimizer is in host memory. `keep`
-        gets what `save` writes."""
+        """All models share `passes`. With `waits`, the optimizer is in host memory. `keep` writes what is saved."""
         self.passes = passes or Passes.of(settings)
         super().__init__(model, role, temperature=temperature, token_budget=self.passes.score, placement=placement)
         self.loss, self.halt, self.settings, self.keep = loss, halt, settings, keep

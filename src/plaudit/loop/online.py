@@ -22,7 +22,7 @@ from plaudit.loop.outage import failed
 from plaudit.loop.progress import Delivery
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Groups
-from plaudit.types import Group, Prompt
+from plaudit.types import Group, Prompt, Row
 
 MAX_REDRAW = 3.0
 """Most prompts drawn for a step, in prompts_per_step. Beyond it, groups without a signal are no longer replaced."""
@@ -81,6 +81,7 @@ class OnlineSource:
             self._feeder.add_done_callback(lambda feeder: self._started.set())
         first, waited = self.consumed, 0.0
         seen: list[Group] = []
+        made: list[list[Row]] = []
         keep: list[bool] = []
         expected, most = self.prompts_per_step, int(MAX_REDRAW * self.prompts_per_step)
         while len(seen) < expected:
@@ -91,16 +92,16 @@ class OnlineSource:
                 waited += time.monotonic() - began
             # A group with failed rewards has a known signal only after the step has waited for them.
             while len(keep) < len(seen) and (len(seen) == expected or not failed([seen[len(keep)]])):
-                keep.append(bool(self.algorithm.rows(seen[len(keep)])) or expected >= most)
+                made.append(self.algorithm.rows(seen[len(keep)]))
+                keep.append(bool(made[-1]) or expected >= most)
                 if not keep[-1]:  # its slot goes to a further prompt that this step waits for, so none is left running
                     expected += 1
                     self.slots.release()
         kept = tuple(group for group, whether in zip(seen, keep, strict=True) if whether)
         replaced = tuple(group for group, whether in zip(seen, keep, strict=True) if not whether)
-        parts = [self.algorithm.rows(group) for group in kept]
-        rows = [row for part in parts for row in part]
-        dropped = len(replaced) + sum(not part for part in parts)
-        stats = {"groups/dropped": float(dropped), "empty": float(not rows), "time/outage": waited}
+        rows = [row for part in made for row in part]
+        dropped = float(sum(not part for part in made))
+        stats = {"groups/dropped": dropped, "empty": float(not rows), "time/outage": waited}
         return Delivery(
             batch=Batch.of(rows, unit=self.algorithm.unit) if rows else None,
             epoch=first // self.cursor.length + 1,

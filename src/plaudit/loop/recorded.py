@@ -137,8 +137,8 @@ def as_json(group: Group) -> dict[str, Any]:
 def _response_json(response: Response) -> dict[str, Any]:
     completion, score = response.completion, response.score
     return {
-        "tokens": completion.tokens,
-        "logprobs": completion.logprobs,
+        "tokens": list(completion.tokens),
+        "logprobs": list(completion.logprobs),
         "versions": [[version, len(list(run))] for version, run in groupby(completion.versions)],
         "untrained": [place for place, trained in enumerate(response.trainable) if not trained],
         "text": completion.text,

@@ -171,7 +171,7 @@ def _by_token(response: Response, columns: Columns | None, pieces: Pieces) -> di
     completion, count = response.completion, len(response.tokens)
     found: dict[str, Any] = {
         "advantage": None,
-        "ids": completion.tokens,
+        "ids": tuple(completion.tokens),
         "pieces": pieces(completion.tokens),
         "logprobs": _short(np.array(completion.logprobs)).tolist(),
     }

@@ -40,7 +40,7 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "answer": lambda prompt, completion: prompt.answer,
     "messages": lambda prompt, completion: prompt.messages,
     "extra": lambda prompt, completion: prompt.extra,
-    "tokens": lambda prompt, completion: completion.tokens,
+    "tokens": lambda prompt, completion: tuple(completion.tokens),
     "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
 }
 """What a function may ask for by a parameter's name. `tokens` are the completion's, with its end token."""

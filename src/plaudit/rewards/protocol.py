@@ -43,7 +43,7 @@ def item(prompt: Prompt, completion: Completion) -> str:
         "completion": completion.text,
         "finish": str(completion.finish),
         "prompt_tokens": prompt.tokens,
-        "completion_tokens": completion.tokens,
+        "completion_tokens": list(completion.tokens),
     }
     if prompt.answer is not None:
         content["answer"] = prompt.answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plaudit.rewards.settings import ShapingSettings
-from plaudit.types import Completion, Finish, Response, Score
+from plaudit.types import Completion, Finish, Numbers, Response, Score
 
 
 def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, greedy: bool = False) -> Response:
@@ -19,7 +19,7 @@ def shaped(completion: Completion, score: Score, settings: ShapingSettings, *, g
     scored = cut in ("score", "mask_loss")
     return Response(
         completion=completion,
-        trainable=(cut not in ("mask", "mask_loss"),) * len(completion.tokens),
+        trainable=Numbers("b", bytes([cut not in ("mask", "mask_loss")]) * len(completion.tokens)),
         score=score,
         reward=penalty if penalty is not None else _reward(score, settings) if scored else None,
         continues=cut == "bootstrap",

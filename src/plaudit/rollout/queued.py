@@ -18,7 +18,7 @@ from plaudit.rollout.text import TextDecoder, text_before_stop, text_of
 from plaudit.runtime.memory import OutOfMemory, give_back_memory
 from plaudit.runtime.queue import Queue
 from plaudit.support.fields import leaves
-from plaudit.types import Completion, Finish, Sampling
+from plaudit.types import Completion, Finish, Numbers, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +143,9 @@ class QueuedEngine(ABC):
 
     def _answer(self, draft: Draft, finish: Finish, text: str) -> None:
         completion = Completion(
-            tokens=tuple(draft.tokens),
-            logprobs=tuple(draft.logprobs),
-            versions=tuple(draft.drawn_by(self.version)),
+            tokens=Numbers("i", draft.tokens),
+            logprobs=Numbers("f", draft.logprobs),
+            versions=Numbers("i", draft.drawn_by(self.version)),
             text=text,
             finish=finish,
         )

@@ -1,0 +1,36 @@
+"""Numbers are tuples to whoever reads them, and buffers to those who copy them."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from plaudit.types import Numbers
+
+
+def test_they_are_equal_to_the_tuple_and_hash_as_it_does() -> None:
+    tokens = Numbers("i", [5, 6, 7])
+    assert tokens == (5, 6, 7)
+    assert tokens == (5, 6, 7)
+    assert tokens != (5, 6)
+    assert tokens != Numbers("i", [5, 6, 8])
+    assert tokens != "567"
+    assert tokens != 5
+    assert tokens[1:] == (6, 7)
+    assert tokens[-1] == 7
+    assert {tokens: "found"}[(5, 6, 7)] == "found"  # type: ignore[index]
+    assert Numbers("b", [True, False]) == (True, False)
+    assert Numbers("f", [-0.5]) == pytest.approx((-0.5,))
+
+
+def test_they_travel_as_bytes_and_become_arrays_without_objects() -> None:
+    values = np.array([random.Random(0).random() for _ in range(1000)], dtype=np.float32)
+    sent = pickle.dumps(Numbers("f", values.tolist()), protocol=5)
+    assert len(sent) < 4 * 1000 + 200
+    found = pickle.loads(sent)
+    assert type(found) is Numbers
+    assert np.array_equal(np.asarray(found, np.float32), values), "float32 comes back to the last bit"
+    assert np.asarray(Numbers("b", [1, 0]), bool).tolist() == [True, False]
