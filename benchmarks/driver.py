@@ -29,10 +29,9 @@ from plaudit.algorithms.grpo import GRPO
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.loop.online import OnlineSource
-from plaudit.rewards.settings import ShapingSettings
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.queued import Draft, QueuedEngine
-from plaudit.rollout.rollouter import Rollouter
+from plaudit.rollout.rollouter import Rollouter, ShapingSettings
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.places import Places
 from plaudit.runtime.ray import RayRuntime

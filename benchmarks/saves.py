@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from plaudit import Run, load_settings, run
-from plaudit.runs.records import EVENTS
 from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
 
 EVERY = 3
@@ -46,7 +45,7 @@ def recipe(output: Path, files: DemoFiles, options: argparse.Namespace, kind: st
 
 def measured(found: Run) -> tuple[float, float, float, float]:
     """The bytes of a checkpoint, and medians: the wait for one, a step just after it, another step."""
-    events = [json.loads(line) for line in (found.folder / EVENTS).read_text().splitlines()]
+    events = [json.loads(line) for line in (found.folder / "events.jsonl").read_text().splitlines()]
     waits = [one["end"] - one["begin"] for one in events if one["phase"] == "saves"][:-1] or [0.0]
     steps = [(record["step"], record["time/step"]) for record in found.metrics[EVERY:-1]]
     after = [seconds for step, seconds in steps if step % EVERY == 1]

@@ -60,7 +60,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        2630,
+        2635,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
@@ -73,7 +73,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2670,
+        2675,
         "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files (130), mirrors",
     ),
     "runs": (

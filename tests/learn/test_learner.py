@@ -14,6 +14,7 @@ from torch import Tensor
 from plaudit.algorithms import Output
 from plaudit.batch import Batch
 from plaudit.compute.calls import available
+from plaudit.learn import moving
 from plaudit.learn.learner import Learner
 from plaudit.learn.readout import policy_output
 from plaudit.learn.scorer import Scorer
@@ -200,9 +201,10 @@ def test_learners_go_on_bit_for_bit_with_what_another_held(
     for step in range(3):
         ours.step(batch, step)
     ours.passes.micro.lower(20)
-    held = {name: tensor.clone() for name, tensor in ours.moving().items()}
+    tensors, values = moving.moving(ours)
+    held = {name: tensor.clone() for name, tensor in tensors.items()}
     theirs = make_learner(role, dtype=dtype)
-    theirs.moved(held, ours.remembered())
+    moving.moved(theirs, held, values)
     for step in range(3, 5):
         assert ours.step(batch, step) == theirs.step(batch, step)
     for name, tensor in copied(ours).items():

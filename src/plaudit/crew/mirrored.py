@@ -52,7 +52,9 @@ class Mirrored:
 
     def state(self) -> tuple[State, None]:
         """Everything here that steps change, in the memory where it is: to be sent before the next step."""
-        held = {role: (member.moving(), member.remembered()) for role, member in self._moving().items()}
+        from plaudit.learn.moving import moving
+
+        held = {role: moving(member) for role, member in self._moving().items()}
         return {
             role: ({n: t.cpu().numpy() for n, t in tensors.items()}, more) for role, (tensors, more) in held.items()
         }, None
@@ -64,7 +66,9 @@ class Mirrored:
     def put_back(self) -> None:
         import torch
 
+        from plaudit.learn.moving import moved
+
         for role, member in self._moving().items():
             arrays, more = self._received[role]
-            member.moved({name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, more)
+            moved(member, {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}, more)
         self._received = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from plaudit.algorithms.base import LossFn, Output
 from plaudit.algorithms.figures import merge_stats, plain
 from plaudit.batch import Batch
-from plaudit.learn.optim import MASTER, Optimizer, schedule
+from plaudit.learn.optim import Optimizer, schedule
 from plaudit.learn.passes import Passes, UnitTooLong
 from plaudit.learn.readout import Work, counts_once
 from plaudit.learn.scorer import Scorer
@@ -151,16 +151,3 @@ class Learner(Scorer):
         """Restore what `save` wrote, on any number of ranks. Raises ValueError if the tensors are not this model's."""
         self.optimizer.restore(*opened(self.placement, path))
         self.passes.restore(values.get("passes", {}))
-
-    def moving(self) -> dict[str, Tensor]:
-        masters = {f"{MASTER}/{name}": master.detach() for name, master in self.optimizer.masters.items()}
-        return self.optimizer.state() | masters
-
-    def remembered(self) -> dict[str, Any]:
-        return {"passes": self.passes.state()}
-
-    @torch.no_grad()
-    def moved(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        super().moved(tensors, values)
-        self.optimizer.round()
-        self.passes.restore(values["passes"])

@@ -6,7 +6,6 @@ Batch -> consecutive parts within the token budget -> forward -> Output, ... -> 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,20 +99,6 @@ class Scorer:
             here.lerp_(towards, share)
             if here is not mine:
                 mine.copy_(here)
-
-    def moving(self) -> dict[str, Tensor]:
-        """Return this rank's part of everything that steps change, in the memory where it is."""
-        return {name: local(parameter).detach() for name, parameter in self.model.named_parameters()}
-
-    def remembered(self) -> dict[str, Any]:
-        """Return what else steps change."""
-        return {}
-
-    @torch.no_grad()
-    def moved(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Take over what `moving` and `remembered` returned, on a rank with the same part."""
-        for name, mine in self.moving().items():
-            mine.copy_(tensors[name])
 
 
 class BaseScorer(Scorer):
