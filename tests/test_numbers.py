@@ -21,6 +21,8 @@ def test_they_are_equal_to_the_tuple_and_hash_as_it_does() -> None:
     assert tokens != 5
     assert tokens[1:] == (6, 7)
     assert tokens[-1] == 7
+    assert (4, *tokens) == (4,) + tokens == (4, 5, 6, 7)  # noqa: RUF005
+    assert tokens + (8,) == (5, 6, 7, 8)  # noqa: RUF005
     assert {tokens: "found"}[(5, 6, 7)] == "found"  # type: ignore[index]
     assert Numbers("b", [True, False]) == (True, False)
     assert Numbers("f", [-0.5]) == pytest.approx((-0.5,))

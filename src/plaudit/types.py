@@ -75,14 +75,17 @@ class Sampling:
 
 
 class Numbers(array):  # type: ignore[type-arg]  # Python 3.11 takes none
-    """A tuple of numbers that travels and becomes a tensor without an object for each of them. Kinds: "i" for tokens
-    and versions, "f" for log-probs, "b" for what is true or not."""
-
-    __slots__ = ()
+    """A tuple of numbers without an object for each: "i" tokens and versions, "f" log-probs, "b" what is true."""
 
     def __getitem__(self, place: Any) -> Any:
         found = super().__getitem__(place)
         return Numbers(self.typecode, found) if isinstance(place, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return (*self, *other)
+
+    def __radd__(self, other: Any) -> Any:
+        return (*other, *self)
 
     def __eq__(self, other: object) -> bool:
         return tuple(self) == tuple(other) if isinstance(other, Sequence | array) else NotImplemented
@@ -171,11 +174,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One sequence for the learner: prompt and answer together.
-
-    Every per-token field has one entry a token and obeys the column rule: entry t is about emitting token t given
-    the tokens before it. The first token is never trained (nothing precedes it).
-    """
+    """One sequence for the learner: prompt and answer together. Every per-token field has one entry a token and obeys
+    the column rule: entry t is about emitting token t given the tokens before it. The first token is never trained."""
 
     tokens: Sequence[int]
     trainable: Sequence[int]

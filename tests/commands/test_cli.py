@@ -462,7 +462,7 @@ def test_a_full_disk_ends_a_run_in_one_line(recipe: Path, tmp_path: Path, enviro
     first, second = "epoch1epochstep1globalstep1", "epoch1epochstep2globalstep2"
     words = [str(recipe), "log.page=false", "log.quiet=true"]
     assert plaudit("sft", *words, "train.steps=1").exit_code == 0
-    limited = "import resource, sys; from plaudit.commands.cli import main\n"
+    limited = "import resource, sys; sys.dont_write_bytecode = True; from plaudit.commands.cli import main\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), -1)); main()"
 
     def resumed(limit: int) -> list[str]:
@@ -490,7 +490,7 @@ def test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written(
     """A full disk at the end, and before any work a place where nothing can be written."""
     assert plaudit("sft", recipe, "train.steps=1").exit_code == 0
     model = tmp_path / "runs/run"
-    limited = "import resource, sys; from plaudit.commands.cli import main\n"
+    limited = "import resource, sys; sys.dont_write_bytecode = True; from plaudit.commands.cli import main\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (16, -1)); main()"
     (tmp_path / "file").write_text("")
     evaluated = ("evaluate", f"model={model}", f"prompts={demo.prompts}", "limit=2", "out={}")

@@ -147,6 +147,6 @@ def test_a_task_of_one_seed_has_its_table_too(recipe: dict[str, Any], demo: Any,
     run_task(file, lambda folder, seed, reporter: None, tmp_path / "task", seeds=[3], overrides=[])
     found = json.loads((tmp_path / "task/seeds.json").read_text())
     assert found["seeds"] == [3]
-    page = "\n".join(importlib.import_module("results").section(tmp_path / "task", "The task"))
+    page = "\n".join(importlib.import_module("results").section(tmp_path / "task"))
     value = found["figures"]["gold reward after"]["values"][0]
     assert f"| gold reward after | {value:.3f} | - | {value:.3f} |" in page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,4 +116,5 @@ def _row(prompt: Prompt, completion: Completion) -> dict[str, Any]:
     asked = {"prompt_id": prompt.id, "prompt": list(prompt.messages) or prompt.text, "completion": completion.text}
     reference = {} if prompt.answer is None else {"answer": prompt.answer}
     template = {name: prompt.extra[name] for name in TEMPLATE_COLUMNS if name in prompt.extra}
-    return asked | reference | template | {key: asdict(completion)[key] for key in ("finish", "tokens", "logprobs")}
+    numbers = {"tokens": list(completion.tokens), "logprobs": list(completion.logprobs)}
+    return asked | reference | template | {"finish": completion.finish} | numbers
