@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,18 +49,24 @@ def frontier(found: Found, path: Path) -> None:
     families = {title: family for title, family in FAMILIES.items() if found.keys() & family.keys()}
 
     def draw(figure: Any) -> None:
-        shared = None
-        for column, (title, family) in enumerate(families.items(), start=1):
-            axes = shared = figure.add_subplot(1, len(families), column, sharex=shared, sharey=shared)
+        for axes, family in _side_by_side(figure, families, "KL to the SFT policy, nats an answer", "gold reward"):
             for number, (recipe, name) in enumerate(family.items()):
                 if points := found.get(recipe):
                     _line(axes, points, name, PALETTE[number])
-            axes.set_title(title)
-            axes.set_xlabel("KL to the SFT policy, nats an answer")
             axes.legend(loc="lower right")
-        figure.axes[0].set_ylabel("gold reward")
 
     drawn(path, (4.5 * len(families), 4.3), draw)
+
+
+def _side_by_side(figure: Any, panels: Mapping[str, Any], x: str, y: str) -> Iterator[tuple[Axes, Any]]:
+    """Yield axes of one scale with a title each, and what each is to show."""
+    shared = None
+    for column, (title, content) in enumerate(panels.items(), start=1):
+        axes = shared = figure.add_subplot(1, len(panels), column, sharex=shared, sharey=shared)
+        axes.set_title(title)
+        axes.set_xlabel(x)
+        yield axes, content
+    figure.axes[0].set_ylabel(y)
 
 
 def _line(axes: Axes, points: Any, name: str, colour: str) -> None:
@@ -73,23 +79,20 @@ def _line(axes: Axes, points: Any, name: str, colour: str) -> None:
 
 def over(found: Found, path: Path) -> None:
     """Judge's and gold reward against d = sqrt(KL), for judges of three sizes and of three amounts of data."""
+    sizes = {f"over_{n}": f"width {w}, {k} layers" for n, (w, k) in SIZES.items()}
+    amounts = {f"over_{n}": f"{n:,} pairs" for n in PAIRS}
     panels = {
-        "judges of three sizes": {**{f"over_{n}": f"width {w}, {k} layers" for n, (w, k) in SIZES.items()}},
-        "judges of three amounts of data": {f"over_{n}": f"{n:,} pairs" for n in PAIRS},
+        "judges of three sizes": sizes | {"over_whole": "width 192, 3 layers"},
+        "judges of three amounts of data": amounts | {"over_whole": "12,000 pairs"},
     }
-    whole = {"judges of three sizes": "width 192, 3 layers", "judges of three amounts of data": "12,000 pairs"}
+    x, y = "d = sqrt(KL), KL in nats an answer", "gain: gold (points, fitted line), judge (dashed)"
 
     def draw(figure: Any) -> None:
-        shared = None
-        for column, (title, lines) in enumerate(panels.items(), start=1):
-            axes = shared = figure.add_subplot(1, 2, column, sharex=shared, sharey=shared)
-            for number, (name, label) in enumerate([*lines.items(), ("over_whole", whole[title])]):
+        for axes, lines in _side_by_side(figure, panels, x, y):
+            for number, (name, label) in enumerate(lines.items()):
                 if points := found.get(name):
                     _optimised(axes, points, label, PALETTE[number])
-            axes.set_title(title)
-            axes.set_xlabel("d = sqrt(KL), KL in nats an answer")
             axes.legend(loc="lower left")
-        figure.axes[0].set_ylabel("gain: gold (points, fitted line), judge (dashed)")
 
     drawn(path, (11, 4.5), draw)
 

@@ -1,4 +1,4 @@
-"""Numbers are tuples to whoever reads them, and buffers to those who copy them."""
+"""`Numbers` reads like a tuple, and is copied and sent like an array."""
 
 from __future__ import annotations
 

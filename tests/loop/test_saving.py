@@ -143,6 +143,22 @@ def test_steps_go_on_while_one_checkpoint_is_written_and_the_end_waits(tmp_path:
     asyncio.run(steps())
 
 
+def test_a_run_that_ends_while_its_last_write_fails_ends_with_that_failure(tmp_path: Path) -> None:
+    async def steps() -> None:
+        fake = Fake(tmp_path)
+
+        async def full(folders: Sequence[Path]) -> None:
+            await asyncio.sleep(0)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        fake.saver.written = full
+        async with fake.saver.ends():
+            await fake.step(1)
+
+    with pytest.raises(UnwritableError, match="No space"):
+        asyncio.run(steps())
+
+
 def test_a_run_that_is_cancelled_first_commits_what_it_writes(tmp_path: Path) -> None:
     """It may go back to this checkpoint."""
 

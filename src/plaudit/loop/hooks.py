@@ -217,6 +217,8 @@ class SaveCheckpoint:
         except Exception as error:
             await self._last(error)
             raise
+        else:
+            await self._committed()
         finally:
             with suppress(Exception):  # another error ends the run
                 await self._committed()

@@ -19,8 +19,8 @@ from plaudit.settings.tree import Settings, SettingsError
 
 def chosen(settings: Settings, say: Callable[[str], None] = print) -> Settings:
     """Return `settings` placed as their `runtime.placement` names it: the fastest that can run (auto), or what people
-    choose by hand (symmetric, heuristic); others as they are. Needs the file of `plaudit profile`, and writes the plan,
-    with which the run compares itself. `say` is told what was chosen and why.
+    choose by hand (symmetric, heuristic); others as they are. It needs the file of `plaudit profile`. It writes the
+    plan, to which the run later compares its steps. It calls `say` with the choice and its reason.
 
         plaudit.run(chosen(plaudit.load_settings("ppo.yaml", ["runtime.placement=auto"])))
 
