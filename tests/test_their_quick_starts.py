@@ -87,6 +87,7 @@ def test_quick_start_of_trl_runs(
     monkeypatch.setenv("REPORT_TO", "none")
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: datasets.Dataset.from_list(rows(name)))
     monkeypatch.setattr("transformers.trainer.DEFAULT_CALLBACKS", [Steps])
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)  # TRL's default on CPUs
     code, named = re.subn(r'model="[^"]+"', f"model={json.dumps(str(chat_model))}", scripts()[trainer])
     assert named == 1
     exec(compile(code, "docs/switching.md", "exec"), {})
