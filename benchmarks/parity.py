@@ -245,6 +245,7 @@ def online_cases(ppo: trl.OfPPO) -> list[Case]:
         ("DAPO", GRPO(clip=clip), partial(grpo, name="dapo", clip=clip)),
         ("GRPO, bnpo", GRPO(clip=clip), partial(grpo, name="bnpo", clip=clip)),
         ("Dr.GRPO", GRPO(aggregation=9.0, scale_rewards=False), partial(grpo, name="dr_grpo")),
+        ("CISPO", GRPO(correction="cispo", correction_cap=5.0), partial(grpo, name="cispo", clip=(0.2, 5.0))),
         ("GSPO", gspo, partial(grpo, name="grpo", level="sequence", clip=(0.03, 0.04))),
         ("RLOO, ratio by sequence", RLOO(ratio="sequence", aggregation="sequence"), trl.rloo),
     ]

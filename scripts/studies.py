@@ -69,6 +69,7 @@ CORRECTIONS = {
     "clipped at the sampler": ("algorithm.recompute_old=false",),
     "truncated": ("algorithm.recompute_old=true", "algorithm.correction=truncate"),
     "decoupled": ("algorithm.recompute_old=true", "algorithm.correction=truncate", "algorithm.correction_cap=inf"),
+    "CISPO": ("algorithm.correction=cispo",),
     "token mask": ("algorithm.recompute_old=true", "algorithm.correction=mask"),
     "sequence mask": ("algorithm.recompute_old=true", "algorithm.correction=sequence_mask"),
 }

@@ -30,7 +30,7 @@ ROOMS = {
         860,
         "paths, plugins, visible text, late imports, requests; declared settings; how runs end (45); addresses (95)",
     ),
-    "maths": (470, "one function for each formula"),
+    "maths": (480, "one function for each formula"),
     "compute": (
         1830,
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
@@ -43,7 +43,7 @@ ROOMS = {
         2680,
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
-    "algorithms": (1160, "a file for each method and two for what they share"),
+    "algorithms": (1180, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from plaudit import PolicyGradient, register_algorithm
-from plaudit.algorithms.policy_gradient import credit_figures, spread
+from plaudit.algorithms.figures import credit_figures
+from plaudit.algorithms.policy_gradient import spread
 from plaudit.batch import Batch
 from plaudit.types import Stats
 

@@ -79,6 +79,21 @@ def test_policy_loss_reads_its_clip_settings_and_figures() -> None:
     assert figures["clip_fraction"] == pytest.approx(2 / 3)
 
 
+def test_cispo_bounds_the_ratio_to_the_sampler_and_counts_what_it_bounds() -> None:
+    # w = min(policy / sampler, 1.2): 1.2, 0.5, 1.2 with A 1, -1, -1 and log pi log 1.5, log 0.5, log 5.
+    batch = Batch.of(ROWS).with_columns(
+        behaviour=column(0.0, 0.0, 0.0), advantages=torch.tensor([0.0, 1.0, -1.0, 0.0, -1.0])
+    )
+    output = Output(logprobs=column(math.log(1.5), math.log(0.5), math.log(5.0)), entropy=torch.zeros(5))
+    method = GRPO(correction="cispo", correction_cap=1.2).adapted(off_policy=True)
+    assert method.recompute_old is False, "its ratio needs no other log-probs than the sampler's"
+    loss, figures = method.policy_loss(output, method.weigh(batch))
+    by_hand = -1.2 * math.log(1.5) + 0.5 * math.log(0.5) + 1.2 * math.log(5.0)
+    assert float(loss) == pytest.approx(by_hand / 3)
+    assert figures["clip_fraction"] == pytest.approx(2 / 3)
+    assert figures["ratio/max"] == pytest.approx(5.0)
+
+
 K3 = (math.exp(-1), math.exp(-2) + 1, math.e - 2)
 """Of the log-ratios 1, 2 and -1."""
 

@@ -46,6 +46,8 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: PPO(kl_estimator="k4"), "kl_estimator=k4"),
         (lambda: GRPO(kl_in_loss=0.1, kl_estimator="k1"), "kl_estimator=k1"),
         (lambda: GRPO(correction="word_mask"), "correction=word_mask"),
+        (lambda: GRPO(correction="cispo", recompute_old=True), "correction=cispo .*recompute_old"),
+        (lambda: RLOO(correction="cispo", dual_clip=3.0), "correction=cispo .*dual_clip"),
         (lambda: PPO(samples=0), "samples=0"),
         (lambda: PPO(clip=(0.2, -0.1)), "clip"),
         (lambda: PPO(clip=(0.2, float("nan"))), "clip"),

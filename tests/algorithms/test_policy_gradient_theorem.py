@@ -235,6 +235,18 @@ def test_old_samples_are_corrected_by_the_ratio_of_sequences() -> None:
     close(expected_gradient(method, 2, sampler=OTHER), -objective_gradient(0.0))
 
 
+def test_cispo_on_fresh_samples_has_the_exact_gradient() -> None:
+    """Its value is another one, but every weight is 1."""
+    got, batch = whole_gradient(GRPO(scale_rewards=False, correction="cispo"))
+    close(got * int(batch.trainable.sum()) / 16, -objective_gradient(0.0))
+
+
+def test_cispo_corrects_old_samples_by_the_ratio_of_sequences() -> None:
+    method = RLOO(samples=2, kl_coefficient=0.0, ratio="sequence", aggregation=1.0, correction="cispo")
+    method = replace(method, correction_cap=1e9)
+    close(expected_gradient(method, 2, sampler=OTHER), -objective_gradient(0.0))
+
+
 @pytest.mark.parametrize("estimator", ["weighted_k3", "k2", "k3"])
 def test_kl_in_the_loss_pulls_towards_the_reference(estimator: str) -> None:
     """In every state visited: the KL's own gradient, but by k3 that of KL(reference || policy)."""

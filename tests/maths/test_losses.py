@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plaudit.maths.losses import (
     bradley_terry,
+    cispo,
     clip_fraction,
     clipped_policy,
     clipped_value,
@@ -124,6 +125,16 @@ def test_clip_fraction_counts_exactly_the_lost_gradients(ratio: float, advantage
     assert bool(counted) == (float(gradient) == 0.0)
     nothing = clip_fraction(torch.tensor([ratio]).log(), torch.zeros(1), low=0.2, high=0.3)
     assert not nothing.any(), "without an advantage there is no gradient to lose"
+
+
+def test_cispo_by_hand_keeps_every_gradient() -> None:
+    """Ratios 0.5, 1, 3 and 3 with the cap at 2: weights 0.5, 1, 2, 2, whatever the advantage's sign."""
+    current = torch.tensor([-1.0, -2.0, -0.5, -4.0], dtype=torch.float64, requires_grad=True)
+    old = current.detach() - torch.tensor([0.5, 1.0, 3.0, 3.0], dtype=torch.float64).log()
+    loss = cispo(current - old, current, torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=torch.float64), cap=2.0)
+    close(loss.detach(), [0.5, -2.0, 2.0, -16.0])
+    (gradient,) = torch.autograd.grad(loss.sum(), current)
+    close(gradient, [-0.5, 1.0, -4.0, 4.0])
 
 
 @settings(max_examples=50, deadline=None)

@@ -387,7 +387,8 @@ def test_an_unknown_key_is_answered_with_the_nearest(system: str, given: dict[st
         ("sft", {"deepspeed": {"fp16": {"enabled": True}}}, "deepspeed: fp16.enabled=true: float16 needs loss scaling"),
         ("dpo", {"loss_type": ["sigmoid", "sft"]}, "loss_type="),
         ("dpo", {"sync_ref_model": True}, "ref_model_sync_steps=null:"),
-        ("grpo", {"loss_type": "cispo"}, "loss_type=cispo:"),
+        ("grpo", {"loss_type": "sapo"}, "loss_type=sapo:"),
+        ("grpo", {"loss_type": "cispo"}, "epsilon_high=null:"),
         ("grpo", {"importance_sampling_level": "word"}, "importance_sampling_level=word:"),
         ("grpo", {"scale_rewards": "batch"}, "scale_rewards=batch:"),
         ("grpo", {"loss_type": "grpo", "entropy_coef": 0.1}, "entropy_coef=0.1:"),
@@ -538,6 +539,15 @@ def test_vllm_is_corrected_for_as_in_trl(mode: str) -> None:
     assert (found["correction"], found["correction_cap"]) == (mode, 3.0)
     off = trl.recipe(file | {"vllm_importance_sampling_correction": False}, "grpo").recipe["algorithm"]
     assert off["correction"] == "none"
+
+
+@pytest.mark.parametrize("sampler", [{}, {"use_vllm": True}])
+def test_cispo_bounds_the_ratio_by_epsilon_high(sampler: dict[str, Any]) -> None:
+    """It is to what sampled, so the correction for vLLM is part of it."""
+    file = {"loss_type": "cispo", "epsilon_high": 5.0} | sampler
+    found = trl.recipe(file, "grpo").recipe["algorithm"]
+    assert (found["correction"], found["correction_cap"], found["aggregation"]) == ("cispo", 5.0, "token")
+    assert "clip" not in found
 
 
 def test_variables_of_the_file_are_set_and_their_values_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:

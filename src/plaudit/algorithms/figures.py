@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from plaudit.batch import Batch
+from plaudit.maths.advantages import equal_groups
 from plaudit.maths.kl import k3
+from plaudit.maths.ragged import row_sum
 from plaudit.types import Stats
 
 
@@ -51,6 +53,23 @@ def sampler_gap(current: Tensor, batch: Batch) -> Stats:
         return {}
     assert batch.token_share is not None
     return {"kl/old": float((k3(batch.behaviour - current.detach()) * batch.token_share).sum())}
+
+
+def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = True) -> Stats:
+    """Figures of advantages, lengths and what is left to learn. `kl` is the per-row sum of k1. `grouped`: answers are
+    compared with their group's, so that groups of equal rewards carry no signal."""
+    assert batch.reward is not None and batch.advantages is not None
+    lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
+    stats = {
+        "advantage/mean": mean_where(batch.advantages, batch.trainable),
+        "advantage/std": float(batch.advantages[batch.trainable].std()) if int(batch.trainable.sum()) > 1 else 0.0,
+        "length/trained": mean_where(lengths, lengths > 0),
+    }
+    if grouped:
+        stats["groups/equal"] = equal_groups(batch.reward, batch.group)
+    if kl is not None:
+        stats["kl/reference"] = mean_where(kl, lengths > 0)
+    return stats
 
 
 def _plain(value: Any, name: str, whose: str) -> float:

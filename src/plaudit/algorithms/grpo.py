@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plaudit.algorithms.base import Memory, scored
-from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl, spread
+from plaudit.algorithms.figures import credit_figures
+from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
 from plaudit.batch import Batch
 from plaudit.maths.advantages import group_centred
 from plaudit.support.fields import setting
@@ -39,6 +40,7 @@ class GRPO(PolicyGradient):
     has_baseline: ClassVar[bool] = True
 
     def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if self.dynamic_sampling_part is not None and not self.dynamic_sampling:
             yield f"dynamic_sampling_part={self.dynamic_sampling_part} needs dynamic_sampling=true: set that, or null"
 

@@ -5,7 +5,8 @@ Batch -> credit (the child's own) -> advantages -> weigh -> policy_loss (ratio, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -13,16 +14,21 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import Algorithm, LossFn, Output, weighed
-from plaudit.algorithms.figures import mean_where, sampler_gap
+from plaudit.algorithms.figures import sampler_gap
 from plaudit.batch import Batch
-from plaudit.maths.advantages import equal_groups
 from plaudit.maths.kl import ESTIMATORS, k1, weighted_k3
-from plaudit.maths.losses import LEVELS, clip_fraction, clipped_policy, log_ratio, off_policy_weight
+from plaudit.maths.losses import LEVELS, cispo, clip_fraction, clipped_policy, log_ratio, off_policy_weight
 from plaudit.maths.ragged import row_sum
 from plaudit.support.fields import setting
 from plaudit.types import Role, Stats
 
-CORRECTIONS = ("none", "truncate", "mask", *(f"{level}_{how}" for level in LEVELS for how in ("truncate", "mask")))
+CORRECTIONS = (
+    "none",
+    "truncate",
+    "mask",
+    "cispo",
+    *(f"{level}_{how}" for level in LEVELS for how in ("truncate", "mask")),
+)
 
 
 @dataclass(frozen=True)
@@ -57,17 +63,23 @@ class PolicyGradient(Algorithm):
     weights (rollout.max_lag) or another engine's."""
     correction: str = setting("truncate", choices=CORRECTIONS)
     """With recompute_old, weigh samples by w = learner / sampler: none, truncate (w is at most correction_cap) or mask
-    (leave out those with w above the cap or below 1 / cap). w is of `ratio`'s level, or of one named: sequence_mask."""
+    (leave out those with w above the cap or below 1 / cap). w is of `ratio`'s level, or of one named: sequence_mask.
+    cispo takes the clipped loss's place: -w A log pi, with the constant w = policy / sampler, at most the cap."""
     correction_cap: float = setting(2.0, least=1, infinite=True)
     """Bound of w."""
 
     uses_ratio: ClassVar[bool] = True
 
+    def contradictions(self) -> Iterator[str]:
+        if self.correction == "cispo" and (self.recompute_old or self.dual_clip is not None):
+            yield "correction=cispo has no clip, its ratio is to the sampler: set recompute_old and dual_clip to null"
+
     def losses(self) -> Mapping[Role, LossFn]:
         return {Role.POLICY: self.policy_loss}
 
     def adapted(self, *, off_policy: bool) -> Self:
-        return replace(self, recompute_old=off_policy) if self.recompute_old is None else self
+        recompute = off_policy and self.correction != "cispo" if self.recompute_old is None else self.recompute_old
+        return replace(self, recompute_old=recompute)
 
     def weigh(self, batch: Batch) -> Batch:
         return weighed(batch, self.aggregation)
@@ -89,8 +101,13 @@ class PolicyGradient(Algorithm):
         assert weight is not None and share is not None and advantages is not None
         low, high = self.clip
         change = log_ratio(current, batch.old, batch.trainable, batch.row, len(batch), level=self.ratio)
-        loss = clipped_policy(change, advantages, low=low, high=high, dual=self.dual_clip)
-        figures: Stats = {}
+        if self.correction == "cispo":
+            loss = cispo(change, current, advantages, cap=self.correction_cap)
+            clipped = change > math.log(self.correction_cap)
+        else:
+            loss = clipped_policy(change, advantages, low=low, high=high, dual=self.dual_clip)
+            clipped = clip_fraction(change.detach(), advantages, low=low, high=high)
+        figures: Stats = {"clip_fraction": float((clipped * share).sum())}
         correction = self._correction(batch)
         if correction is not None:
             loss = loss * correction
@@ -105,14 +122,12 @@ class PolicyGradient(Algorithm):
             loss = loss - self.entropy_bonus * entropy
         total = (loss * weight).sum()
         with torch.no_grad():
-            clipped = clip_fraction(change, advantages, low=low, high=high)
             ratio = change.exp()
             figures |= {
                 "loss/policy": float(total),
                 "entropy": float((entropy * share).sum()),
                 "ratio/mean": float((ratio * share).sum()),
                 "ratio/max": float(ratio[batch.trainable].max()) if bool(batch.trainable.any()) else 1.0,
-                "clip_fraction": float((clipped * share).sum()),
             }
         return total, figures | sampler_gap(current, batch)
 
@@ -144,20 +159,3 @@ def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:
 def spread(advantage: Tensor, batch: Batch) -> Tensor:
     """Give each trained token (n,) the advantage of its row (r,)."""
     return advantage[batch.row] * batch.trainable
-
-
-def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = True) -> Stats:
-    """Figures of advantages, lengths and what is left to learn. `kl` is the per-row sum of k1. `grouped`: answers are
-    compared with their group's, so that groups of equal rewards carry no signal."""
-    assert batch.reward is not None and batch.advantages is not None
-    lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
-    stats = {
-        "advantage/mean": mean_where(batch.advantages, batch.trainable),
-        "advantage/std": float(batch.advantages[batch.trainable].std()) if int(batch.trainable.sum()) > 1 else 0.0,
-        "length/trained": mean_where(lengths, lengths > 0),
-    }
-    if grouped:
-        stats["groups/equal"] = equal_groups(batch.reward, batch.group)
-    if kl is not None:
-        stats["kl/reference"] = mean_where(kl, lengths > 0)
-    return stats

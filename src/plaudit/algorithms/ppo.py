@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from plaudit.algorithms.base import LossFn, Memory, Output
-from plaudit.algorithms.figures import mean_where
-from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl
+from plaudit.algorithms.figures import credit_figures, mean_where
+from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl
 from plaudit.batch import Batch
 from plaudit.maths.advantages import generalised_advantages, token_rewards, whiten
 from plaudit.maths.kl import adapted_coefficient
@@ -54,6 +54,7 @@ class PPO(PolicyGradient):
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE, Role.CRITIC})
 
     def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if self.kl_target is not None and self.kl_coefficient == 0:
             yield "kl_coefficient=0.0 must be above 0 with algorithm.kl_target: from 0 no factor leads away"
 

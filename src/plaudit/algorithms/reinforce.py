@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plaudit.algorithms.base import Memory
-from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl
+from plaudit.algorithms.figures import credit_figures
+from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl
 from plaudit.batch import Batch
 from plaudit.maths.advantages import group_centred, return_to_go, token_rewards, whiten
 from plaudit.support.fields import setting

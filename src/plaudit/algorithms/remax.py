@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from plaudit.algorithms.base import Memory, row_of
-from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl, spread
+from plaudit.algorithms.figures import credit_figures
+from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
 from plaudit.batch import Batch
 from plaudit.maths.advantages import equal_groups, group_centred
 from plaudit.support.fields import setting

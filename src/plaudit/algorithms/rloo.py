@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plaudit.algorithms.base import Memory
-from plaudit.algorithms.policy_gradient import PolicyGradient, credit_figures, reference_kl, spread
+from plaudit.algorithms.figures import credit_figures
+from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
 from plaudit.batch import Batch
 from plaudit.maths.advantages import leave_one_out
 from plaudit.support.fields import setting

@@ -46,6 +46,15 @@ def clipped_policy(
     return torch.where(advantages < 0, torch.minimum(loss, -dual * advantages), loss)
 
 
+def cispo(log_ratio: Tensor, current: Tensor, advantages: Tensor, *, cap: float) -> Tensor:
+    """-min(rho, cap) A log pi with a constant weight, (n,): a bounded ratio takes no token's gradient away.
+
+    `log_ratio` is against the policy that sampled, `current` is log pi. MiniMax-M1 2025,
+    https://arxiv.org/abs/2506.13585, eq. 4 and 5, without a lower bound, as there.
+    """
+    return -log_ratio.detach().clamp(max=math.log(cap)).exp() * advantages * current
+
+
 def off_policy_weight(
     learner: Tensor, sampler: Tensor, trainable: Tensor, row: Tensor, rows: int, *, level: str, how: str, cap: float
 ) -> Tensor:
@@ -63,11 +72,11 @@ def off_policy_weight(
 
 
 def clip_fraction(log_ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """1 where the clip takes the gradient away, else 0. (n,)"""
+    """True where the clip takes the gradient away. (n,)"""
     ratio = log_ratio.exp()
     above = (advantages > 0) & (ratio > 1.0 + high)
     below = (advantages < 0) & (ratio < 1.0 - low)
-    return (above | below).float()
+    return above | below
 
 
 def clipped_value(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:

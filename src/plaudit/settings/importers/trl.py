@@ -27,7 +27,7 @@ WHOLE = {"multi_gpu": "replicate", "single_gpu": "replicate"}
 PROCESSES = 8
 """Number of processes in TRL's own accelerate_config files, except single_gpu."""
 PAIRWISE = {"sigmoid": {}, "hinge": {}, "robust": {}, "ipo": {"algorithm.length_average": True}}
-GROUPED = ("dapo", "grpo", "dr_grpo")
+GROUPED = ("dapo", "grpo", "dr_grpo", "cispo")
 CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -277,7 +277,13 @@ def loss(r: Translation) -> Found:
         yield from plain_loss(r)
         return
     low = r("epsilon", 0.2)
-    yield "algorithm.clip", [low, r("epsilon_high", low)]
+    high = r("epsilon_high", low)
+    if r.method == "grpo" and _loss_type(r, "dapo") == "cispo":
+        if high < 1:
+            r.refuse("epsilon_high", "with loss_type: cispo it bounds the ratio itself: give 1 or more, such as 5")
+        yield from {"algorithm.correction": "cispo", "algorithm.correction_cap": max(float(high), 1.0)}.items()
+    else:
+        yield "algorithm.clip", [low, high]
     if r.method == "rloo":
         yield from {"algorithm.ratio": "sequence", "algorithm.aggregation": "sequence"}.items()
     elif r.method == "grpo":
@@ -349,7 +355,9 @@ def vllm(r: Translation) -> Found:
     if r("vllm_enable_sleep_mode"):
         yield "runtime.placement", {"generate": {"shares": "train"}}
     how = r("vllm_importance_sampling_mode", "token_truncate")
-    if how not in CORRECTIONS:
+    if r.method == "grpo" and _loss_type(r, "dapo") == "cispo":
+        r.notes.append("loss_type: cispo bounds the ratio to what vLLM sampled, so it corrects for vLLM too")
+    elif how not in CORRECTIONS:
         r.refuse("vllm_importance_sampling_mode", f"it must be one of {', '.join(CORRECTIONS)}")
     elif not r("vllm_importance_sampling_correction", True):
         yield "algorithm.correction", "none"
