@@ -1,34 +1,42 @@
-"""How long until the answers are good: the demo's task by Plaudit's demo and by TRL's trainers, from nothing.
+"""How long until the answers are good: the demo's task by Plaudit and by TRL's trainers, the same method, from nothing.
 
-    tokenizer, data -> SFT -> reward model -> PPO (ours) or GRPO (TRL's, tuned) -> gold of the answers passes the mark
+    tokenizer, data -> SFT -> reward model -> GRPO or RLOO -> gold of the sampled answers passes the mark
+    tokenizer, data -> SFT -> DPO -> time, and gold of answers to held-out prompts
 
-Both train the same model on the same data with the same SFT and reward settings. Gold, which neither learns from, is
-that of the answers sampled in training, over the last 256 of them, by the same function. Time is from the start of the
-process; ours makes the data within it, TRL is given them. One side runs after the other. `make race` runs it.
+Both train the same model (race.yaml, of Llama's shape) on the same data with the same SFT and reward settings; each
+side has the method's settings that serve it best. Gold, which neither learns from, is that of the answers sampled in
+training, over the last 256 of them, by the same function. Time is from the start of the process; ours makes the data
+within it, TRL is given them. One side runs after the other. `make race` runs every method with three seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from measure import ROOT, Setting
 from rich.console import Console
 from rich.table import Table
 
+from plaudit.commands.demo import RECIPE
+
 OVER = 256
 """Answers over which gold is averaged."""
-STAGES = ("sft", "reward", "gold")
+STAGES = {"sft": "SFT done", "reward": "reward model done", "gold": "gold reached", "trained": "DPO done"}
+BOTH: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("race.yaml").read_text(encoding="utf-8"))
+METHODS: tuple[str, ...] = tuple(BOTH["ours"])
 POLL = 0.2
 
 
@@ -37,7 +45,7 @@ class Course:
     """What one side has shown so far."""
 
     ends: dict[str, float] = field(default_factory=dict)
-    """Seconds from the start until SFT ended, the reward model was there, and gold passed the mark."""
+    """Seconds from the start until each of STAGES."""
     gold: list[tuple[float, float]] = field(default_factory=list)
     """Seconds and gold of the answers of each step."""
     failure: str = ""
@@ -51,93 +59,179 @@ class Course:
             self.ends["gold"] = seconds
         return "gold" in self.ends
 
+    @property
+    def last(self) -> float:
+        """Gold of the last answers."""
+        return self.gold[-1][1] if self.gold else math.nan
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side")
     parser.add_argument("--mark", type=float, default=0.6, help="gold to reach")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a side has lost")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sides", default="ours,trl")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no side behind
     folder = ROOT / "runs" / f"race-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder.mkdir(parents=True)
-    setting = Setting(folder, folder, options.threads, 0, False, "kept", "default", True)
-    courses: dict[str, Course] = {}
-    sides: dict[str, Callable[[Path, Setting, argparse.Namespace], Course]] = {"ours": ours, "trl": theirs}
-    for side in options.sides.split(","):
-        print(f"{side}: running", flush=True)
-        courses[side] = sides[side](folder, setting, options)
-        told = {name: {"ends": one.ends, "gold": one.gold, "failure": one.failure} for name, one in courses.items()}
-        (folder / "race.json").write_text(json.dumps(told, indent=1) + "\n")
-    Console(highlight=False).print(table(courses, options.mark, options.threads))
-    for side, course in courses.items():
-        if course.failure:
-            print(f"{side}: {course.failure}")
-    print(f"every step: {folder / 'race.json'}")
+    console = Console(highlight=False)
+    for method in options.methods:
+        found: list[dict[str, Course]] = []
+        for seed in range(options.seeds):
+            place = folder / f"{method}{seed}"
+            place.mkdir(parents=True)
+            console.print(f"{method}, seed {seed}: running")
+            race = Race(method, seed, place, options)
+            found.append({"ours": race.ours(), "trl": race.theirs()})
+            told = [{side: vars(course) for side, course in courses.items()} for courses in found]
+            (folder / f"{method}.json").write_text(json.dumps(told, indent=1) + "\n")
+        console.print(table(method, found, options.mark, options.threads))
+        for seed, courses in enumerate(found):
+            for side, course in courses.items():
+                if course.failure:
+                    print(f"seed {seed}, {side}: {course.failure}")
+    print(f"every step: {folder}")
 
 
-def table(courses: dict[str, Course], mark: float, threads: int) -> Table:
-    found = Table(title=f"seconds from the start, {threads} threads", title_justify="left")
-    for title in ("", "SFT done", "reward model done", f"gold {mark} reached", "last gold"):
-        found.add_column(title, justify="right" if title else "left")
-    for side, course in courses.items():
-        cells = [f"{course.ends[stage]:.0f}" if stage in course.ends else "-" for stage in STAGES]
-        found.add_row(side, *cells, f"{course.gold[-1][1]:.2f}" if course.gold else "-")
-    times = [course.ends.get("gold") for course in courses.values()]
-    if len(times) == 2 and times[0] and times[1]:
-        found.add_row("times as fast", "", "", f"{times[1] / times[0]:.2f}", "")
-    return found
+def table(method: str, found: Sequence[dict[str, Course]], mark: float, threads: int) -> Table:
+    """A row a seed and side, and how many times as fast ours was."""
+    title = f"{method}: seconds from the start, {threads} threads, gold {mark}"
+    shown = Table(title=title, title_justify="left")
+    stages = [
+        stage for stage in STAGES if any(stage in course.ends for courses in found for course in courses.values())
+    ]
+    for name in ("seed", "", *(STAGES[stage] for stage in stages), "last gold", "times as fast"):
+        shown.add_column(name, justify="right" if name else "left")
+    ratios: list[float] = []
+    for seed, courses in enumerate(found):
+        for side, course in courses.items():
+            cells = [f"{course.ends[stage]:.0f}" if stage in course.ends else "-" for stage in stages]
+            both = [one.ends.get(stages[-1]) for one in courses.values()] if stages else []
+            ours, theirs = both if len(both) == 2 else (None, None)
+            ratio = ""
+            if side == "trl" and ours and theirs:
+                ratios.append(theirs / ours)
+                ratio = f"{ratios[-1]:.2f}"
+            shown.add_row(str(seed), side, *cells, f"{course.last:.2f}" if course.gold else "-", ratio)
+    if len(ratios) > 1:
+        shown.add_row("mean", "", *("" for _ in stages), "", f"{statistics.fmean(ratios):.2f}")
+    return shown
 
 
-def ours(folder: Path, setting: Setting, options: argparse.Namespace) -> Course:
-    """The demo's command, watched through the files that every run leaves."""
-    output = folder / "ours"
-    code = (
-        "from pathlib import Path; from plaudit.commands.demo import run_demo; "
-        f"run_demo(Path({str(output)!r}), seeds=[{options.seed}], overrides=['shared.threads={options.threads}'])"
-    )
-    environment = {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
-    runs = output / f"seed{options.seed}"
-    steps = Tail(runs / "ppo" / "metrics.jsonl")
+@dataclass(frozen=True)
+class Race:
+    """One method with one seed, in a folder of its own."""
 
-    def look(course: Course, seconds: float) -> bool:
-        for stage, behind in (("sft", "reward"), ("reward", "ppo")):
-            if stage not in course.ends and (runs / behind / "settings.yaml").exists():
-                course.ends[stage] = seconds
-        return any(course.saw(seconds, step["reward/gold"], answers=64, mark=options.mark) for step in steps.new())
+    method: str
+    seed: int
+    folder: Path
+    options: argparse.Namespace
 
-    return watched([sys.executable, "-c", code], environment, folder / "ours.log", look, options.limit)
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Before the method."""
+        return ("sft",) if self.method == "dpo" else ("sft", "reward")
 
+    @property
+    def data(self) -> Path:
+        return self.folder / "ours" / f"seed{self.seed}" / "data"
 
-def theirs(folder: Path, setting: Setting, options: argparse.Namespace) -> Course:
-    """TRL's trainers, watched through the lines that `race_trl.py` writes."""
-    python = ROOT / ".venv-trl" / "bin" / "python"
-    data = folder / "ours" / f"seed{options.seed}" / "data"
-    if not python.exists():
-        return Course(failure=".venv-trl is not there: `make bench-peers` makes it")
-    if not data.exists():
-        make = (
-            "from pathlib import Path; from plaudit.tasks.demo import make_demo; "
-            f"make_demo(Path({str(data)!r}), seed={options.seed})"
+    def environment(self) -> dict[str, str]:
+        setting = Setting(self.folder, self.folder, self.options.threads, 0, False, "kept", "default", True)
+        return {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}
+
+    def ours(self) -> Course:
+        """A pipeline as the demo's, watched through the files that every run leaves."""
+        output, recipe = self.folder / "ours", self.folder / "recipe.yaml"
+        recipe.write_text(pipeline(self.method), encoding="utf-8")
+        code = (
+            "from pathlib import Path; from plaudit.commands.demo import demo_data, run_task; "
+            f"run_task(Path({str(recipe)!r}), demo_data, Path({str(output)!r}), seeds=[{self.seed}], "
+            f"overrides=['shared.threads={self.options.threads}'])"
         )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        subprocess.run([sys.executable, "-c", make], env=environment, check=True)
-    lines = Tail(folder / "trl.jsonl")
-    script = str(Path(__file__).with_name("race_trl.py"))
-    arguments = [str(data), str(folder / "trl"), str(lines.path), str(options.threads), str(options.seed)]
-    environment = {**os.environ, **setting.environment(), "PYTHONPATH": str(ROOT / "src")}  # the gold function alone
+        runs = output / f"seed{self.seed}"
+        steps = Tail(runs / self.method / "metrics.jsonl")
+        answers = answers_a_step(self.method)
 
-    def look(course: Course, seconds: float) -> bool:
-        for line in lines.new():
-            if "stage" in line:
-                course.ends[line["stage"]] = seconds
-            elif course.saw(seconds, line["gold"], answers=line["answers"], mark=options.mark):
-                return True
-        return False
+        def look(course: Course, seconds: float) -> bool:
+            for stage, behind in zip(self.stages, (*self.stages[1:], self.method), strict=True):
+                if stage not in course.ends and (runs / behind / "settings.yaml").exists():
+                    course.ends[stage] = seconds
+            if self.method == "dpo":
+                return self._trained(course, seconds, runs / "dpo")
+            mark = self.options.mark
+            return any(course.saw(seconds, step["reward/gold"], answers=answers, mark=mark) for step in steps.new())
 
-    return watched([str(python), script, *arguments], environment, folder / "trl.log", look, options.limit)
+        command = [sys.executable, "-c", code]
+        course = watched(command, self.environment(), self.folder / "ours.log", look, self.options.limit)
+        return self._judged(course, runs / "dpo")
+
+    def _trained(self, course: Course, seconds: float, run: Path) -> bool:
+        log = run / "log.txt"
+        if log.exists() and " done: " in log.read_text(encoding="utf-8"):
+            course.ends["trained"] = seconds
+        return "trained" in course.ends
+
+    def theirs(self) -> Course:
+        """TRL's trainers, watched through the lines that `race_trl.py` writes."""
+        python = ROOT / ".venv-trl" / "bin" / "python"
+        if not python.exists():
+            return Course(failure=".venv-trl is not there: `make bench-peers` makes it")
+        lines, output = Tail(self.folder / "trl.jsonl"), self.folder / "trl"
+        script = str(Path(__file__).with_name("race_trl.py"))
+        arguments = [self.method, *map(str, (self.data, output, lines.path, self.options.threads, self.seed))]
+
+        def look(course: Course, seconds: float) -> bool:
+            for line in lines.new():
+                if "stage" in line:
+                    course.ends[line["stage"]] = seconds
+                elif course.saw(seconds, line["gold"], answers=line["answers"], mark=self.options.mark):
+                    return True
+            return "trained" in course.ends
+
+        command = [str(python), script, *arguments]
+        course = watched(command, self.environment(), self.folder / "trl.log", look, self.options.limit)
+        return self._judged(course, output / "dpo")
+
+    def _judged(self, course: Course, policy: Path) -> Course:
+        """Add the gold of a DPO policy's answers to held-out prompts, after its time."""
+        if "trained" in course.ends:
+            course.gold.append((course.ends["trained"], held_out(policy, self.data)))
+        return course
+
+
+def pipeline(method: str) -> str:
+    """The demo's pipeline as YAML, with the race's model, up to the method and without an evaluation."""
+    recipe: dict[str, Any] = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    before = {"sft": recipe["stages"]["sft"]} | ({} if method == "dpo" else {"reward": recipe["stages"]["reward"]})
+    before["sft"]["model"] = {"config": BOTH["model"]}
+    ours = {"shared": recipe["shared"], "stages": before | {method: BOTH["ours"][method]}}
+    return str(yaml.safe_dump(ours, sort_keys=False))  # the order of stages is that of the file
+
+
+def answers_a_step(method: str) -> int:
+    """Of ours."""
+    from plaudit.settings.recipes import defaults
+
+    own = BOTH["ours"][method]
+    samples = own.get("algorithm", {}).get("samples", getattr(defaults(method).algorithm, "samples", 1))
+    return int(own.get("rollout", {}).get("prompts_per_step", 0) * samples)
+
+
+def held_out(policy: Path, data: Path) -> float:
+    """Gold of sampled answers to the test prompts."""
+    from plaudit.evaluate.bench import Bench
+    from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
+    from plaudit.monitor.console import Reporter
+
+    prompts, gold = str(data / "prompts_test.jsonl"), "plaudit.tasks.demo:gold_reward"
+    bench = Bench(
+        BeforeAfterSettings(gold=gold, prompts=prompts, sampling=SamplingSettings(max_tokens=48)), Reporter(quiet=True)
+    )
+    judged = bench.policy(str(policy))
+    answers = bench.answers(judged, bench.prompts(judged), bench.rewards(None, judged.tokenizer), name="answers")
+    return float(bench.reward_figures(answers)["reward/gold"].value)
 
 
 class Tail:

@@ -1,9 +1,9 @@
-"""TRL's side of the race: `race_trl.py DATA OUTPUT LINES THREADS SEED` trains SFT, reward model and GRPO on the demo.
+"""TRL's side of the race: `race_trl.py METHOD DATA OUTPUT LINES THREADS SEED` trains SFT, reward model, then METHOD.
 
-Model, SFT and reward settings are those of the demo's recipe. GRPO is tuned for the task: 8 prompts x 16 samples, a
-rate of 2e-4, beta 0.03, the judge asked about texts that end as those it was trained on, and -1 for unfinished answers
-(else it stops ending them). Everything runs in float32 without checkpointing, TRL's best on a CPU. Of ours it imports
-the gold function alone, which weighs nothing.
+Model and settings of the method are those of race.yaml, SFT and reward model those of the demo's recipe. The judge is
+asked about texts that end as those it was trained on, and unfinished answers get -1 (else it stops ending them).
+Everything runs in float32 without checkpointing, TRL's best on a CPU. Of ours it imports the gold function alone, which
+weighs nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from datasets import Dataset
 from task import read_rows
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
 )
-from trl import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from plaudit.tasks.demo import gold
 
-PROMPTS, SAMPLES, STEPS = 8, 16, 400
+BOTH = yaml.safe_load(Path(__file__).with_name("race.yaml").read_text(encoding="utf-8"))
+ONLINE = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}
 COMMON = {
     "lr_scheduler_type": "linear",
     "optim": "adamw_torch_fused",
@@ -48,10 +55,11 @@ COMMON = {
 
 
 class Race:
-    """The three stages, in order."""
+    """The stages, in order."""
 
-    def __init__(self, data: Path, output: Path, lines: Path, seed: int):
-        self.data, self.output, self.lines = data, output, lines
+    def __init__(self, method: str, data: Path, output: Path, lines: Path, seed: int):
+        self.method, self.data, self.output, self.lines = method, data, output, lines
+        self.own = BOTH["trl"][method]
         self.given = {**COMMON, "output_dir": str(output), "seed": seed}
         self.tokenizer = AutoTokenizer.from_pretrained(data / "tokenizer")
 
@@ -65,12 +73,11 @@ class Race:
     def imitate(self) -> None:
         """SFT: 1.5 epochs of 64 rows."""
         special = {"bos_token_id": None, "eos_token_id": self.tokenizer.eos_token_id}
-        size = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 128, "vocab_size": len(self.tokenizer)}
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        config = GPT2Config(**size, **special, **dropout, pad_token_id=self.tokenizer.pad_token_id)
+        special |= {"vocab_size": len(self.tokenizer), "pad_token_id": self.tokenizer.pad_token_id}
+        config = AutoConfig.for_model(**BOTH["model"], **special)
         own = {"per_device_train_batch_size": 64, "num_train_epochs": 1.5, "learning_rate": 2e-3, "weight_decay": 0.01}
         trainer = SFTTrainer(
-            model=GPT2LMHeadModel(config),
+            model=AutoModelForCausalLM.from_config(config),
             args=SFTConfig(**self.given, **own, warmup_steps=0.05, max_length=128),
             train_dataset=self.rows("sft"),
             processing_class=self.tokenizer,
@@ -96,10 +103,24 @@ class Race:
         self.say(stage="reward")
         return trainer.model.eval()
 
+    def policy(self) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self.output / "policy", dtype=torch.float32)
+
+    def prefer(self) -> None:
+        """DPO on the pairs that a judge would learn from."""
+        trainer = DPOTrainer(
+            model=self.policy(),
+            args=DPOConfig(**self.given, **self.own),
+            train_dataset=self.rows("preferences"),
+            processing_class=self.tokenizer,
+        )
+        trainer.train()
+        trainer.save_model(str(self.output / self.method))
+        self.say(stage="trained")
+
     def improve(self, judge: Any) -> None:
-        """GRPO until whoever watches has seen enough."""
+        """Learn from sampled answers until whoever watches has seen enough."""
         end = self.tokenizer.eos_token
-        policy = AutoModelForCausalLM.from_pretrained(self.output / "policy", dtype=torch.float32)
 
         def judged(
             prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]], **columns: Any
@@ -113,31 +134,27 @@ class Race:
             finished = [self.tokenizer.eos_token_id in ids for ids in completion_ids]
             return [score if done else -1.0 for score, done in zip(scores, finished, strict=True)]
 
-        own = {"per_device_train_batch_size": PROMPTS * SAMPLES, "max_steps": STEPS, "learning_rate": 2e-4}
-        trainer = GRPOTrainer(
-            model=policy,
+        config, trainer = ONLINE[self.method]
+        trainer(
+            model=self.policy(),
             reward_funcs=judged,
-            args=GRPOConfig(
-                **self.given,
-                **own,
-                num_generations=SAMPLES,
-                max_completion_length=48,
-                steps_per_generation=1,
-                beta=0.03,
-            ),
+            args=config(**self.given, **self.own),
             train_dataset=self.rows("prompts"),
             processing_class=self.tokenizer,
-        )
-        trainer.train()
+        ).train()
 
 
 def main() -> None:
-    data, output, lines = map(Path, sys.argv[1:4])
+    method = sys.argv[1]
+    data, output, lines = map(Path, sys.argv[2:5])
     output.mkdir(parents=True)
-    torch.set_num_threads(int(sys.argv[4]))
-    race = Race(data, output, lines, int(sys.argv[5]))
+    torch.set_num_threads(int(sys.argv[5]))
+    race = Race(method, data, output, lines, int(sys.argv[6]))
     race.imitate()
-    race.improve(race.judge())
+    if method == "dpo":
+        race.prefer()
+    else:
+        race.improve(race.judge())
 
 
 if __name__ == "__main__":

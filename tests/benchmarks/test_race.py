@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from race import Course, Tail, table, watched
+import pytest
+import yaml
+from race import BOTH, METHODS, Course, Tail, answers_a_step, pipeline, table, watched
+
+from plaudit.commands.demo import placed
+from plaudit.runs.outlook import outlooks
+from plaudit.tasks.demo import DemoFiles
 
 
 def test_the_mark_is_passed_by_the_mean_of_the_last_256_answers() -> None:
@@ -51,6 +57,25 @@ def test_a_side_is_stopped_when_it_arrives(tmp_path: Path) -> None:
 
 
 def test_the_table_compares_the_times_to_the_mark() -> None:
-    courses = {"ours": Course({"gold": 100.0}, [(100.0, 0.61)]), "trl": Course({"gold": 350.0}, [(350.0, 0.6)])}
-    shown = table(courses, 0.6, 2)
-    assert list(shown.columns[3].cells) == ["100", "350", "3.50"]
+    first = {
+        "ours": Course({"sft": 20.0, "gold": 100.0}, [(100.0, 0.61)]),
+        "trl": Course({"gold": 350.0}, [(350.0, 0.6)]),
+    }
+    lost = {"ours": Course({"gold": 50.0}, [(50.0, 0.7)]), "trl": Course(failure="it ended")}
+    third = {"ours": Course({"gold": 100.0}, [(100.0, 0.61)]), "trl": Course({"gold": 250.0}, [(250.0, 0.6)])}
+    shown = table("grpo", [first, lost, third], 0.6, 2)
+    columns = {str(column.header): list(column.cells) for column in shown.columns}
+    assert columns["SFT done"] == ["20", "-", "-", "-", "-", "-", ""]
+    assert columns["gold reached"] == ["100", "350", "50", "-", "100", "250", ""]
+    assert columns["times as fast"] == ["", "3.50", "", "", "", "2.50", "3.00"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_recipe_of_each_method_is_a_pipeline(method: str, demo: DemoFiles, tmp_path: Path) -> None:
+    """Its settings are those that Plaudit knows, on the model of both sides."""
+    stages = placed(yaml.safe_load(pipeline(method)), demo.sft.parent) | {"name": "seed0", "output": str(tmp_path)}
+    found = outlooks(stages, [], method=None)
+    assert [one.stage for one in found][-1] == method
+    assert [finding.text for one in found for finding in one.findings if finding.problem] == []
+    assert stages["stages"]["sft"]["model"]["config"] == BOTH["model"]
+    assert answers_a_step(method) == (0 if method == "dpo" else BOTH["trl"][method]["per_device_train_batch_size"])
