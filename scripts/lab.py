@@ -1,4 +1,4 @@
-"""Train variants of the recipes of `configs/` on the demo's task, and measure each against its SFT policy, once.
+"""Train variants of the recipes of `configs/` on a task, and measure each against its SFT policy, once.
 
     seed -> data, SFT, judge (once a seed) -> a variant's run -> its checkpoints -> gold, KL, win rate ... -> JSON
 
@@ -9,18 +9,19 @@ once they are measured. Every figure is of answers to the same 256 held-out prom
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import chdir
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-GOLD, PROMPTS = "plaudit.tasks.demo:gold_reward", "data/demo/prompts_test.jsonl"
+EXAMPLES = 4
 QUIET = ("threads=1", "log.quiet=true", "log.page=false", "log.samples_megabytes=0", "overwrite=true")
 FIGURES = ("step", "kl", "gold", "judge", "win", "length", "unfinished")
 """Columns of a measured point; KL in nats an answer, win rate over the SFT policy by gold, length in tokens."""
@@ -28,6 +29,35 @@ Point = list[float]
 Stage = tuple[str, str, tuple[str, ...]]
 """A recipe, the name of its run, overrides."""
 FIRST: tuple[Stage, ...] = (("sft", "sft", ()), ("reward", "reward", ()))
+
+
+def demo_files(folder: Path, seed: int) -> None:
+    """Write the demo's files."""
+    from plaudit.tasks.demo import make_demo
+
+    make_demo(folder, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What variants are trained on, and what measures them."""
+
+    folder: str = "data/demo"
+    make: Callable[[Path, int], None] = demo_files
+    """Writes a seed's files into a folder; its `about.json` comes last."""
+    label: Callable[[Path, int], None] | None = None
+    """Writes files that need the SFT policy, before the judge is trained."""
+    first: tuple[Stage, ...] = FIRST
+    gold: str = "plaudit.tasks.demo:gold_reward"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prompts: str = "data/demo/prompts_test.jsonl"
+    """Held-out ones; 256 of them are used."""
+    max_tokens: int = 48
+    figures: tuple[str, ...] = FIGURES
+    """Columns of a point; beside FIGURES `perplexity` of the answers by the SFT policy, and `distinct` word pairs."""
+
+
+DEMO = Task()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +72,7 @@ class Variant:
     """Runs that it starts from, beside the SFT policy and the judge of the recipes."""
     judge: str = "reward"
     """The run of the judge that it is trained on."""
+    task: Task = DEMO
 
     @property
     def about(self) -> dict[str, Any]:
@@ -53,12 +84,13 @@ class Variant:
         if points := self.kept(lab, seed):
             return points
         began = time.monotonic()
-        prepare(lab, seed, self.needs)
+        prepare(lab, seed, self.needs, self.task)
         with chdir(lab / f"seed{seed}"):
-            points = self._run(seed)
+            points, texts = self._run(seed)
         path = self._path(lab, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"about": self.about, "points": points, "seconds": round(time.monotonic() - began)}
+        record["texts"] = texts
         path.with_suffix(".part").write_text(json.dumps(record) + "\n", encoding="utf-8")
         path.with_suffix(".part").replace(path)
         return points
@@ -72,39 +104,40 @@ class Variant:
     def _path(self, lab: Path, seed: int) -> Path:
         return lab / "measured" / f"{self.name}_{seed}.json"
 
-    def _run(self, seed: int) -> list[Point]:
+    def _run(self, seed: int) -> tuple[list[Point], list[str]]:
+        """Return its points and its last answers to the first prompts."""
         from plaudit.runs.records import Run
 
         judge = () if self.judge == "reward" else (f"rewards.0.path=runs/{self.judge}",)
         saves = (f"save.every={self.every or 10**6}", "save.keep=0")
         train(self.recipe, self.name, seed, *self.overrides, *judge, *saves)
         run = Run(Path("runs") / self.name)
-        meter = Meter(self.judge)
+        meter = Meter(self.judge, self.task)
         found = [[step_of(name), *meter.figures(str(run.checkpoint("policy", name)))] for name in run.saved]
         points = [[0, 0.0, *meter.before], *found]
         shutil.rmtree(run.folder / "checkpoints")
-        return points
+        return points, meter.texts
 
 
 def train(recipe: str, name: str, seed: int, *overrides: str) -> None:
     """Run a recipe. Its paths are relative to the folder of its seed, which is the working one."""
     from plaudit import load_settings, run
 
-    run(load_settings(str(ROOT / "configs" / f"{recipe}.yaml"), [*overrides, f"name={name}", f"seed={seed}", *QUIET]))
+    run(load_settings(str(ROOT / "configs" / f"{recipe}.yaml"), [*QUIET, *overrides, f"name={name}", f"seed={seed}"]))
 
 
-def prepare(lab: Path, seed: int, stages: Sequence[Stage] = ()) -> None:
+def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEMO) -> None:
     """Make a seed's data, SFT policy and judge, and further stages, unless they are there."""
-    from plaudit.tasks.demo import make_demo
-
     folder = lab / f"seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     with chdir(folder):
-        if not Path("data/demo/about.json").exists():
-            make_demo(Path("data/demo"), seed=seed)
-        for recipe, name, overrides in (*FIRST, *stages):
+        if not (Path(task.folder) / "about.json").exists():
+            task.make(Path(task.folder), seed)
+        for number, (recipe, name, overrides) in enumerate((*task.first, *stages)):
             done = Path("runs") / name / "done"
             if not done.exists():
+                if number == 1 and task.label:
+                    task.label(Path(task.folder), seed)
                 train(recipe, name, seed, *overrides)
                 done.touch()
 
@@ -112,20 +145,23 @@ def prepare(lab: Path, seed: int, stages: Sequence[Stage] = ()) -> None:
 class Meter:
     """Figures of answers to the held-out prompts, beside the SFT policy's."""
 
-    def __init__(self, judge: str):
+    def __init__(self, judge: str, task: Task = DEMO):
         from plaudit.evaluate.bench import Bench
         from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
         from plaudit.monitor.console import Reporter
         from plaudit.runs.records import Run
 
-        settings = BeforeAfterSettings(gold=GOLD, prompts=PROMPTS, sampling=SamplingSettings(max_tokens=48))
-        self._bench = Bench(settings, Reporter(quiet=True))
+        sampling, options = SamplingSettings(max_tokens=task.max_tokens), dict(task.options)
+        settings = BeforeAfterSettings(gold=task.gold, gold_options=options, prompts=task.prompts, sampling=sampling)
+        self._task, self._bench = task, Bench(settings, Reporter(quiet=True))
         self._sft = self._bench.policy(str(Run("runs/sft").model))
         self._rewards = self._bench.rewards(str(Run(f"runs/{judge}").model), self._sft.tokenizer)
+        self.texts: list[str] = []
+        """The last answers to the first prompts."""
         self._theirs, self.before = self._answered(self._sft)
 
     def figures(self, path: str) -> list[float]:
-        """Return a checkpoint's figures, in the order of FIGURES after the step."""
+        """Return a checkpoint's figures, in the order of the task's after the step."""
         policy = self._bench.policy(path)
         answers, figures = self._answered(policy)
         return [rounded(self._bench.kl(policy, self._sft, answers)["kl"].value), *figures]
@@ -138,8 +174,19 @@ class Meter:
         found: dict[str, Any] = generation_figures(answers) | self._bench.reward_figures(answers)
         theirs = answers if policy is self._sft else self._theirs
         found |= comparison_figures(answers, theirs, seed=0)
+        self.texts = [group[0].completion.text for group in answers[:EXAMPLES]]
         names = ("reward/gold", "reward/judge", "win_rate/gold", "length", "unfinished")
-        return answers, [rounded(found[name].value) for name in names]
+        further = {"perplexity": self._perplexity, "distinct": lambda _: found["distinct_2"]}
+        own = [further[name](answers) for name in self._task.figures if name in further]
+        return answers, [*(rounded(found[name].value) for name in names), *map(rounded, own)]
+
+    def _perplexity(self, answers: Any) -> float:
+        """exp of the answers' mean surprise a token by the SFT policy."""
+        from plaudit.batch import Batch
+
+        batch = Batch.of([answer.row() for group in answers for answer in group])
+        logprobs = self._sft.logprobs(batch, temperature=1.0)
+        return math.exp(-float(logprobs[batch.trainable].double().mean()))
 
 
 def rounded(value: float) -> float:
@@ -168,12 +215,13 @@ def measure(variants: Sequence[Variant], lab: Path, seeds: Sequence[int], *, job
     """Measure all variants that were not yet, `jobs` at a time. Says which ones failed."""
     lab = lab.resolve()
     for seed in seeds:
-        prepare(lab, seed, list(dict.fromkeys(stage for variant in variants for stage in variant.needs)))
+        (task,) = {variant.task.folder: variant.task for variant in variants}.values()
+        prepare(lab, seed, list(dict.fromkeys(stage for variant in variants for stage in variant.needs)), task)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         asked = {pool.submit(v.measured, lab, seed): f"seed {seed}, {v.name}" for seed in seeds for v in variants}
         for future in as_completed(asked):
             if error := future.exception():
                 print(f"{asked[future]}: {error!r}", flush=True)
             else:
-                figures = dict(zip(FIGURES, future.result()[-1], strict=True))
+                figures = dict(zip(FIGURES, future.result()[-1], strict=False))
                 print(f"{asked[future]}: gold {figures['gold']:.3f}, KL {figures['kl']:.1f}", flush=True)

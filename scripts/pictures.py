@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import reviews
 from studies import (
     ANSWERS,
     CORRECTIONS,
@@ -159,6 +160,57 @@ def tables(found: dict[str, Found]) -> Iterator[str]:
     yield from _table(f"Samples a prompt, {ANSWERS} answers a step", ("samples", "seeds", "gold", "KL, nats"), rows)
 
 
+def reviewed(found: Found, path: Path) -> None:
+    """Gold against KL on real reviews: a line through each variant's points, its end larger; best of n as crosses."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for number, (name, title) in enumerate(reviews.TITLES.items()):
+            for order, value in enumerate(reviews.SWEPT[name][1]):
+                if points := found.get(f"{name}_{value:g}"):
+                    _line(axes, points, title if not order else "", PALETTE[number])
+        for by, colour in (("gold", "black"), ("judge", "grey")):
+            if own := found.get(f"best_of_n_{by}"):
+                means = [
+                    [sum(column) / len(own) for column in zip(*n, strict=True)] for n in zip(*own.values(), strict=True)
+                ]
+                axes.plot([m[1] for m in means], [m[2] for m in means], "x--", color=colour, label=f"best of n by {by}")
+        axes.set_xlabel("KL to the SFT policy, nats an answer")
+        axes.set_ylabel("gold: probability of positive")
+        axes.legend(loc="lower right")
+
+    drawn(path, (8, 5), draw)
+
+
+def reviewed_tables(found: Found, shown: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The ends of all variants, and answers side by side."""
+    figures = ("gold", "kl", "judge", "perplexity", "distinct", "length")
+    names = [
+        (f"{title}, {key.partition('.')[2]}={value:g}", f"{name}_{value:g}")
+        for name, title in reviews.TITLES.items()
+        for key, values in (reviews.SWEPT[name],)
+        for value in values
+    ]
+    rows = [
+        [
+            title,
+            len(own),
+            *(interval([run[-1][reviews.TASK.figures.index(f)] for run in own.values()]) for f in figures),
+        ]
+        for title, name in names
+        if (own := found.get(name))
+    ]
+    titles = ("method", "seeds", "gold", "KL, nats", "judge's reward", "perplexity by SFT", "distinct pairs", "length")
+    yield from _table("Real reviews", titles, rows)
+    if rows and shown:
+        columns = [[_cell(text) for text in texts] for texts in shown.values()]
+        yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
 def _fitted(name: str, points: Any) -> list[Any]:
     pairs = gained(points, "gold")
     alpha, beta, explained = gao(pairs)
@@ -174,4 +226,9 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         yield ""
 
 
-PICTURES: dict[str, Callable[[Found, Path], None]] = {"frontier": frontier, "over": over, "off_policy": off_policy}
+PICTURES: dict[str, Callable[[Found, Path], None]] = {
+    "frontier": frontier,
+    "over": over,
+    "off_policy": off_policy,
+    "reviews": reviewed,
+}

@@ -1,14 +1,16 @@
 """Re-make docs/results.md: `python scripts/results.py [--polarity FOLDER] [--seeds 3] [--only PART ...] [--reuse]`.
 
 Its parts are `demo`; with FOLDER (rt-polarity.pos and rt-polarity.neg) `polarity`, the same job on real sentences by
-PPO and by GRPO; and the studies of `studies.py`: `frontier`, `over`, `off_policy`, `samples`. What is finished in the
-folder `--runs` is not made again. `--reuse` runs nothing: it writes the pictures and tables of what there is.
+PPO and by GRPO; with `--reviews FOLDER` `reviews` (reviews.py); and the studies of `studies.py`: `frontier`, `over`,
+`off_policy`, `samples`. What is finished in the folder `--runs` is not made again. `--reuse` runs nothing: it writes
+the pictures and tables of what there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -18,8 +20,9 @@ from plaudit.commands.demo import run_demo, run_task
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+import reviews  # noqa: E402
 from lab import Point, kept, measure  # noqa: E402
-from pictures import PICTURES, tables  # noqa: E402
+from pictures import PICTURES, reviewed_tables, tables  # noqa: E402
 from rt_polarity import RECIPES, polarity_data  # noqa: E402
 from studies import STUDIES, Found  # noqa: E402
 
@@ -36,13 +39,16 @@ EXAMPLES = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--polarity", type=Path, help="folder of rt-polarity.pos and rt-polarity.neg")
+    parser.add_argument("--reviews", type=Path, help="folder of imdb-train, imdb-test and imdb-unlabelled.jsonl.gz")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go")
-    parser.add_argument("--only", nargs="+", choices=("demo", "polarity", *STUDIES), help="make only these parts")
+    parser.add_argument(
+        "--only", nargs="+", choices=("demo", "polarity", "reviews", *STUDIES), help="make only these parts"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="runs of the studies at a time, one thread each")
     parser.add_argument("--reuse", action="store_true", help="write the page from the runs that are there")
     arguments = parser.parse_args()
-    wanted = () if arguments.reuse else arguments.only or ("demo", "polarity", *STUDIES)
+    wanted = () if arguments.reuse else arguments.only or ("demo", "polarity", "reviews", *STUDIES)
     seeds = range(arguments.seeds)
     if "demo" in wanted and not finished(demo := arguments.runs / "demo", seeds):
         run_demo(demo, seeds=seeds)
@@ -52,6 +58,14 @@ def main() -> None:
             run_task(RECIPES / f"{method}.yaml", make, folder, seeds=seeds, overrides=())
     for study in (study for study in STUDIES if study in wanted):
         measure(STUDIES[study], arguments.runs / "studies", seeds, jobs=arguments.jobs)
+    reviews_at = arguments.runs / "reviews"
+    if "reviews" in wanted and arguments.reviews:
+        os.environ[reviews.SOURCE] = str(arguments.reviews.resolve())
+        reviews.measured(reviews_at, seeds, jobs=arguments.jobs)
+    if points := reviews.found(reviews_at, seeds):
+        keep(KEPT / "reviews.json", points)
+        shown = json.dumps(reviews.side_by_side(reviews_at), indent=1, ensure_ascii=False)
+        (KEPT / "reviews_answers.json").write_text(shown + "\n", encoding="utf-8")
     for study, variants in STUDIES.items():
         if found := kept(variants, arguments.runs / "studies", seeds):
             keep(KEPT / f"{study}.json", found)
@@ -82,13 +96,15 @@ def points_of(study: str) -> dict[str, dict[str, list[Point]]]:
 
 def write(runs: Path) -> None:
     """Write pictures and the page's tables. A task whose runs are not there keeps its table."""
-    found = {study: points_of(study) for study in STUDIES}
+    found = {study: points_of(study) for study in PICTURES | STUDIES}
     for study, draw in PICTURES.items():
         if found[study]:
             draw(found[study], KEPT / f"{study}.png")
     head, marker, rest = PAGE.read_text(encoding="utf-8").partition("<!-- tables -->\n")
     before = dict(part.split("\n", 1) for part in f"\n{rest}".split("\n## ")[1:])
-    parts = ["\n".join(tables(found)).rstrip()]
+    answers = KEPT / "reviews_answers.json"
+    shown = json.loads(answers.read_text(encoding="utf-8")) if answers.exists() else {}
+    parts = ["\n".join([*tables(found), *reviewed_tables(found["reviews"], shown)]).rstrip()]
     for name, title in TITLES.items():
         made = (runs / name / "seeds.json").exists()
         body = "\n".join(section(runs / name)) if made else before.get(title, "\nNot run.")

@@ -1,0 +1,206 @@
+"""Controlled sentiment on real film reviews, as in figure 2 of the DPO paper (https://arxiv.org/abs/2305.18290).
+
+    FOLDER (imdb-train, imdb-unlabelled, imdb-test; Maas et al. 2011) -> passages of a few sentences
+        test half   -> the gold classifier, which nothing else sees (plaudit.tasks.polarity)
+        the rest    -> tokenizer, SFT from nothing -> two answers a prompt, labelled by gold with noise -> judge
+    SFT policy -> PPO on gold and on the judge, GRPO, RLOO, DPO, KTO, SFT on the preferred -> gold against KL
+               -> best of n by gold and by the judge
+
+`python scripts/results.py --reviews FOLDER --only reviews` runs it; needs scikit-learn. A prompt is the first two to
+eight words of a passage. Labels are drawn: P(a before b) = sigma((gold log-odds of a - of b) / NOISE).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from lab import EXAMPLES, FIGURES, Task, Variant, kept, measure, rounded
+
+SOURCE = "PLAUDIT_REVIEWS"
+"""Variable of the environment with the folder of reviews."""
+SEEN, LABELLED, HELD_OUT = 240_000, 8_000, 256
+"""Passages to imitate, prompts whose answers are labelled, and rows to measure by of each kind."""
+WORDS = (12, 40)
+NOISE = 1.0
+TOKENS = 64
+VOCABULARY = 8192
+DRAWN, BEST = (4, 16, 64), 64
+"""Answers of best of n, and prompts that it is measured with."""
+FOLDER = Path("data/reviews")
+GOLD = {"folder": str(FOLDER / "gold")}
+
+
+def passages(name: str) -> Iterator[tuple[str, bool | None]]:
+    """Runs of sentences of each review, of 12 to 40 words, with its label."""
+    path = Path(os.environ[SOURCE]) / f"imdb-{name}.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            kept: list[str] = []
+            for sentence in re.split(r"(?<=[.!?])\s+", " ".join(row["text"].split())):
+                kept += sentence.split()
+                if len(kept) >= WORDS[0]:
+                    if len(kept) <= WORDS[1]:
+                        yield " ".join(kept), {"pos": True, "neg": False}.get(row.get("label", ""))
+                    kept = []
+
+
+def files(folder: Path, seed: int) -> None:
+    """Write what can be written before there is a policy."""
+    from plaudit.data.byte_pairs import train_tokenizer
+    from plaudit.data.write import write_rows
+    from plaudit.tasks.polarity import Sentence, train_gold
+
+    rng = random.Random(seed)
+    judged = [Sentence(text, label) for text, label in passages("test") if label is not None]
+    rng.shuffle(judged)
+    tenth = len(judged) // 10
+    gold = train_gold(judged[tenth:])
+    gold.save(folder / "gold")
+    seen = [text for name in ("train", "unlabelled") for text, _ in passages(name)]
+    rng.shuffle(seen)
+    rows = [begun(text, rng) for text in seen[: SEEN + LABELLED + 2 * HELD_OUT]]
+    write_rows(folder / "sft.jsonl", rows[:SEEN])
+    write_rows(folder / "sft_validation.jsonl", rows[SEEN : SEEN + HELD_OUT])
+    prompts = list(dict.fromkeys(row["prompt"] for row in rows[SEEN + HELD_OUT :]))
+    write_rows(folder / "prompts_test.jsonl", [{"prompt": text} for text in prompts[:HELD_OUT]])
+    write_rows(folder / "prompts.jsonl", [{"prompt": text} for text in prompts[HELD_OUT:]])
+    train_tokenizer(
+        (row["prompt"] + row["completion"] for row in rows[:SEEN]), folder / "tokenizer", vocabulary=VOCABULARY
+    )
+    about = {"gold accuracy": rounded(gold.accuracy(judged[:tenth])), "passages": len(seen)}
+    (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
+def begun(text: str, rng: random.Random) -> dict[str, str]:
+    prompt = " ".join(text.split()[: rng.randint(2, 8)])
+    return {"prompt": prompt, "completion": text[len(prompt) :]}
+
+
+def label(folder: Path, seed: int) -> None:
+    """Draw two answers of the SFT policy to each prompt, and which of them a person would prefer."""
+    from plaudit.data.write import write_rows
+    from plaudit.tasks.polarity import load_gold
+
+    gold, rng = load_gold(folder / "gold"), random.Random(seed)
+    rows: list[dict[str, str]] = []
+    for group in drawn(folder / "prompts.jsonl", 2, seed):
+        prompt, answers = group[0].prompt.text, [answer.completion.text for answer in group]
+        first, second = (gold.log_odds(prompt + answer) for answer in answers)
+        better = rng.random() < 1 / (1 + math.exp(-(first - second) / NOISE))
+        chosen, rejected = answers if better else answers[::-1]
+        if chosen != rejected:
+            rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    pairs = rows[HELD_OUT:]
+    write_rows(folder / "preferences_validation.jsonl", rows[:HELD_OUT])
+    write_rows(folder / "preferences.jsonl", pairs)
+    write_rows(folder / "preferred.jsonl", [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs])
+
+
+def drawn(prompts: Path, samples: int, seed: int, *, limit: int | None = None, judge: str | None = None) -> Any:
+    """The SFT policy's answers to the prompts of a file, scored by gold and a judge."""
+    from plaudit.evaluate.bench import Bench
+    from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
+    from plaudit.monitor.console import Reporter
+    from plaudit.runs.records import Run
+
+    sampling = SamplingSettings(max_tokens=TOKENS, samples=samples)
+    settings = BeforeAfterSettings(
+        gold=TASK.gold, gold_options=dict(GOLD), prompts=str(prompts), limit=limit, sampling=sampling, seed=seed
+    )
+    bench = Bench(settings, Reporter(quiet=True))
+    policy = bench.policy(str(Run("runs/sft").model))
+    return bench.answers(policy, bench.prompts(policy), bench.rewards(judge, policy.tokenizer), name="answers")
+
+
+TASK = Task(
+    folder=str(FOLDER),
+    make=files,
+    label=label,
+    first=(("reviews/sft", "sft", ("threads=2",)), ("reviews/reward", "reward", ())),
+    gold="plaudit.tasks.polarity:gold_probability",
+    options=GOLD,
+    prompts=str(FOLDER / "prompts_test.jsonl"),
+    max_tokens=TOKENS,
+    figures=(*FIGURES, "perplexity", "distinct"),
+)
+TITLES = {
+    "ppo_gold": "PPO, gold reward",
+    "ppo": "PPO, judge",
+    "grpo": "GRPO, judge",
+    "rloo": "RLOO, judge",
+    "dpo": "DPO",
+    "kto": "KTO",
+    "preferred": "SFT on the preferred",
+}
+SWEPT: dict[str, tuple[str, tuple[float, ...]]] = {
+    "ppo_gold": ("algorithm.kl_coefficient", (0.03, 0.1, 0.3)),
+    "ppo": ("algorithm.kl_coefficient", (0.03, 0.1, 0.3)),
+    "grpo": ("algorithm.kl_in_loss", (0.05, 0.2)),
+    "rloo": ("algorithm.kl_coefficient", (0.05, 0.2)),
+    "dpo": ("algorithm.beta", (0.05, 0.1, 0.3, 1.0)),
+    "kto": ("algorithm.beta", (0.1, 0.3)),
+    "preferred": ("train.epochs", (2,)),
+}
+"""What is swept of each recipe in configs/reviews, and over which values."""
+REVIEWS = tuple(
+    Variant(name=f"{name}_{value:g}", recipe=f"reviews/{name}", overrides=(f"{key}={value:g}",), every=50, task=TASK)
+    for name, (key, values) in SWEPT.items()
+    for value in values
+)
+
+
+def best_of(seed: int) -> dict[str, dict[str, list[list[float]]]]:
+    """Gold of the best of n answers of the SFT policy, by gold and by the judge: points of n, KL and gold. The KL is
+    log n - (n - 1) / n, an upper bound."""
+    from plaudit.runs.records import Run
+
+    judge = str(Run("runs/reward").model)
+    groups = drawn(FOLDER / "prompts_test.jsonl", max(DRAWN), seed, limit=BEST, judge=judge)
+
+    def point(by: str, n: int) -> list[float]:
+        best = [max(group[:n], key=lambda answer: answer.scores[by].value) for group in groups]
+        gold = sum(answer.scores["gold"].value for answer in best) / len(best)
+        return [n, rounded(math.log(n) - (n - 1) / n), rounded(gold)]
+
+    return {f"best_of_n_{by}": {str(seed): [point(by, n) for n in DRAWN]} for by in ("gold", "judge")}
+
+
+def measured(lab: Path, seeds: Sequence[int], *, jobs: int) -> None:
+    """Measure all variants and best of n, as far as they were not yet."""
+    measure(REVIEWS, lab, seeds, jobs=jobs)
+    for seed in seeds:
+        path = lab.resolve() / "measured" / f"best_of_n_{seed}.json"
+        if not path.exists():
+            with chdir(lab / f"seed{seed}"):
+                path.write_text(json.dumps(best_of(seed)) + "\n", encoding="utf-8")
+
+
+def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
+    """Points by variant and seed, best of n among them."""
+    points = kept(REVIEWS, lab, seeds)
+    for seed in seeds:
+        path = lab / "measured" / f"best_of_n_{seed}.json"
+        for name, own in json.loads(path.read_text(encoding="utf-8")).items() if path.exists() else ():
+            points.setdefault(name, {}).update(own)
+    return points
+
+
+def side_by_side(lab: Path) -> dict[str, list[str]]:
+    """The first prompts, and the last answers of each method's middle variant to them, all of seed 0."""
+    rows = (lab / "seed0" / FOLDER / "prompts_test.jsonl").read_text(encoding="utf-8").splitlines()
+    shown = {"prompt": [json.loads(row)["prompt"] for row in rows[:EXAMPLES]]}
+    for name, (_, values) in SWEPT.items():
+        path = lab / "measured" / f"{name}_{values[len(values) // 2]:g}_0.json"
+        if path.exists():
+            shown[TITLES[name]] = json.loads(path.read_text(encoding="utf-8"))["texts"]
+    return shown
