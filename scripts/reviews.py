@@ -29,7 +29,7 @@ SOURCE = "PLAUDIT_REVIEWS"
 """Variable of the environment with the folder of reviews."""
 SEEN, LABELLED, HELD_OUT = 240_000, 8_000, 256
 """Passages to imitate, prompts whose answers are labelled, and rows to measure by of each kind."""
-WORDS = (12, 40)
+WORDS = (20, 45)
 NOISE = 1.0
 TOKENS = 64
 VOCABULARY = 8192
@@ -40,7 +40,7 @@ GOLD = {"folder": str(FOLDER / "gold")}
 
 
 def passages(name: str) -> Iterator[tuple[str, bool | None]]:
-    """Runs of sentences of each review, of 12 to 40 words, with its label."""
+    """Runs of sentences of each review, of 20 to 45 words, with its label."""
     path = Path(os.environ[SOURCE]) / f"imdb-{name}.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:

@@ -27,7 +27,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for number in range(60):
                 label = labels[number % len(labels)]
                 words = WORDS[label] if label else [*WORDS["pos"], *WORDS["neg"]]
-                sentences = [f"The {rng.choice(words)} film was {rng.choice(words)} and {rng.choice(words)}."] * 4
+                sentences = [f"The {rng.choice(words)} film was {rng.choice(words)} and {rng.choice(words)}."] * 6
                 file.write(json.dumps({"id": f"{name}/{number}", "text": " ".join(sentences), "label": label}) + "\n")
     monkeypatch.setenv(reviews.SOURCE, str(tmp_path))
     return tmp_path
@@ -35,8 +35,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_passages_are_whole_sentences_of_a_review_with_its_label(source: Path) -> None:
     found = list(reviews.passages("test"))
-    assert len(found) == 120, "two passages of two sentences each"
-    assert all(text.endswith(".") and 12 <= len(text.split()) <= 40 for text, _ in found)
+    assert len(found) == 120, "two passages of three sentences each"
+    assert all(text.endswith(".") and 20 <= len(text.split()) <= 45 for text, _ in found)
     assert {label for _, label in found} == {True, False}
     assert {label for _, label in reviews.passages("unlabelled")} == {None}
 
