@@ -166,9 +166,8 @@ async def train(job: Job, trainer: Trainer) -> None:
         figures.append(stats)
         if job.get("save") == step + 1:
             await save(trainer, actors, f"epoch1epochstep{step + 1}globalstep{step + 1}")
-    weighed = objective.weigh(batch)
     if job["recipe"]["method"] == "sft":
-        figures.append(await actors[Role.POLICY].evaluate(weighed))
+        figures.append(await actors[Role.POLICY].evaluate(objective.weigh(batch)))
     if job.get("publish"):
         publish(trainer, Path(job["out"]), 1)
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
