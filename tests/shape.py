@@ -47,8 +47,8 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3450,
-        "Hugging Face folders to modules and back; who holds which box, gives it to whom (60), writes it later (40)",
+        3465,
+        "Hugging Face folders to modules and back; who holds which box, gives it to whom (70), writes it later (40)",
     ),
     "weights": (
         880,
