@@ -71,3 +71,16 @@ def test_a_rank_that_samples_is_a_local_run(make_recipe: Recipe, tmp_path: Path)
     inside = run(load_settings(make_recipe("ppo", tmp_path / "inside", **more)))
     assert [s["completion"] for s in local.samples] == [s["completion"] for s in inside.samples]
     assert same_weights(local, inside)
+
+
+def test_a_moving_reference_on_ranks_of_its_own_follows_its_policy(make_recipe: Recipe, tmp_path: Path) -> None:
+    """To the bit as beside it, though one of its ranks is killed, after which it goes back to its checkpoint."""
+    more: dict[str, Any] = {"train": {"steps": 4}, "save": {"every": 1}, "reference": {"ema": 0.3}}
+    whole = run(load_settings(make_recipe("dpo", tmp_path / "local", **more)))
+    more["runtime"] = RAY | {"placement": {"reference": {"workers": 2}}}
+    killer = Killer([Kill("reference", "update", 2, which=1)])
+    with killer.at_work():
+        apart = run(load_settings(make_recipe("dpo", tmp_path / "apart", **more)), hooks=[killer.hook])
+    assert [kill.victim for kill in killer.kills] == ["reference rank 1"]
+    assert same_weights(whole, apart)
+    assert same_weights(whole, apart, role="reference")

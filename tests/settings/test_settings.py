@@ -171,7 +171,6 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("sft", [TURNS], "placement.generate .. sft"),
         ("rloo", [APART.format("critic")], "placement.critic .. rloo .. critic"),
         ("ppo", ["runtime.placement={critic: {workers: 1}}"], "placement .. runtime=ray"),
-        ("ppo", [APART.format("reference"), "reference.ema=0.1"], "placement.reference .. reference.ema=0.1"),
         ("ppo", [APART.format("train")], "placement .. train .. runtime.mesh"),
         ("ppo", [APART.format("judge")], "placement .. judge .. rewards.N.workers"),
         ("ppo", [APART.format("refrence")], "placement .. refrence .. reference"),
@@ -305,6 +304,7 @@ def test_settings_that_are_fine_together() -> None:
     load_settings(VALID, [*DYNAMIC, "algorithm.dynamic_sampling_part=length/part"], method="grpo")
     load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
     load_settings(VALID, ["rollout.workers=[2,2]", "runtime=ray"], method="grpo")
+    load_settings(VALID, ["runtime=ray", APART.format("reference"), "reference.ema=0.1"], method="ppo")
 
 
 def test_cut_distributions_are_fine_where_no_ratio_is_taken() -> None:

@@ -33,9 +33,19 @@ class Publisher:
     """One rank's part in publishing. The caller promises that all ranks make the same calls: `begin`, then `parcel` for
     each part, before the weights change."""
 
-    def __init__(self, model: LanguageModel, place: Placement, ranks: Ranks, *, dtype: torch.dtype, device: str):
-        """`ranks`: all of the gang, on whose `device` they sum. `dtype`: the precision of the model."""
-        self.model, self.place, self.ranks = model, place, ranks
+    def __init__(
+        self,
+        model: LanguageModel,
+        place: Placement,
+        ranks: Ranks,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        changes: bool = True,
+    ):
+        """`ranks`: all of the gang, on whose `device` they sum. `dtype`: the precision of the model. `changes`: send
+        only these, where that is possible."""
+        self.model, self.place, self.ranks, self.changes = model, place, ranks, changes
         self.dtype, self.device = dtype, device
         self.adapters = adapter_names(model)
         self.version, self.digest, self.beneath = 0, "", ""
@@ -80,7 +90,7 @@ class Publisher:
 
     def _changes(self, part: int, whole: Parcel) -> Parcel:
         """What a worker needs that holds the last version. The same version again is sent whole: it may be damaged."""
-        if not whole.halves:
+        if not (whole.halves and self.changes):
             return whole
         last, self._held[part] = self._held.get(part), whole
         return whole if last is None or last.version >= whole.version else changes(last, whole)

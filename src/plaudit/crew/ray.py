@@ -11,12 +11,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.crew.base import Plan
 from plaudit.crew.collected import Node, collected
+from plaudit.crew.following import Follower
 from plaudit.crew.inside import InProcess
 from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
@@ -41,7 +43,7 @@ from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_s
 from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
-from plaudit.types import Stats
+from plaudit.types import Role, Stats
 from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
@@ -336,7 +338,10 @@ class RayCrew:
 
     def cast(self) -> Cast:
         moving = self.settings.reference.ema
-        return Cast.together(self.ranks.training, self.settings.objective, moving, self.ranks.apart)
+        cast = Cast.together(self.ranks.training, self.settings.objective, moving, self.ranks.apart)
+        if moving and (home := self.ranks.apart.get(Role.REFERENCE)) is not None:
+            cast = replace(cast, reference=Follower(home, self.ranks.training))
+        return cast
 
     def stations(self) -> list[Station]:
         pool = self.pool

@@ -312,11 +312,6 @@ def _about_placement(s: Settings) -> list[str]:
     asks = {role.value for role in s.objective.asks} | ({GENERATE} if s.algorithm.online else set())
     for call in sorted(calls.keys() - asks):
         problems.append(f"runtime.placement.{call} has no effect: {s.method} with these settings has no {call}")
-    if "reference" in calls and s.reference.ema:
-        problems.append(
-            f"runtime.placement.reference cannot be used with reference.ema={s.reference.ema}: it moves towards the "
-            "policy, whose weights are on the training ranks. Leave it out"
-        )
     where = calls.get(GENERATE)
     if where is None or list(s.rollout.contradictions()):
         return problems
