@@ -56,8 +56,8 @@ ROOMS = {
     ),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (
-        3390,
-        "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
+        3400,
+        "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
         2635,
@@ -73,8 +73,8 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2675,
-        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files (130), mirrors",
+        2810,
+        "who does the work, here and on Ray; publishing, gangs, ranks apart (600), servers (590), files (130), mirrors",
     ),
     "runs": (
         2210,

@@ -20,7 +20,7 @@ from plaudit.models.load import load_tokenizer
 from plaudit.models.lora import add_lora, merged_copy
 from plaudit.models.mesh import Mesh, check_tensor
 from plaudit.rollout.build import build_engine
-from plaudit.rollout.content import Adapters, Content
+from plaudit.rollout.content import Adapters, Content, digest_beneath
 from plaudit.rollout.engine import Engine
 from plaudit.rollout.led import Follower, Leading, Line
 from plaudit.rollout.native import NativeEngine
@@ -70,16 +70,20 @@ class RolloutProcess(RolloutWorker):
         path, keys = settings.model.path, settings.model.config
         check_cut(keys if path is None else folder_config(local_folder(path)), Mesh(tensor=world), check_tensor)
         tokenizer = load_tokenizer(str(settings.model.tokenizer or path))
-        model = initial_model(settings, tokenizer, device, axis=Axis(number, world)).requires_grad_(False)
+        model, content = initial_model(settings, tokenizer, device, axis=Axis(number, world)), Content()
         assert isinstance(model, Decoder), "no other model is cut"
         line, slots = Line(model.axis), settings.rollout.slots
+        if settings.model.lora.rank > 0:
+            model = add_lora(model, settings.model.lora, seed=settings.seed)
+            content = Adapters(model, shared=True, beneath=digest_beneath(model.held(), line.total))
+        model.requires_grad_(False)
         leads = number == 0
         engine = (
             NativeEngine(model, tokenizer, slots=slots, decoding=Leading(model, line))
             if leads
             else Follower(model, line, patience=timeout)
         )
-        super().__init__(engine, None, _receiver(settings), interrupt=settings.rollout.interrupt)
+        super().__init__(engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
 
 
 async def rollout_gang(

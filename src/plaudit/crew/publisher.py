@@ -21,6 +21,7 @@ from plaudit.models.layout import Layout
 from plaudit.models.lora import adapter_names
 from plaudit.models.moves import Move, Moves
 from plaudit.models.share import Share
+from plaudit.rollout.content import digest_beneath
 from plaudit.weights.changes import changes
 from plaudit.weights.collective import NotHeldError
 from plaudit.weights.parcel import Given, Parcel, Piece, digest_of_pieces, pack
@@ -59,7 +60,7 @@ class Publisher:
     def begin(self, version: int) -> None:
         self.version = version
         if self.adapters:
-            self.beneath = self.beneath or self._digest_beneath()
+            self.beneath = self.beneath or digest_beneath(self._share, self._total)
             pieces = self._from_first(self.place.parameters(self.adapters))
         elif (share := self.place.share()) is not None:
             stored = {name: (share.dtype, shape) for name, shape in share.layout.stored.items()}
@@ -125,16 +126,11 @@ class Publisher:
             for (name, box, *_), values in zip(self._moves, views, strict=True)
         ]
 
-    def _digest_beneath(self) -> str:
-        """The digest of all other parameters, by our names."""
-        tensors, pieces = {}, []
-        for name, parameter in self.model.named_parameters():
-            if name not in self.adapters:
-                shape, held, mine = self.place.within(name, own := local(parameter))
-                tensors[name] = own.dtype, shape
-                boxes = held if mine else ()
-                pieces += [Piece(name, shape, tuple(a for a, _ in box), one.detach(), own.dtype) for box, one in boxes]
-        return digest_of_pieces(pieces, self.place.specs(tensors), self._total)
+    @property
+    def _share(self) -> Share:
+        share = self.place.share()
+        assert share is not None, "only native decoders have adapters"
+        return share
 
     def _total(self, sums: Tensor) -> None:
         there = sums.to(self.device)

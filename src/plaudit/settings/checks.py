@@ -288,7 +288,12 @@ def _about_mesh(s: Settings) -> list[str]:
 
     native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
     rollout = ("rollout workers", s.model.path, s.runtime.mesh, Mesh(tensor=s.runtime.rollout_width if native else 1))
-    problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
+    problems = []
+    if s.runtime.rollout_width > 1 and not s.algorithm.online:
+        problems.append(
+            f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width} has no effect: {s.method} learns from data and "
+            "samples nothing. Leave it out"
+        )
     asked = [("the model", s.model.path, s.runtime)]
     for call, path in (("critic", s.critic.path), ("reference", s.reference.path)):
         ranks = own.get(s.runtime.host(call), s.runtime)
@@ -327,29 +332,13 @@ def _about_placement(s: Settings) -> list[str]:
         ),
     }
     if where.inside:
-        lora = s.model.lora.rank > 0 and (s.runtime.width > 1 or s.runtime.sharded)
         cannot |= {
             f"rollout.engine={rollout.engine}: it has processes of its own. Take {{shares: {TRAIN}}}": (
                 rollout.engine != "native"
             ),
             f"rollout.workers={least}: each training rank is one": least != 1,
-            f"model.lora.rank={s.model.lora.rank} and adapters in parts": lora,
         }
     return problems + [f"{given} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong]
-
-
-def _about_rollout_mesh(s: Settings) -> list[str]:
-    """What several processes of a rollout worker cannot be used with."""
-    given = f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width}"
-    problems = []
-    if not s.algorithm.online:
-        problems.append(f"{given} has no effect: {s.method} learns from data and samples nothing. Leave it out")
-    if s.model.lora.rank and s.rollout.engine == "native":
-        problems.append(
-            f"{given} cannot be used with model.lora.rank={s.model.lora.rank}: rollout workers merge adapters into "
-            "whole matrices. Leave it out, or train all weights"
-        )
-    return problems
 
 
 def _installed(library: str) -> bool:
