@@ -280,6 +280,8 @@ class Compared:
     """Resumed on the mesh of before."""
     from_one: Sequence[tuple[str, str]]
     on_one: Sequence[tuple[str, str]]
+    moved: Sequence[tuple[str, str, str]] = ()
+    """Resumed on another mesh of as many ranks, or more."""
 
     def done(self, make: Callable[..., Job], root: Path, environment: dict[str, str], timeout: float = 240.0) -> Path:
         """Do all, into folders <case>/<mesh> of `root`. `make(case, how, mesh, ...)` is the job of a case."""
@@ -299,6 +301,7 @@ class Compared:
             jobs += [one_step(case, how, how) for case, how in self.gradients if self.worlds[how] == world]
             jobs += [resumed(case, how, "the same", how) for case, how in self.again if self.worlds[how] == world]
             jobs += [resumed(case, "alone", how, how) for case, how in self.from_one if self.worlds[how] == world]
+            jobs += [resumed(case, how, to, to) for case, how, to in self.moved if self.worlds[to] == world]
             at_work(jobs, world, root / str(world), environment, timeout=timeout)
         for case, how in self.on_one:
             do(resumed(case, how, "one"), 0, 1, "")
