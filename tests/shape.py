@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2560,
+        2575,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), servers (60), free memory",
     ),
     "monitor": (
@@ -73,8 +73,8 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2810,
-        "who does the work, here and on Ray; publishing, gangs, ranks apart (600), servers (590), files (130), mirrors",
+        2875,
+        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), files (130), mirrors",
     ),
     "runs": (
         2210,

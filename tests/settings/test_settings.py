@@ -165,6 +165,8 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("grpo", [*SHARED, "model.config={model_type: gpt2}"], "3072 channels of the MLP. Take 6."),
         ("grpo", [*SHARED, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
         ("sft", SHARED[:2], "runtime.mesh.rollout_tensor=5 has no effect: sft learns from data"),
+        ("ppo", ["rewards=[{kind: judge, path: some/judge, tensor: 2}]"], "rewards.0.tensor=2 .. workers=1"),
+        ("ppo", ["rewards=[{kind: length, tensor: 2}]"], "rewards.0.tensor=2 is read for kind 'judge' only"),
         ("ppo", [*SHARED[:2], TURNS], "placement.generate .. rollout_tensor=5"),
         ("ppo", [TURNS, "rollout.max_lag=1"], "placement.generate .. rollout.max_lag=1"),
         ("ppo", [*SHARED[:1], TURNS, "rollout.workers=[1, 4]"], "placement.generate .. rollout.workers=[1, 4]"),

@@ -280,14 +280,16 @@ def _about_mesh(s: Settings) -> list[str]:
     """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
     own = s.runtime.apart
     wide = [one for one in (s.runtime, *own.values()) if one.width * one.pipeline > 1]
-    if not (wide or s.runtime.rollout_width > 1) or list(s.runtime.contradictions()):
+    judges = [(n, one) for n, one in enumerate(s.rewards) if one.tensor > 1 and one.path]
+    if not (wide or s.runtime.rollout_width > 1 or judges) or list(s.runtime.contradictions()):
         return []
     from plaudit.models.described import check_cut, folder_config
     from plaudit.models.folders import local_folder
     from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 
     native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
-    rollout = ("rollout workers", s.model.path, s.runtime.mesh, Mesh(tensor=s.runtime.rollout_width if native else 1))
+    of_rollout = f"runtime.mesh={s.runtime.mesh} for rollout workers"
+    rollout = (of_rollout, s.model.path, Mesh(tensor=s.runtime.rollout_width if native else 1))
     problems = []
     if s.runtime.rollout_width > 1 and not s.algorithm.online:
         problems.append(
@@ -299,15 +301,16 @@ def _about_mesh(s: Settings) -> list[str]:
         ranks = own.get(s.runtime.host(call), s.runtime)
         if path is not None or ranks is not s.runtime:
             asked.append((f"the {call}", path or s.model.path, ranks))
-    cut = [(key, path, one.mesh, Mesh(**one.axes)) for key, path, one in asked]
-    for key, path, given, mesh in (*cut, rollout):
+    cut = [(f"runtime.mesh={one.mesh} for {key}", path, Mesh(**one.axes)) for key, path, one in asked]
+    cut += [(f"rewards.{n}.tensor={one.tensor}", one.path, Mesh(tensor=one.tensor)) for n, one in judges]
+    for key, path, mesh in (*cut, rollout):
         here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
         if mesh.context * mesh.tensor * mesh.pipeline > 1 and here:
             check = check_tensor if key == rollout[0] else check_mesh
             try:
                 check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
             except (ValueError, OSError) as error:
-                problems.append(f"runtime.mesh={given} for {key}: {error}")
+                problems.append(f"{key}: {error}")
     return problems
 
 
