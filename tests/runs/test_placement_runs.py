@@ -63,6 +63,18 @@ def test_ranks_that_train_parts_sample_from_whole_models(make_recipe: Recipe, tm
     assert same_weights(worker, inside)
 
 
+def test_ranks_that_train_adapters_in_parts_sample_from_all_of_them(make_recipe: Recipe, tmp_path: Path) -> None:
+    """To the bit as with a rollout worker, which gets the same adapters."""
+    more: dict[str, Any] = {"train": {"steps": 3}, "model": {"lora": {"rank": 2}}}
+    more["runtime"] = {**RAY, "mesh": {"tensor": 2}}
+    worker = run(load_settings(make_recipe("grpo", tmp_path / "worker", **more)))
+    more["runtime"] |= {"placement": {"generate": {"inside": "train"}}}
+    inside = run(load_settings(make_recipe("grpo", tmp_path / "inside", **more)))
+    assert [s["completion"] for s in worker.samples] == [s["completion"] for s in inside.samples]
+    assert same_weights(worker, inside)
+    assert all(0 <= record["kl/sampler"] < 1e-6 for record in inside.metrics)
+
+
 def test_a_rank_that_samples_is_a_local_run(make_recipe: Recipe, tmp_path: Path) -> None:
     """With adapters, on the very weights that are trained."""
     more: dict[str, Any] = {"model": {"lora": {"rank": 2}}}
