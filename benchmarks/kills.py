@@ -214,6 +214,7 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
         "cut": {"mesh": {"tensor": 2}},
         "stages": {"mesh": {"pipeline": 2}},
         "square": {"mesh": {"tensor": 2, "pipeline": 2}},
+        "grid": {"mesh": {"data": 2, "tensor": 2}},
         "mirrored": {"mesh": {"tensor": 2, "mirrors": 1}},
     }
     several = kills[0].method in spread

@@ -42,6 +42,11 @@ def of_square(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return named("square", dealt(seed, count, first=first, roles=("rank",), cold=None))
 
 
+def of_grid(seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Of four ranks, two pairs with half of each matrix, which learn from other rows."""
+    return named("grid", dealt(seed, count, first=first, roles=("rank",), cold=None))
+
+
 def of_mirrored(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     """Of two ranks with half of each matrix, whose states have copies: checkpoints are further apart."""
     kills = named("mirrored", dealt(seed, count, first=first, roles=("rank",), cold=None))
@@ -94,7 +99,7 @@ ROUNDS: dict[str, Kind] = {
     "grpo": Kind(partial(of_workers, "grpo"), 18, 6.0),
     "ppo": Kind(partial(of_workers, "ppo", cold=3), 18, 7.0),
     "lag": Kind(partial(of_workers, "lag", cold=1), 5, 8.0),
-    "ranks": Kind(of_ranks, 8, 9.0),
+    "ranks": Kind(of_ranks, 7, 9.0),
     "drivers": Kind(of_drivers, 6, 23.0),
     "nodes": Kind(of_nodes, 6, 15.0),
     "partitions": Kind(of_partitions, 3, 25.0),
@@ -103,6 +108,7 @@ ROUNDS: dict[str, Kind] = {
     "stages": Kind(of_stages, 1, 12.0),
     "square": Kind(of_square, 1, 20.0),
     "mirrored": Kind(of_mirrored, 1, 15.0),
+    "grid": Kind(of_grid, 1, 20.0),
 }
 """Sixty-nine kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks of each
 mesh one; the next rounds take others, with other freezes."""

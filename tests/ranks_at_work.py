@@ -37,7 +37,7 @@ from plaudit.batch import Batch
 from plaudit.compute import logprobs
 from plaudit.crew import publisher
 from plaudit.crew.base import Plan
-from plaudit.crew.inside import Reallocation
+from plaudit.crew.inside import Adapted, Reallocation
 from plaudit.crew.trainer import Trainer, initial_model
 from plaudit.learn import ranks as told
 from plaudit.learn.learner import Learner
@@ -166,9 +166,8 @@ async def train(job: Job, trainer: Trainer) -> None:
         figures.append(stats)
         if job.get("save") == step + 1:
             await save(trainer, actors, f"epoch1epochstep{step + 1}globalstep{step + 1}")
-    weighed = objective.weigh(batch)
     if job["recipe"]["method"] == "sft":
-        figures.append(await actors[Role.POLICY].evaluate(weighed))
+        figures.append(await actors[Role.POLICY].evaluate(objective.weigh(batch)))
     if job.get("publish"):
         publish(trainer, Path(job["out"]), 1)
     kept = sum(local(p).numel() for model in trainer.models.values() for p in model.parameters())
@@ -200,8 +199,7 @@ def publish(trainer: Trainer, out: Path, version: int) -> None:
     assert publishing.parcel(len(publishing.parts)) is None
     assert not any(publishing.parts), "views and gathered tensors are let go"
     share = trainer.placements[Role.POLICY].share()
-    samples = trainer.settings.runtime.pipeline == 1 and not publishing.adapters
-    if share is not None and trainer.ranks.world > 1 and samples:
+    if share is not None and trainer.ranks.world > 1 and trainer.settings.runtime.pipeline == 1:
         sample(trainer, share, out)
 
 
@@ -210,16 +208,21 @@ def sample(trainer: Trainer, share: Share, out: Path) -> None:
     policy = trainer.models[Role.POLICY]
     whole = initial_model(trainer.settings, trainer.tokenizer, trainer.device)
     assert isinstance(whole, Decoder)
-    moved = Reallocation(share, whole, trainer.ranks)
-    moved.run()
-    moved.run()
-    both = zip(whole.named_parameters(), policy.named_parameters(), strict=True)
-    shared = sum(a.numel() for (_, a), (_, b) in both if a.data_ptr() == local(b).data_ptr())
-    save_file(
-        {name: tensor.contiguous().clone() for name, tensor in whole.hf_tensors()},
-        out / f"inside{trainer.ranks.rank}.safetensors",
-        {"bytes": str(moved.bytes), "shared": str(shared)},
-    )
+    told: dict[str, str] = {}
+    if (lora := trainer.settings.model.lora).rank:
+        adapted = Adapted(trainer.placements[Role.POLICY], whole, lora)
+        adapted.run()
+        sent = trainer.publisher.digest + trainer.publisher.beneath
+        assert adapted.digest() == sent or trainer.ranks.rank, "only the first rank has that of the adapters"
+    else:
+        moved = Reallocation(share, whole, trainer.ranks)
+        moved.run()
+        moved.run()
+        both = zip(whole.named_parameters(), policy.named_parameters(), strict=True)
+        shared = sum(a.numel() for (_, a), (_, b) in both if a.data_ptr() == local(b).data_ptr())
+        told = {"bytes": str(moved.bytes), "shared": str(shared)}
+    tensors = {name: tensor.contiguous().clone() for name, tensor in whole.hf_tensors()}
+    save_file(tensors, out / f"inside{trainer.ranks.rank}.safetensors", told)
 
 
 async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> None:
@@ -277,6 +280,8 @@ class Compared:
     """Resumed on the mesh of before."""
     from_one: Sequence[tuple[str, str]]
     on_one: Sequence[tuple[str, str]]
+    moved: Sequence[tuple[str, str, str]] = ()
+    """Resumed on another mesh of as many ranks, or more."""
 
     def done(self, make: Callable[..., Job], root: Path, environment: dict[str, str], timeout: float = 240.0) -> Path:
         """Do all, into folders <case>/<mesh> of `root`. `make(case, how, mesh, ...)` is the job of a case."""
@@ -296,6 +301,7 @@ class Compared:
             jobs += [one_step(case, how, how) for case, how in self.gradients if self.worlds[how] == world]
             jobs += [resumed(case, how, "the same", how) for case, how in self.again if self.worlds[how] == world]
             jobs += [resumed(case, "alone", how, how) for case, how in self.from_one if self.worlds[how] == world]
+            jobs += [resumed(case, how, to, to) for case, how, to in self.moved if self.worlds[to] == world]
             at_work(jobs, world, root / str(world), environment, timeout=timeout)
         for case, how in self.on_one:
             do(resumed(case, how, "one"), 0, 1, "")

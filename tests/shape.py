@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2560,
+        2575,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), servers (60), free memory",
     ),
     "monitor": (
@@ -47,8 +47,8 @@ ROOMS = {
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
     "models": (
-        3450,
-        "Hugging Face folders to modules and back; who holds which box, gives it to whom (60), writes it later (40)",
+        3465,
+        "Hugging Face folders to modules and back; who holds which box, gives it to whom (70), writes it later (40)",
     ),
     "weights": (
         880,
@@ -56,8 +56,8 @@ ROOMS = {
     ),
     "tasks": (740, "the demo's language and the real sentences"),
     "rollout": (
-        3390,
-        "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
+        3400,
+        "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
         2635,
@@ -73,8 +73,8 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2675,
-        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files (130), mirrors",
+        2875,
+        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), files (130), mirrors",
     ),
     "runs": (
         2210,

@@ -51,7 +51,7 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     crew: Any = object.__new__(RayCrew)
     runtime = SimpleNamespace(weights="store")
     rollout = SimpleNamespace(engine=engine, max_lag=0)
-    crew.settings = SimpleNamespace(device="cpu", threads=None, runtime=runtime, rollout=rollout)
+    crew.settings = SimpleNamespace(device="cpu", threads=None, runtime=runtime, rollout=rollout, rewards=())
     nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes)
     crew.ranks = ranks_of(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))

@@ -128,6 +128,14 @@ def test_ranks_that_sample_get_what_they_lack(model: str, how: str, world: int, 
         assert (shared > 0) == ("shards" not in how)
 
 
+@pytest.mark.parametrize("how", ["tensor", "shards"])
+def test_ranks_that_sample_get_all_adapters(how: str, done: Path) -> None:
+    """On a base model of their own, to the bit."""
+    whole = load_file(done / "lora" / how / "policy.safetensors")
+    for rank in range(2):
+        assert digest(load_file(done / "lora" / how / f"inside{rank}.safetensors")) == digest(whole)
+
+
 @pytest.mark.parametrize(("model", "how"), GIVEN)
 def test_only_bfloat16_is_sent_as_changes_and_a_small_step_in_a_twentieth_of_the_bytes(
     model: str, how: str, done: Path

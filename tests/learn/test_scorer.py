@@ -84,9 +84,9 @@ def test_blend_moves_by_its_share() -> None:
     target = dict(policy.named_parameters())
     scorer = Scorer(reference, Role.REFERENCE)
     for _ in range(2):
-        scorer.blend(target, 0.25)
+        scorer.blend(target.__getitem__, 0.25)
     for name, parameter in reference.named_parameters():
         expected = start[name] + 0.4375 * (target[name].detach() - start[name])
         torch.testing.assert_close(parameter.detach(), expected, atol=1e-6, rtol=1e-6)
-    scorer.blend(target, 1.0)
+    scorer.blend(target.__getitem__, 1.0)
     assert all(torch.equal(parameter, target[name]) for name, parameter in reference.named_parameters())

@@ -70,6 +70,8 @@ GRADIENTS = [
 ON_ONE = [("grpo", "pipeline 2"), ("ppo", "spans 2"), ("lora", "pipeline 2"), ("lora", "tensor 2")]
 AGAIN = [("grpo", "pipeline 2"), ("half", "pipeline 2"), ("lora", "tensor 2"), ("ppo", "data 2")]
 """Cases that are resumed on the mesh of before."""
+MOVED = [("ppo", "spans 2", "tensor 2"), ("lora", "pipeline 2", "data 2"), ("grpo", "tensor 2", "context 2")]
+"""Cases that are resumed on another mesh."""
 FROM_ONE = [("grpo", "pipeline 2"), ("lora judge", "pipeline 2"), ("sft", "spans 2"), ("ppo", "tensor 2")]
 
 
@@ -90,7 +92,9 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         return {"recipe": recipe, "folder": folder, "steps": (0, 3), "out": folder, **more}
 
     worlds = {how: ranks for how, (ranks, _) in MESHES.items()}
-    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE).done(job, root, environment, timeout=300.0)
+    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE, MOVED).done(
+        job, root, environment, timeout=300.0
+    )
 
 
 def tolerance(case: str) -> float:
@@ -164,6 +168,11 @@ def test_one_rank_goes_on_from_their_checkpoint(case: str, how: str, done: Path)
 @pytest.mark.parametrize(("case", "how"), FROM_ONE)
 def test_they_go_on_from_the_checkpoint_of_one(case: str, how: str, done: Path) -> None:
     assert furthest(done / case / "alone", done / case / f"alone on {how}") < tolerance(case)
+
+
+@pytest.mark.parametrize(("case", "how", "to"), MOVED)
+def test_another_mesh_goes_on_from_their_checkpoint(case: str, how: str, to: str, done: Path) -> None:
+    assert furthest(done / case / how, done / case / f"{how} on {to}") < tolerance(case)
 
 
 @pytest.mark.parametrize(("case", "how"), AGAIN)

@@ -80,6 +80,12 @@ ON_ONE = [
 ]
 AGAIN = [("grpo", "tensor 2"), ("lora", "tensor 2"), ("half", "tensor 2"), ("ppo", "2 x 2"), ("grpo", "context 2")]
 """Cases that are resumed on the mesh of before."""
+MOVED = [
+    ("grpo", "tensor 2", "fsdp context 2 x data 2"),
+    ("lora", "context 2", "2 x 2"),
+    ("ppo", "fsdp context 2", "context 2 x tensor 2"),
+]
+"""Cases that are resumed on another mesh."""
 FROM_ONE = [("grpo", "tensor 2"), ("lora judge", "tensor 2"), ("ppo", "2 x 2"), ("ppo", "context 2 x tensor 2")]
 
 
@@ -101,7 +107,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         return {"recipe": recipe, "folder": folder, "steps": (0, 3), "out": folder, "common": common, **more}
 
     worlds = {how: ranks for how, (ranks, _) in MESHES.items()}
-    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE).done(job, root, environment)
+    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE, MOVED).done(job, root, environment)
 
 
 def tolerance(case: str) -> float:
@@ -139,6 +145,11 @@ def test_one_rank_goes_on_from_their_checkpoint(case: str, how: str, done: Path)
 @pytest.mark.parametrize(("case", "how"), FROM_ONE)
 def test_they_go_on_from_the_checkpoint_of_one(case: str, how: str, done: Path) -> None:
     assert furthest(done / case / "alone", done / case / f"alone on {how}") < tolerance(case)
+
+
+@pytest.mark.parametrize(("case", "how", "to"), MOVED)
+def test_another_mesh_goes_on_from_their_checkpoint(case: str, how: str, to: str, done: Path) -> None:
+    assert furthest(done / case / how, done / case / f"{how} on {to}") < tolerance(case)
 
 
 @pytest.mark.parametrize(("case", "how"), AGAIN)

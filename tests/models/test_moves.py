@@ -99,6 +99,7 @@ def test_holders_of_a_box_give_equal_parts_of_it(config: DecoderConfig, head: He
         Mesh(data=128, tensor=8),
         Mesh(replicas=16, data=8, tensor=8),
         Mesh(replicas=128, data=8),
+        Mesh(replicas=64, tensor=8, pipeline=2),
     ],
     ids=str,
 )
@@ -117,6 +118,25 @@ def test_nobody_gives_more_than_a_fifth_above_its_share_of_405_billion(mesh: Mes
     assert sum(sent.values()) == total
     assert len(sent) == mesh.world
     assert max(sent.values()) <= 1.2 * total / mesh.world
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Mesh(data=1024), Mesh(data=128, tensor=8)),
+        (Mesh(replicas=64, tensor=8, pipeline=2), Mesh(data=1024)),
+        (Mesh(replicas=16, data=8, tensor=8), Mesh(replicas=128, tensor=8)),
+    ],
+    ids=str,
+)
+def test_405_billion_are_laid_out_anew(one: Mesh, other: Mesh) -> None:
+    """Among 1,024 ranks, each of which gets what it lacks."""
+    config = read_config(LLAMA_405B)
+    before, after = Layout(config, "lm", one), Layout(config, "lm", other)
+    moves = Moves(before, after).alike
+    wanted = sum(numbers(piece.box) for piece in after.slices(1023))
+    assert wanted == sum(len(names) * numbers(box) for names, sends in moves for box, _, to in sends if to == 1023)
 
 
 def test_copies_share_the_sends() -> None:

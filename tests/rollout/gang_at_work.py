@@ -12,13 +12,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from tiny_models import Letters
+from torch import Tensor
 
 from plaudit.batch import Batch
 from plaudit.compute.axis import ALONE, Axis
@@ -26,6 +28,10 @@ from plaudit.learn.ranks import join
 from plaudit.learn.scorer import Scorer
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
+from plaudit.models.lora import adapter_names, add_lora
+from plaudit.models.settings import LoraSettings
+from plaudit.models.share import Share
+from plaudit.rollout.content import digest_beneath
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.led import Follower, Leading, Line
 from plaudit.rollout.native import NativeEngine
@@ -47,14 +53,32 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def model_of(job: Job, *, seed: int = 0, axis: Axis = ALONE) -> Decoder:
-    """A random model, lively enough that answers differ; its parts are those of the whole one."""
-    model = fresh_model(job["config"], seed=seed, dtype=DTYPES[job["dtype"]], axis=axis)
+    """A random model, lively enough that answers differ; its parts are those of the whole one. Adapters go by the seed,
+    and the model beneath does not."""
+    rank = job["rank"]
+    model = fresh_model(job["config"], seed=0 if rank else seed, dtype=DTYPES[job["dtype"]], axis=axis)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(8.0)
     assert isinstance(model, Decoder)
+    if rank:
+        add_lora(model, LoraSettings(rank=rank)).fill(partial(drawn, seed=seed))
     return model.requires_grad_(False)
+
+
+def drawn(share: Share, seed: int) -> None:
+    """Adapters that change something."""
+    source = torch.Generator().manual_seed(seed)
+    for name, shape in share.layout.adapters.items():
+        share.put(name, torch.randn(shape, generator=source) / 8)
+
+
+def weights_of(job: Job, seed: int = 0) -> Mapping[str, Tensor]:
+    """What a rollout worker is sent."""
+    model = model_of(job, seed=seed)
+    adapters = {name: model.get_parameter(name) for name in adapter_names(model)}
+    return adapters or dict(model.hf_tensors())
 
 
 def plain(groups: Sequence[Sequence[Completion]]) -> list[list[Answer]]:
@@ -102,7 +126,7 @@ async def interrupted(engine: NativeEngine, job: Job) -> list[list[Answer]]:
     asked[1].cancel()
     for _ in range(6):
         await asyncio.sleep(0)
-    engine.load(dict(model_of(job, seed=5).hf_tensors()), 1)
+    engine.load(weights_of(job, seed=5), 1)
     return plain([await one for number, one in enumerate(asked) if number != 1])
 
 
@@ -120,7 +144,7 @@ def lead(job: Job, model: Decoder, line: Line) -> dict[str, Any]:
     found["interrupted"] = asyncio.run(interrupted(engine, job))
     found["new"] = answers(engine, job)
     try:
-        engine.load(dict(model_of(job).hf_tensors()), 2)
+        engine.load(weights_of(job), 2)
     except WeightsError as error:
         found["refused"] = str(error)
     engine.decoding.line.tell(["end"])  # type: ignore[attr-defined]
@@ -131,12 +155,13 @@ def do(job: Job, number: int, world: int) -> None:
     model = model_of(job, axis=Axis(number, world))
     line = Line(model.axis)
     out, scored = Path(job["out"]), {}
+    beneath = digest_beneath(model.held(), line.total)
     if number == 0:
-        found = lead(job, model, line)
+        found = lead(job, model, line) | {"beneath": beneath}
         out.write_text(json.dumps(found))
     else:
         follower = Follower(model, line, patience=2.0)
-        follower.load(dict(model_of(job, seed=5).hf_tensors()), 1)
+        follower.load(weights_of(job, seed=5), 1)
         follower.thread.join()  # until "end", a word that it does not know
     dist.barrier()
     found = json.loads(out.read_text())

@@ -11,6 +11,8 @@ import pytest
 from gang_at_work import PLAN, SLOTS, Answer, Job, answers, at_work, learned, model_of
 from tiny_models import VOCAB, Letters, prompts
 
+from plaudit.compute.digest import digest
+from plaudit.models.lora import adapter_names
 from plaudit.rollout.native import NativeEngine
 
 pytestmark = pytest.mark.slow
@@ -31,15 +33,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 16, "tie_word_embeddings": True},
     "mistral": {"model_type": "mistral", **SIZES, "sliding_window": 6},
 }
-CASES = [("gpt2", 2), ("llama", 2), ("qwen3", 2), ("mistral", 2), ("half", 2), ("gpt2", 4)]
+CASES = [("gpt2", 2), ("llama", 2), ("qwen3", 2), ("mistral", 2), ("half", 2), ("lora", 2), ("gpt2", 4)]
 EXACT = [(kind, world) for kind, world in CASES if kind != "half"]
 
 
 def job_of(kind: str, world: int, root: Path) -> Job:
-    half = kind == "half"
     job = {
-        "config": CONFIGS["llama" if half else kind],
-        "dtype": "bfloat16" if half else "float32",
+        "config": CONFIGS.get(kind, CONFIGS["llama"]),
+        "dtype": "bfloat16" if kind == "half" else "float32",
+        "rank": 3 if kind == "lora" else 0,
         "prompts": prompts(6, 2, 11, 3),
         "out": str(root / f"{kind}-{world}.json"),
     }
@@ -126,9 +128,22 @@ def test_new_weights_reach_all_of_them_at_the_same_step(
     assert tokens(answered["new"]) != tokens(job["answers"])
 
 
+@pytest.mark.parametrize(("kind", "world"), CASES)
+def test_their_parts_have_the_digest_of_the_whole_model_without_adapters(
+    kind: str, world: int, jobs: dict[tuple[str, int], Job]
+) -> None:
+    job = jobs[kind, world]
+    model = model_of(job)
+    adapters = adapter_names(model)
+    base = {name: parameter for name, parameter in model.named_parameters() if name not in adapters}
+    assert len(base) < len(list(model.parameters())) or not adapters
+    assert found(job)["beneath"] == digest(base)
+
+
 def test_weights_that_do_not_come_to_a_process_are_refused(jobs: dict[tuple[str, int], Job]) -> None:
     assert found(jobs["llama", 2])["refused"].startswith("process 1 of this worker did not get version 2")
     assert found(jobs["gpt2", 4])["refused"].startswith("process 1 of this worker did not get version 2")
+    assert found(jobs["lora", 2])["refused"].startswith("process 1 of this worker did not get version 2")
 
 
 @pytest.mark.parametrize(("kind", "world"), EXACT)

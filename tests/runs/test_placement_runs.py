@@ -63,6 +63,18 @@ def test_ranks_that_train_parts_sample_from_whole_models(make_recipe: Recipe, tm
     assert same_weights(worker, inside)
 
 
+def test_ranks_that_train_adapters_in_parts_sample_from_all_of_them(make_recipe: Recipe, tmp_path: Path) -> None:
+    """To the bit as with a rollout worker, which gets the same adapters."""
+    more: dict[str, Any] = {"train": {"steps": 3}, "model": {"lora": {"rank": 2}}}
+    more["runtime"] = {**RAY, "mesh": {"tensor": 2}}
+    worker = run(load_settings(make_recipe("grpo", tmp_path / "worker", **more)))
+    more["runtime"] |= {"placement": {"generate": {"inside": "train"}}}
+    inside = run(load_settings(make_recipe("grpo", tmp_path / "inside", **more)))
+    assert [s["completion"] for s in worker.samples] == [s["completion"] for s in inside.samples]
+    assert same_weights(worker, inside)
+    assert all(0 <= record["kl/sampler"] < 1e-6 for record in inside.metrics)
+
+
 def test_a_rank_that_samples_is_a_local_run(make_recipe: Recipe, tmp_path: Path) -> None:
     """With adapters, on the very weights that are trained."""
     more: dict[str, Any] = {"model": {"lora": {"rank": 2}}}
@@ -71,3 +83,16 @@ def test_a_rank_that_samples_is_a_local_run(make_recipe: Recipe, tmp_path: Path)
     inside = run(load_settings(make_recipe("ppo", tmp_path / "inside", **more)))
     assert [s["completion"] for s in local.samples] == [s["completion"] for s in inside.samples]
     assert same_weights(local, inside)
+
+
+def test_a_moving_reference_on_ranks_of_its_own_follows_its_policy(make_recipe: Recipe, tmp_path: Path) -> None:
+    """To the bit as beside it, though one of its ranks is killed, after which it goes back to its checkpoint."""
+    more: dict[str, Any] = {"train": {"steps": 4}, "save": {"every": 1}, "reference": {"ema": 0.3}}
+    whole = run(load_settings(make_recipe("dpo", tmp_path / "local", **more)))
+    more["runtime"] = RAY | {"placement": {"reference": {"workers": 2}}}
+    killer = Killer([Kill("reference", "update", 2, which=1)])
+    with killer.at_work():
+        apart = run(load_settings(make_recipe("dpo", tmp_path / "apart", **more)), hooks=[killer.hook])
+    assert [kill.victim for kill in killer.kills] == ["reference rank 1"]
+    assert same_weights(whole, apart)
+    assert same_weights(whole, apart, role="reference")

@@ -40,11 +40,13 @@ def test_a_lost_process_of_a_rollout_worker_changes_nothing(make_recipe: Recipe,
     assert all(0 <= record["kl/sampler"] < 1e-6 for record in whole.metrics)
 
 
-def test_one_rank_and_a_worker_of_two_processes_agree(make_recipe: Recipe, tmp_path: Path) -> None:
-    """As one process that samples, but for float32's rounding."""
-    local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_rank_and_a_worker_of_two_processes_agree(rank: int, make_recipe: Recipe, tmp_path: Path) -> None:
+    """As one process that samples, but for float32's rounding; also where only adapters are trained and sent."""
+    model = {"lora": {"rank": rank}}
+    local = run(load_settings(make_recipe("grpo", tmp_path / "local", model=model)))
     runtime = RAY | {"mesh": {"rollout_tensor": 2}, "weights": "store"}
-    done = run(load_settings(make_recipe("grpo", tmp_path / "ray", runtime=runtime)))
+    done = run(load_settings(make_recipe("grpo", tmp_path / "ray", runtime=runtime, model=model)))
     assert [one["completion"] for one in local.samples] == [one["completion"] for one in done.samples]
     assert all(0 <= record["kl/sampler"] < 1e-6 for record in done.metrics)
     assert "a local run gives the same bits" not in (done.folder / "log.txt").read_text()

@@ -165,13 +165,14 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("grpo", [*SHARED, "model.config={model_type: gpt2}"], "3072 channels of the MLP. Take 6."),
         ("grpo", [*SHARED, "model.config={model_type: bloom}"], "tensor=5 cuts the families that the native decoder"),
         ("sft", SHARED[:2], "runtime.mesh.rollout_tensor=5 has no effect: sft learns from data"),
+        ("ppo", ["rewards=[{kind: judge, path: some/judge, tensor: 2}]"], "rewards.0.tensor=2 .. workers=1"),
+        ("ppo", ["rewards=[{kind: length, tensor: 2}]"], "rewards.0.tensor=2 is read for kind 'judge' only"),
         ("ppo", [*SHARED[:2], TURNS], "placement.generate .. rollout_tensor=5"),
         ("ppo", [TURNS, "rollout.max_lag=1"], "placement.generate .. rollout.max_lag=1"),
         ("ppo", [*SHARED[:1], TURNS, "rollout.workers=[1, 4]"], "placement.generate .. rollout.workers=[1, 4]"),
         ("sft", [TURNS], "placement.generate .. sft"),
         ("rloo", [APART.format("critic")], "placement.critic .. rloo .. critic"),
         ("ppo", ["runtime.placement={critic: {workers: 1}}"], "placement .. runtime=ray"),
-        ("ppo", [APART.format("reference"), "reference.ema=0.1"], "placement.reference .. reference.ema=0.1"),
         ("ppo", [APART.format("train")], "placement .. train .. runtime.mesh"),
         ("ppo", [APART.format("judge")], "placement .. judge .. rewards.N.workers"),
         ("ppo", [APART.format("refrence")], "placement .. refrence .. reference"),
@@ -187,13 +188,11 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["runtime.placement={generate: {inside: critic}}"], "placement.generate.inside=critic .. train"),
         ("ppo", [INSIDE, "rollout.workers=2"], "placement.generate .. rollout.workers=2"),
         ("ppo", [INSIDE, "rollout.engine=vllm"], "placement.generate .. rollout.engine=vllm"),
-        ("ppo", [INSIDE, "runtime.strategy=fsdp", "model.lora.rank=4"], "placement.generate .. model.lora.rank=4"),
         (
             "ppo",
             [CUT[0], *CUT[2:], "runtime.placement={critic: {mesh: {tensor: 5}}}", "model.config={model_type: gpt2}"],
             "critic: tensor=5 .. 12 attention heads",
         ),
-        ("ppo", [*SHARED[:2], "model.lora.rank=4"], "rollout_tensor=5 cannot be used with model.lora.rank=4"),
         ("ppo", SHARED[1:2], "mesh={'rollout_tensor': 5} needs runtime=ray"),
         ("sft", ["runtime.start_timeout=60"], "runtime.start_timeout=60.0 needs runtime=ray"),
         ("sft", [*SHARDS, "runtime.offload=[weights]", "device=cpu"], "weights has no effect with device=cpu"),
@@ -305,6 +304,9 @@ def test_settings_that_are_fine_together() -> None:
     load_settings(VALID, [*DYNAMIC, "algorithm.dynamic_sampling_part=length/part"], method="grpo")
     load_settings(VALID, ["rollout.min_tokens=8", "rollout.max_tokens=8"], method="best-of-k")
     load_settings(VALID, ["rollout.workers=[2,2]", "runtime=ray"], method="grpo")
+    load_settings(VALID, ["runtime=ray", APART.format("reference"), "reference.ema=0.1"], method="ppo")
+    for several in ([INSIDE, *SHARDS], SHARED[:2]):
+        load_settings(VALID, ["runtime=ray", *several, "model.lora.rank=4"], method="ppo")
 
 
 def test_cut_distributions_are_fine_where_no_ratio_is_taken() -> None:

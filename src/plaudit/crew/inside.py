@@ -1,6 +1,7 @@
 """Training ranks that sample too, each with an engine in its process.
 
 policy in parts -> boxes that ranks give each other (`Moves`, planned once) -> a whole model on each -> its engine
+adapters in parts -> all of them on each rank, on the base model that it has whole -> its engine
 policy whole on each rank -> an engine on that very model: nothing moves
 """
 
@@ -13,13 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plaudit.compute.digest import digest
 from plaudit.crew.trainer import RankProcess, initial_model
 from plaudit.learn.ranks import Ranks, buckets
+from plaudit.learn.sharding import Placement
 from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
+from plaudit.models.lora import adapter_names, add_lora
 from plaudit.models.mesh import Mesh
 from plaudit.models.moves import Moves
+from plaudit.models.settings import LoraSettings
 from plaudit.models.share import Share
+from plaudit.rollout.accepted import take_weights
 from plaudit.rollout.build import build_engine
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.ray_gang import RayGang
@@ -33,7 +39,7 @@ from plaudit.weights.transport import Shipment, Stored
 class SamplingRank(RankProcess, RolloutWorker):
     """A rank with an engine. Its methods of training run in a thread of their own, in turn with the engine's."""
 
-    moved: Reallocation | None = None
+    moved: Reallocation | Adapted | None = None
     version, held, digest = 0, "", ""
 
     def build(self, address: str, rank: int, world: int, timeout: float) -> None:
@@ -41,14 +47,16 @@ class SamplingRank(RankProcess, RolloutWorker):
         settings = self.settings
         model: LanguageModel = self.models[Role.POLICY]
         if self._shards or self.axes.axis.size > 1:
-            share = self.placements[Role.POLICY].share()
+            share = (place := self.placements[Role.POLICY]).share()
             whole = initial_model(settings, self.tokenizer, self.device).requires_grad_(False)
             if share is None or not isinstance(whole, Decoder):
                 raise SettingsError(
                     "runtime.placement={generate: {inside: train}}: this model runs through transformers, and its "
                     "shards cannot become whole on each rank. Give rollout workers processes of their own"
                 )
-            self.moved, model = Reallocation(share, whole, self.ranks), whole
+            lora = settings.model.lora
+            self.moved = Adapted(place, whole, lora) if lora.rank else Reallocation(share, whole, self.ranks)
+            model = whole
         engine = build_engine(model, self.tokenizer, slots=settings.rollout.slots)
         RolloutWorker.__init__(self, engine)
 
@@ -58,9 +66,9 @@ class SamplingRank(RankProcess, RolloutWorker):
         self.version = version
         if self.moved is not None:
             self.moved.run()
-            self.held = digest_of_pieces(pieces_of(dict(self.moved.model.hf_tensors())))
+            self.held = self.moved.digest()
             self.publisher.begin(version)
-            self.digest, self.publisher.parts = self.publisher.digest, []
+            self.digest, self.publisher.parts = self.publisher.digest + self.publisher.beneath, []
         return self.digest
 
     async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
@@ -122,9 +130,31 @@ class Reallocation:
                 for view, values in zip(views, parts, strict=True):
                     view.copy_(values.view(view.shape))
 
+    def digest(self) -> str:
+        """That of the whole model."""
+        return digest_of_pieces(pieces_of(dict(self.model.hf_tensors())))
+
     @staticmethod
     def _buckets(rank: int, views: list[Tensor]) -> list[tuple[int, list[Tensor]]]:
         return [(rank, some) for some in buckets(views)]
+
+
+class Adapted:
+    """Gives a whole model on each rank the adapters that ranks train in parts. The base model is there from the
+    beginning."""
+
+    def __init__(self, place: Placement, model: Decoder, lora: LoraSettings):
+        self.model, self.place = add_lora(model, lora).requires_grad_(False), place
+
+    def run(self) -> None:
+        """Gather all adapters. All ranks must call it."""
+        take_weights(self.model, self.place.parameters(adapter_names(self.model), everyone=True))
+
+    def digest(self) -> str:
+        """That of the adapters, then that of the base model."""
+        base = dict(self.model.named_parameters())
+        adapters = {name: base.pop(name) for name in adapter_names(self.model)}
+        return digest(adapters) + digest(base)
 
 
 class InProcess:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -12,6 +13,7 @@ from plaudit.compute.axis import Axis
 from plaudit.crew.trainer import dtype_of, initial_model
 from plaudit.evaluate.judge import Judge
 from plaudit.learn.ranks import join
+from plaudit.learn.tensor import Cut
 from plaudit.models.decoder import Decoder
 from plaudit.models.described import check_cut, folder_config
 from plaudit.models.device import device_of
@@ -19,8 +21,10 @@ from plaudit.models.folders import local_folder
 from plaudit.models.load import load_tokenizer
 from plaudit.models.lora import add_lora, merged_copy
 from plaudit.models.mesh import Mesh, check_tensor
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.workers import Scores
 from plaudit.rollout.build import build_engine
-from plaudit.rollout.content import Adapters, Content
+from plaudit.rollout.content import Adapters, Content, digest_beneath
 from plaudit.rollout.engine import Engine
 from plaudit.rollout.led import Follower, Leading, Line
 from plaudit.rollout.native import NativeEngine
@@ -34,10 +38,25 @@ from plaudit.weights.collective import Receiver
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_gang import RayGang
     from plaudit.runtime.ray_worker import RayWorker
 
 PROCESS = ", process "
-"""Between the name of a rollout worker and the number of one of its further processes."""
+"""Between the name of a worker and the number of one of its further processes."""
+
+
+class Part:
+    """One of the processes of a worker. It first joins the others, then it is built."""
+
+    def address(self) -> str:
+        return free_address()
+
+    def build(self, address: str, number: int, world: int, timeout: float) -> None:
+        """Join the others, and take a part of each matrix."""
+        raise NotImplementedError
+
+
+Kind = TypeVar("Kind", bound=Part)
 
 
 def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
@@ -50,17 +69,13 @@ def make_rollout_worker(recipe: Mapping[str, Any]) -> RolloutWorker:
     return RolloutWorker(engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
 
 
-class RolloutProcess(RolloutWorker):
-    """One of the processes of a rollout worker. It first joins the others, then it is built."""
+class RolloutProcess(Part, RolloutWorker):
+    """Of a rollout worker. The first process leads."""
 
     def __init__(self, recipe: Mapping[str, Any]):
         self.recipe = recipe
 
-    def address(self) -> str:
-        return free_address()
-
     def build(self, address: str, number: int, world: int, timeout: float) -> None:
-        """Join the others, and take a part of each matrix. The first process leads."""
         from plaudit.settings.recipes import load_settings
 
         keep_freed_memory()
@@ -70,40 +85,91 @@ class RolloutProcess(RolloutWorker):
         path, keys = settings.model.path, settings.model.config
         check_cut(keys if path is None else folder_config(local_folder(path)), Mesh(tensor=world), check_tensor)
         tokenizer = load_tokenizer(str(settings.model.tokenizer or path))
-        model = initial_model(settings, tokenizer, device, axis=Axis(number, world)).requires_grad_(False)
+        model, content = initial_model(settings, tokenizer, device, axis=Axis(number, world)), Content()
         assert isinstance(model, Decoder), "no other model is cut"
         line, slots = Line(model.axis), settings.rollout.slots
+        if settings.model.lora.rank > 0:
+            model = add_lora(model, settings.model.lora, seed=settings.seed)
+            content = Adapters(model, shared=True, beneath=digest_beneath(model.held(), line.total))
+        model.requires_grad_(False)
         leads = number == 0
         engine = (
             NativeEngine(model, tokenizer, slots=slots, decoding=Leading(model, line))
             if leads
             else Follower(model, line, patience=timeout)
         )
-        super().__init__(engine, None, _receiver(settings), interrupt=settings.rollout.interrupt)
+        RolloutWorker.__init__(self, engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
 
 
-async def rollout_gang(
-    runtime: RayRuntime, recipe: Mapping[str, Any], name: str, world: int, *, group: Any, threads: int, patience: float
-) -> Worker[RolloutWorker]:
-    """Start a rollout worker of `world` processes, one in each place of the group. `patience`: the longest time that
+class JudgeProcess(Part):
+    """Of a judge. All compute each pass."""
+
+    def __init__(self, recipe: Mapping[str, Any], path: str):
+        self.recipe, self.path = recipe, path
+
+    def build(self, address: str, number: int, world: int, timeout: float) -> None:
+        from plaudit.settings.recipes import load_settings
+
+        keep_freed_memory()
+        settings = load_settings(self.recipe)
+        device, backend = torch.device(device_of(settings.device)), settings.runtime.backend
+        ranks = join(address, number, world, device=device, timeout=timeout, backend=backend)
+        judge = load_judge(settings, self.path, axis=Axis(number, world, ranks.group, spread=True))
+        assert isinstance(judge.model, Decoder), "no other model is cut"
+        self.judge = replace(judge, placement=Cut(judge.place, judge.model, ranks))
+
+    def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        return self.judge.of_sequences(sequences)
+
+
+async def rollout_gang(runtime: RayRuntime, recipe: Mapping[str, Any], name: str, **how: Any) -> Worker[RolloutWorker]:
+    """Start a rollout worker of several processes; `how` is as in `_gang`."""
+    from plaudit.runtime.ray_gang import GangWorker
+
+    return GangWorker(name, await _gang(runtime, RolloutProcess, recipe, name=name, **how))
+
+
+async def judge_worker(
+    runtime: RayRuntime, recipe: Mapping[str, Any], reward: RewardSettings, *, patience: float, **how: Any
+) -> Worker[Scores]:
+    """Start a judge, of one process or several; `patience` and `how` are as in `_gang`."""
+    from plaudit.runtime.ray_gang import Abreast
+
+    if reward.tensor == 1:
+        return await runtime.spawn(make_judge, recipe, reward.path, place=0, **how)
+    how |= {"world": reward.tensor, "patience": patience}
+    return Abreast(how["name"], await _gang(runtime, JudgeProcess, recipe, reward.path, **how))
+
+
+async def _gang(
+    runtime: RayRuntime,
+    kind: Callable[..., Kind],
+    *given: Any,
+    name: str,
+    world: int,
+    group: Any,
+    threads: int,
+    patience: float,
+) -> RayGang[Kind]:
+    """Start `world` processes, one in each place of the group, and let them join. `patience`: the longest time that
     they wait for each other."""
-    from plaudit.runtime.ray_gang import GangWorker, RayGang
+    from plaudit.runtime.ray_gang import RayGang
 
     names = [name, *(f"{name}{PROCESS}{number}" for number in range(1, world))]
     started = [
-        runtime.spawn(RolloutProcess, recipe, name=one, group=group, place=place, threads=threads)
+        runtime.spawn(kind, *given, name=one, group=group, place=place, threads=threads)
         for place, one in enumerate(names)
     ]
     try:
         gang = RayGang(await asyncio.gather(*started), patience=patience)
-        address = await gang.first.call(RolloutProcess.address)
-        await gang.scatter(RolloutProcess.build, [(address, n, world, patience) for n in range(world)], starts=True)
+        address = await gang.first.call(Part.address)
+        await gang.scatter(Part.build, [(address, n, world, patience) for n in range(world)], starts=True)
     except BaseException:
         for worker in runtime.workers:
             if worker.name in names:
                 worker.kill()
         raise
-    return GangWorker(name, gang)
+    return gang
 
 
 def driven(worker: RayWorker[RolloutWorker]) -> Worker[RolloutWorker]:
@@ -141,8 +207,9 @@ def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
     return load_judge(load_settings(recipe), path)
 
 
-def load_judge(settings: Settings, path: str) -> Judge:
-    """Load a judge on the run's device, in its precision."""
+def load_judge(settings: Settings, path: str, **placed: Any) -> Judge:
+    """Load a judge on the run's device, in its precision; `placed` is as in `Judge.load`."""
     device, dtype = device_of(settings.device), dtype_of(settings)
     offload = any(reward.offload for reward in settings.rewards if reward.path == path)
-    return Judge.load(path, device=device, dtype=dtype, token_budget=settings.learn.score_tokens, offload=offload)
+    budget = settings.learn.score_tokens
+    return Judge.load(path, device=device, dtype=dtype, token_budget=budget, offload=offload, **placed)

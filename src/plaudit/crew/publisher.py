@@ -21,6 +21,7 @@ from plaudit.models.layout import Layout
 from plaudit.models.lora import adapter_names
 from plaudit.models.moves import Move, Moves
 from plaudit.models.share import Share
+from plaudit.rollout.content import digest_beneath
 from plaudit.weights.changes import changes
 from plaudit.weights.collective import NotHeldError
 from plaudit.weights.parcel import Given, Parcel, Piece, digest_of_pieces, pack
@@ -33,9 +34,19 @@ class Publisher:
     """One rank's part in publishing. The caller promises that all ranks make the same calls: `begin`, then `parcel` for
     each part, before the weights change."""
 
-    def __init__(self, model: LanguageModel, place: Placement, ranks: Ranks, *, dtype: torch.dtype, device: str):
-        """`ranks`: all of the gang, on whose `device` they sum. `dtype`: the precision of the model."""
-        self.model, self.place, self.ranks = model, place, ranks
+    def __init__(
+        self,
+        model: LanguageModel,
+        place: Placement,
+        ranks: Ranks,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        changes: bool = True,
+    ):
+        """`ranks`: all of the gang, on whose `device` they sum. `dtype`: the precision of the model. `changes`: send
+        only these, where that is possible."""
+        self.model, self.place, self.ranks, self.changes = model, place, ranks, changes
         self.dtype, self.device = dtype, device
         self.adapters = adapter_names(model)
         self.version, self.digest, self.beneath = 0, "", ""
@@ -49,7 +60,7 @@ class Publisher:
     def begin(self, version: int) -> None:
         self.version = version
         if self.adapters:
-            self.beneath = self.beneath or self._digest_beneath()
+            self.beneath = self.beneath or digest_beneath(self._share, self._total)
             pieces = self._from_first(self.place.parameters(self.adapters))
         elif (share := self.place.share()) is not None:
             stored = {name: (share.dtype, shape) for name, shape in share.layout.stored.items()}
@@ -80,7 +91,7 @@ class Publisher:
 
     def _changes(self, part: int, whole: Parcel) -> Parcel:
         """What a worker needs that holds the last version. The same version again is sent whole: it may be damaged."""
-        if not whole.halves:
+        if not (whole.halves and self.changes):
             return whole
         last, self._held[part] = self._held.get(part), whole
         return whole if last is None or last.version >= whole.version else changes(last, whole)
@@ -115,16 +126,11 @@ class Publisher:
             for (name, box, *_), values in zip(self._moves, views, strict=True)
         ]
 
-    def _digest_beneath(self) -> str:
-        """The digest of all other parameters, by our names."""
-        tensors, pieces = {}, []
-        for name, parameter in self.model.named_parameters():
-            if name not in self.adapters:
-                shape, held, mine = self.place.within(name, own := local(parameter))
-                tensors[name] = own.dtype, shape
-                boxes = held if mine else ()
-                pieces += [Piece(name, shape, tuple(a for a, _ in box), one.detach(), own.dtype) for box, one in boxes]
-        return digest_of_pieces(pieces, self.place.specs(tensors), self._total)
+    @property
+    def _share(self) -> Share:
+        share = self.place.share()
+        assert share is not None, "only native decoders have adapters"
+        return share
 
     def _total(self, sums: Tensor) -> None:
         there = sums.to(self.device)

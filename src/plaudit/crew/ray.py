@@ -11,18 +11,20 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from plaudit.crew.base import Plan
 from plaudit.crew.collected import Node, collected
+from plaudit.crew.following import Follower
 from plaudit.crew.inside import InProcess
 from plaudit.crew.mirrors import Mirrors
-from plaudit.crew.processes import PROCESS, driven, load_judge, make_judge, make_rollout_worker, rollout_gang
+from plaudit.crew.processes import PROCESS, driven, judge_worker, load_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
 from plaudit.crew.trainer import RankProcess
-from plaudit.evaluate.judge import Judge, judge_reward
+from plaudit.evaluate.judge import judge_reward
 from plaudit.loop.cast import Cast
 from plaudit.loop.hooks import Remembered
 from plaudit.models.described import end_ids, positions
@@ -31,7 +33,7 @@ from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
-from plaudit.rewards.workers import JudgeWorkers
+from plaudit.rewards.workers import JudgeWorkers, Scores
 from plaudit.rollout.engine import Sampler
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import RolloutWorker
@@ -41,12 +43,11 @@ from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_s
 from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
-from plaudit.types import Stats
+from plaudit.types import Role, Stats
 from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
-    from plaudit.runtime.ray_worker import RayWorker
 
 Result = TypeVar("Result")
 
@@ -77,7 +78,7 @@ class RayCrew:
         self._patience = 2 * settings.runtime.start_timeout
         least, most = settings.rollout.workers_range
         rollout = least * settings.samples
-        rewards = [reward for reward in settings.rewards for _ in range(reward.workers * settings.samples)]
+        rewards = [one for one in settings.rewards for _ in range(one.workers * one.tensor * settings.samples)]
         self.shares = rollout > 0 and settings.runtime.shares
         self.inside = rollout > 0 and settings.runtime.inside
         rollout *= not self.inside
@@ -157,6 +158,7 @@ class RayCrew:
         # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival; several
         # processes add in another order.
         exact = self.pool is None or (self.settings.rollout.engine != "vllm" and self.width == 1)
+        exact &= all(one.tensor == 1 for one in self.settings.rewards)
         same = len(self.ranks.bundles) == len(self.ranks.gangs) and self.settings.rollout.max_lag == 0 and exact
         local = f"; a local run gives the same bits with threads={self.threads}" if same else ""
         self.say(f"{what} are ready{local}")
@@ -247,11 +249,9 @@ class RayCrew:
             counted = not self._opened and number < self._rollouts
             group = await self._room(name, ("rollout", number), self.rollout_room, in_time=counted)
         if self.width > 1 and not self.drives:
-            how: dict[str, Any] = {
-                "threads": self._threads(bundle),
-                "patience": self.settings.runtime.collective_timeout,
-            }
-            return await rollout_gang(self.runtime, self.recipe, name, self.width, group=group, **how)
+            how: dict[str, Any] = {"world": self.width, "group": group, "threads": self._threads(bundle)}
+            patience = self.settings.runtime.collective_timeout
+            return await rollout_gang(self.runtime, self.recipe, name, patience=patience, **how)
         with alone:
             worker = await self.runtime.spawn(
                 make_rollout_worker,
@@ -287,19 +287,22 @@ class RayCrew:
         workers, which get room first, and while the first answers are sampled."""
         which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
         if which not in self._judges:
-            start = partial(self._judge, which, reward.path, reserved(reward.resources, self.share))
+            start = partial(self._judge, which, reward, reserved(reward.resources, self.share))
             self._judges[which] = JudgeWorkers(
                 start, reward.workers, patience=self._patience, failures=self.failures, say=self.say
             )
             self._judges[which].open()
         return self._judges[which]
 
-    async def _judge(self, which: int, path: str, bundle: Mapping[str, float], number: int) -> RayWorker[Judge]:
+    async def _judge(
+        self, which: int, reward: RewardSettings, bundle: Mapping[str, float], number: int
+    ) -> Worker[Scores]:
         """Start a judge. The first in a place must find room in time; its replacements wait, while others answer."""
-        name, key = f"judge {number} ({Path(path).name})", (f"judge {which}", number)
-        group = await self._room(name, key, [bundle], in_time=key not in self._rooms)
-        threads = self._threads(bundle)
-        return await self.runtime.spawn(make_judge, self.recipe, path, name=name, group=group, place=0, threads=threads)
+        name, key = f"judge {number} ({Path(reward.path).name})", (f"judge {which}", number)
+        group = await self._room(name, key, [bundle] * reward.tensor, in_time=key not in self._rooms)
+        how: dict[str, Any] = {"name": name, "group": group, "threads": self._threads(bundle)}
+        how["patience"] = self.settings.runtime.collective_timeout
+        return await judge_worker(self.runtime, self.recipe, reward, **how)
 
     # --- room
 
@@ -336,7 +339,10 @@ class RayCrew:
 
     def cast(self) -> Cast:
         moving = self.settings.reference.ema
-        return Cast.together(self.ranks.training, self.settings.objective, moving, self.ranks.apart)
+        cast = Cast.together(self.ranks.training, self.settings.objective, moving, self.ranks.apart)
+        if moving and (home := self.ranks.apart.get(Role.REFERENCE)) is not None:
+            cast = replace(cast, reference=Follower(home, self.ranks.training))
+        return cast
 
     def stations(self) -> list[Station]:
         pool = self.pool

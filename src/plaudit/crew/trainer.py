@@ -23,6 +23,7 @@ from plaudit.algorithms.base import Objective
 from plaudit.compute.axis import ALONE, Axis
 from plaudit.crew.base import Plan
 from plaudit.crew.collected import Node
+from plaudit.crew.following import Followed
 from plaudit.crew.mirrored import Mirrored
 from plaudit.crew.publisher import Publisher
 from plaudit.data.template import AS_CHAT, chosen_template
@@ -332,7 +333,7 @@ class Trainer:
         )
 
 
-class RankProcess(Trainer, Node, Mirrored):
+class RankProcess(Trainer, Node, Mirrored, Followed):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):

@@ -15,7 +15,7 @@ from plaudit.data.reader import Reader, Tokens, after, chat_of, encode_prompt, e
 from plaudit.data.settings import DataSettings
 from plaudit.evaluate.policy import check_lengths
 from plaudit.learn.scorer import Scorer
-from plaudit.learn.sharding import Placement, Waiting, apart
+from plaudit.learn.sharding import Placement, Waiting, Whole, apart
 from plaudit.models.base import LanguageModel
 from plaudit.models.described import check_scores
 from plaudit.models.load import load_model, load_tokenizer
@@ -42,19 +42,24 @@ class Judge:
         dtype: torch.dtype = torch.float32,
         token_budget: int = 16384,
         offload: bool = False,
+        **placed: Any,
     ) -> Judge:
         """Load the judge from a checkpoint's folder (or a hub id). With `offload` it is in host memory between
-        scorings. Raises ValueError for a model that is not a judge."""
+        scorings. `placed` goes to `load_model`, for a part of a judge. Raises ValueError for a model that is none."""
         check_scores(path)
-        model = load_model(path, head="scalar", dtype=dtype, device=device)
+        model = load_model(path, head="scalar", dtype=dtype, device=device, **placed)
         model.requires_grad_(False)
         place = Waiting(model, device=torch.device(device)) if offload and apart(device) else None
         return cls(model.eval(), load_tokenizer(path), token_budget, place)
 
+    @property
+    def place(self) -> Placement:
+        return self.placement or Whole(self.model)
+
     @cached_property
     def _scorer(self) -> Scorer:
         """The scorer, kept since it knows how many tokens memory holds."""
-        return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.placement)
+        return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.place)
 
     def reward(self, tokenizer: Any | None, **more: Any) -> JudgeReward:
         """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known. `more`

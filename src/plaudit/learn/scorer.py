@@ -88,13 +88,13 @@ class Scorer:
     def follow(self, share: float) -> None:
         """Move by `share` of the way towards the leader."""
         assert self.leader is not None
-        self.blend(dict(self.leader.named_parameters()), share)
+        self.blend(self.leader.get_parameter, share)
 
     @torch.no_grad()
-    def blend(self, weights: Mapping[str, Tensor], share: float) -> None:
-        """Move every parameter by `share` of the way towards `weights` (an exponential moving average)."""
+    def blend(self, weights: Callable[[str], Tensor], share: float) -> None:
+        """Move every parameter by `share` of the way towards that of its name (an exponential moving average)."""
         for name, parameter in self.model.named_parameters():
-            mine, towards = local(parameter), local(weights[name]).to(parameter.dtype)
+            mine, towards = local(parameter), local(weights(name)).to(parameter.dtype)
             here = mine.to(towards.device)  # itself, unless it waits in host memory
             here.lerp_(towards, share)
             if here is not mine:

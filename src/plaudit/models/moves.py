@@ -8,6 +8,7 @@ Ranks that hold the same box give equal parts of it, so that none is a bottlenec
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -47,7 +48,13 @@ class Moves:
         for name, part in self.one.parts.items():
             key = (numbered(name)[1], self.one.stages(part.ours), self.other.stages(part.ours))
             groups.setdefault(key, []).append(name)
-        return [(names, list(self._sends(names[0]))) for names in groups.values()]
+        collects = gc.isenabled()
+        gc.disable()  # it would look through millions of tuples again and again
+        try:
+            return [(names, list(self._sends(names[0]))) for names in groups.values()]
+        finally:
+            if collects:
+                gc.enable()
 
     def __iter__(self) -> Iterator[Move]:
         for names, sends in self.alike:
@@ -103,5 +110,10 @@ def parts(box: Box, count: int) -> list[Box]:
 
 def overlap(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Box | None:
     """The box that two have in common; None if they share no number."""
-    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return both if all(start < stop for start, stop in both) else None
+    both = []
+    for (a, b), (c, d) in zip(one, other, strict=True):
+        start, stop = a if a > c else c, b if b < d else d  # plans ask millions of times
+        if start >= stop:
+            return None
+        both.append((start, stop))
+    return tuple(both)

@@ -130,7 +130,8 @@ class Costs:
         found, work, s = {}, self.work, self.settings
         for number, reward in enumerate(s.rewards):
             if reward.kind == "judge":
-                curve, processes = self.profile.passes[f"judge {number}/score"], max(1, reward.workers * at.ray)
+                processes = max(1, reward.workers * reward.tensor * at.ray)
+                curve = self.profile.passes[f"judge {number}/score"]
                 asked = amounts(work.sampled).times(1 / work.scale / processes).cut(work.score)
                 threads = s.threads or (self.profile.devices if at.ray and not self.profile.gpu else at.threads)
                 found[f"judge {number}"] = curve.seconds(asked.numbers, threads)

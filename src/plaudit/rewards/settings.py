@@ -13,7 +13,7 @@ UNFINISHED = ("score", "penalty", "bootstrap", "mask", "mask_loss")
 PENALTY = -1.0
 """Reward of an unfinished answer under "penalty"."""
 KINDS = {
-    "judge": ("path", "workers", "resources", "offload"),
+    "judge": ("path", "workers", "tensor", "resources", "offload"),
     "function": ("function", "options", "deadline", "thread"),
     "code": ("options",),
     "http": ("options", "urls", "token_env", "timeout", "retries", "batch", "concurrency"),
@@ -37,7 +37,9 @@ class RewardSettings(Section):
     path: str = ""
     """Checkpoint of the judge. In a pipeline, empty means the judge that is trained there."""
     workers: int = setting(0, least=0)
-    """judge: number of its processes, with runtime=ray. 0 keeps it in the run's own process."""
+    """judge: number of its workers, with runtime=ray. 0 keeps it in the run's own process."""
+    tensor: int = setting(1, least=1)
+    """judge: processes of each worker; several share each matrix, for a judge that one cannot hold."""
     resources: dict[str, float] = setting(dict, least=0)
     """judge: what each of its processes reserves, such as {GPU: 1}. Empty takes an equal share of the CPUs."""
     offload: bool = False
@@ -65,6 +67,8 @@ class RewardSettings(Section):
     """http: most open requests at once, over all servers."""
 
     def contradictions(self) -> Iterator[str]:
+        if self.tensor > 1 and not self.workers:
+            yield f"tensor={self.tensor} counts processes of a worker, and workers=0: set workers=1"
         if self.kind == "http" and not self.urls:
             yield "urls=[] names no server: kind http needs [http://host:port, ...]"
         yield from (f"urls: {why}" for url in self.urls if (why := wrong_url(url)))

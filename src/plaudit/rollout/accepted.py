@@ -61,10 +61,14 @@ class Accepted:
 @torch.no_grad()
 def take_weights(model: Decoder, weights: Mapping[str, Tensor]) -> None:
     """Copy published weights, by their stored names, into a decoder's parameters: its own boxes of them, if other
-    processes hold the rest."""
-    if model.lora is not None:
-        raise ValueError("Published weights include adapters, but this model has its own: call merge_lora(model).")
+    processes hold the rest. A model with adapters takes only these, by our names."""
     share = model.held()
+    if model.lora is not None:
+        if set(weights) != set(share.layout.adapters):
+            raise ValueError("Published weights include adapters, but this model has its own: call merge_lora(model).")
+        for name, adapter in weights.items():
+            share.put(name, adapter)
+        return
     check_names(weights, share.layout.stored)
     shapes = {piece.name: tuple(piece.shape) for piece in pieces_of(weights)}
     if odd := [name for name, shape in share.layout.stored.items() if shapes[name] != tuple(shape)]:

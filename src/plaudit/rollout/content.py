@@ -1,20 +1,30 @@
 """What a parcel holds and an engine loads: all weights, or only adapters on a model that is already here.
 
 Parcel of adapters, digest of their model -> Adapters, which has that model -> merged weights for the engine,
-                                             or None if the engine computes on that very model
+                                             or the adapters, if the engine computes on that very model
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
 from plaudit.compute.digest import digest
 from plaudit.models.decoder import Decoder
 from plaudit.models.lora import adapter_names
-from plaudit.weights.parcel import WeightsError
+from plaudit.models.share import Share
+from plaudit.rollout.accepted import take_weights
+from plaudit.weights.parcel import Piece, WeightsError, digest_of_pieces
+
+
+def digest_beneath(share: Share, total: Callable[[Tensor], None]) -> str:
+    """The digest of all parameters but adapters, by our names, of which several processes have shares. `total` is as in
+    `digest_of_pieces`."""
+    held = ((one, values) for one, values in share.slices() if one.first)
+    shapes = share.layout.parameters
+    pieces = [Piece(one.ours, shapes[one.ours], one.start, values, share.dtype) for one, values in held]
+    return digest_of_pieces(pieces, {name: (share.dtype, shape) for name, shape in shapes.items()}, total)
 
 
 class Content:
@@ -28,7 +38,7 @@ class Content:
     def check_model(self) -> None:
         """Raise WeightsError if the base model has changed: nothing may write to it. Reads all of it."""
 
-    def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the argument of `Engine.load` for these weights."""
         return weights
 
@@ -36,12 +46,13 @@ class Content:
 class Adapters(Content):
     """Adapters for this model, by parameter name. The engine shares the model (`shared`) or gets merged weights."""
 
-    def __init__(self, model: Decoder, *, shared: bool):
+    def __init__(self, model: Decoder, *, shared: bool, beneath: str = ""):
+        """`beneath`: the digest of the whole base model, if other processes hold parts of it."""
         self.model, self.shared = model, shared
-        self._adapters = {name: model.get_parameter(name) for name in adapter_names(model)}
-        own = model.named_parameters()
-        self._base = {name: parameter for name, parameter in own if name not in self._adapters}
-        self._beneath = digest(self._base)
+        adapters, own = {*adapter_names(model)}, model.named_parameters()
+        self._base = {name: parameter for name, parameter in own if name not in adapters}
+        self._own = digest(self._base)
+        self._beneath = beneath or self._own
 
     def check(self, beneath: str) -> None:
         if beneath != self._beneath:
@@ -51,14 +62,14 @@ class Adapters(Content):
             )
 
     def check_model(self) -> None:
-        if (found := digest(self._base)) != self._beneath:
+        if (found := digest(self._base)) != self._own:
             raise WeightsError(
-                f"The base model of the adapters has digest {found}, but had {self._beneath}: this worker's memory has "
+                f"The base model of the adapters has digest {found}, but had {self._own}: this worker's memory has "
                 "changed."
             )
 
-    @torch.no_grad()
-    def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-        for name, adapter in self._adapters.items():
-            adapter.copy_(weights[name])
-        return None if self.shared else dict(self.model.hf_tensors())
+    def arrived(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if self.shared:
+            return weights
+        take_weights(self.model, weights)
+        return dict(self.model.hf_tensors())

@@ -63,6 +63,10 @@ class Line:
         acts: list[Act] = json.loads(bytes(words.tolist()))
         return acts
 
+    def total(self, sums: Tensor) -> None:
+        """Replace numbers by their sums over all processes."""
+        dist.all_reduce(sums, group=self._group)
+
     def failed(self, here: bool) -> list[int]:
         """The processes where something failed, by number."""
         all_of_them = list(torch.zeros(self.axis.size, dtype=torch.int64))

@@ -137,6 +137,24 @@ class GangWorker(Generic[Kind_co]):
             worker.kill("was ended with the others")
 
 
+class Abreast(GangWorker[Kind_co]):
+    """All of its processes do each call, one call at a time, and meet in collectives."""
+
+    def __init__(self, name: str, gang: RayGang[Kind_co]):
+        super().__init__(name, gang)
+        self._turn = asyncio.Lock()
+
+    async def call(self, method: Callable[[Kind_co, *Arguments], Any], *arguments: *Arguments) -> Any:
+        async with self._turn:
+            try:
+                return (await self.gang.each(method, *arguments))[0]
+            except WorkerLost as lost:
+                self._end(lost)
+            except Exception as error:  # noqa: BLE001 - where it failed in one process, others may wait within a pass
+                self._end(WorkerLost(self.name, f"its processes are out of step ({reason_of(error)})"))
+        raise WorkerLost(self.name, self._lost.result())
+
+
 def _of_collective(error: Exception) -> bool:
     """True for errors of a process group: torch has classes for some, gloo raises RuntimeError."""
     return type(error).__name__.startswith("Dist") or (type(error) is RuntimeError and "gloo" in str(error).lower())

@@ -280,29 +280,37 @@ def _about_mesh(s: Settings) -> list[str]:
     """Models that the mesh does not fit, as far as their configurations are here: processes find out the rest."""
     own = s.runtime.apart
     wide = [one for one in (s.runtime, *own.values()) if one.width * one.pipeline > 1]
-    if not (wide or s.runtime.rollout_width > 1) or list(s.runtime.contradictions()):
+    judges = [(n, one) for n, one in enumerate(s.rewards) if one.tensor > 1 and one.path]
+    if not (wide or s.runtime.rollout_width > 1 or judges) or list(s.runtime.contradictions()):
         return []
     from plaudit.models.described import check_cut, folder_config
     from plaudit.models.folders import local_folder
     from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 
     native = s.rollout.engine == "native" and s.algorithm.online  # vLLM has its own rules
-    rollout = ("rollout workers", s.model.path, s.runtime.mesh, Mesh(tensor=s.runtime.rollout_width if native else 1))
-    problems = _about_rollout_mesh(s) if s.runtime.rollout_width > 1 else []
+    of_rollout = f"runtime.mesh={s.runtime.mesh} for rollout workers"
+    rollout = (of_rollout, s.model.path, Mesh(tensor=s.runtime.rollout_width if native else 1))
+    problems = []
+    if s.runtime.rollout_width > 1 and not s.algorithm.online:
+        problems.append(
+            f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width} has no effect: {s.method} learns from data and "
+            "samples nothing. Leave it out"
+        )
     asked = [("the model", s.model.path, s.runtime)]
     for call, path in (("critic", s.critic.path), ("reference", s.reference.path)):
         ranks = own.get(s.runtime.host(call), s.runtime)
         if path is not None or ranks is not s.runtime:
             asked.append((f"the {call}", path or s.model.path, ranks))
-    cut = [(key, path, one.mesh, Mesh(**one.axes)) for key, path, one in asked]
-    for key, path, given, mesh in (*cut, rollout):
+    cut = [(f"runtime.mesh={one.mesh} for {key}", path, Mesh(**one.axes)) for key, path, one in asked]
+    cut += [(f"rewards.{n}.tensor={one.tensor}", one.path, Mesh(tensor=one.tensor)) for n, one in judges]
+    for key, path, mesh in (*cut, rollout):
         here = path is None or (at_home(path).is_dir() and (local_folder(path) / "config.json").exists())
         if mesh.context * mesh.tensor * mesh.pipeline > 1 and here:
             check = check_tensor if key == rollout[0] else check_mesh
             try:
                 check_cut(s.model.config if path is None else folder_config(local_folder(path)), mesh, check)
             except (ValueError, OSError) as error:
-                problems.append(f"runtime.mesh={given} for {key}: {error}")
+                problems.append(f"{key}: {error}")
     return problems
 
 
@@ -312,11 +320,6 @@ def _about_placement(s: Settings) -> list[str]:
     asks = {role.value for role in s.objective.asks} | ({GENERATE} if s.algorithm.online else set())
     for call in sorted(calls.keys() - asks):
         problems.append(f"runtime.placement.{call} has no effect: {s.method} with these settings has no {call}")
-    if "reference" in calls and s.reference.ema:
-        problems.append(
-            f"runtime.placement.reference cannot be used with reference.ema={s.reference.ema}: it moves towards the "
-            "policy, whose weights are on the training ranks. Leave it out"
-        )
     where = calls.get(GENERATE)
     if where is None or list(s.rollout.contradictions()):
         return problems
@@ -332,29 +335,13 @@ def _about_placement(s: Settings) -> list[str]:
         ),
     }
     if where.inside:
-        lora = s.model.lora.rank > 0 and (s.runtime.width > 1 or s.runtime.sharded)
         cannot |= {
             f"rollout.engine={rollout.engine}: it has processes of its own. Take {{shares: {TRAIN}}}": (
                 rollout.engine != "native"
             ),
             f"rollout.workers={least}: each training rank is one": least != 1,
-            f"model.lora.rank={s.model.lora.rank} and adapters in parts": lora,
         }
     return problems + [f"{given} cannot be used with {what}. Leave one out" for what, wrong in cannot.items() if wrong]
-
-
-def _about_rollout_mesh(s: Settings) -> list[str]:
-    """What several processes of a rollout worker cannot be used with."""
-    given = f"runtime.mesh.{ROLLOUT_TENSOR}={s.runtime.rollout_width}"
-    problems = []
-    if not s.algorithm.online:
-        problems.append(f"{given} has no effect: {s.method} learns from data and samples nothing. Leave it out")
-    if s.model.lora.rank and s.rollout.engine == "native":
-        problems.append(
-            f"{given} cannot be used with model.lora.rank={s.model.lora.rank}: rollout workers merge adapters into "
-            "whole matrices. Leave it out, or train all weights"
-        )
-    return problems
 
 
 def _installed(library: str) -> bool:

@@ -89,10 +89,10 @@ class Store:
     """Put the ranks' parcels into the object store, a part of each at a time, and give workers references."""
 
     async def pack(self, ranks: RayGang[Giver], version: int) -> Shipment:
-        parcels, told = await self._kept(ranks, Giver.parcel, version)
-        return Stored(parcels, version, told[0].digest, told, partial(self._kept, ranks, Giver.whole, version))
+        parcels, told = await self.kept(ranks, Giver.parcel, version)
+        return Stored(parcels, version, told[0].digest, told, partial(self.kept, ranks, Giver.whole, version))
 
-    async def _kept(self, ranks: RayGang[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
+    async def kept(self, ranks: RayGang[Giver], method: Any, version: int) -> tuple[list[Any], list[Given]]:
         """References to all parts of all ranks, and what these say of them."""
         parcels: list[Any] = []
         told: list[Given] = []
