@@ -116,7 +116,7 @@ class LocalCrew:
         self.trainer.save(role, folder)
 
     async def written(self, folders: Sequence[Path]) -> None:
-        await asyncio.to_thread(self.trainer.pending.write)
+        await asyncio.to_thread(self.trainer.pending.write, folders)
 
     async def mirror(self, remembered: Remembered) -> None:
         """No rank can be lost without the driver."""

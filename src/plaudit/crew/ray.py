@@ -375,7 +375,7 @@ class RayCrew:
 
     async def written(self, folders: Sequence[Path]) -> None:
         """Let the ranks write beside the checkpoint's place, or on their own disks, from which it comes here."""
-        await together(gang.each(Node.write) for gang in self.ranks.gangs)
+        await together(gang.each(Node.write, folders) for gang in self.ranks.gangs)
         for folder in folders:
             await collected(self.ranks.gangs, folder)
 
