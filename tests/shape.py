@@ -27,8 +27,8 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        860,
-        "paths, plugins, visible text, late imports, requests; declared settings; how runs end (45); addresses (95)",
+        875,
+        "paths, plugins (also sent: 15), visible text, late imports, requests; settings; ends (45); addresses (95)",
     ),
     "maths": (470, "one function for each formula"),
     "compute": (
@@ -45,7 +45,10 @@ ROOMS = {
     ),
     "algorithms": (1160, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
-    "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
+    "rewards": (
+        2335,
+        "rules, functions, judges, HTTP; half of it is the sandbox and the protocol; functions' processes (115)",
+    ),
     "models": (
         3450,
         "Hugging Face folders to modules and back; who holds which box, gives it to whom (60), writes it later (40)",
@@ -73,8 +76,8 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2675,
-        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), files (130), mirrors",
+        2780,
+        "who does the work, here and on Ray; publishing, gangs, ranks apart (495), servers (590), rewards (110)",
     ),
     "runs": (
         2210,
