@@ -36,8 +36,8 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2560,
-        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), servers (60), free memory",
+        2640,
+        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (75)",
     ),
     "monitor": (
         2680,
@@ -63,7 +63,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (360)",
     ),
     "learn": (
-        2635,
+        2645,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (

@@ -20,6 +20,7 @@ from plaudit.rewards.judge import Tokens
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.places import Place, Places, Start
+from plaudit.runtime.plain import plain
 from plaudit.runtime.queue import Queue
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.support.plugins import load_plugins, run_as_sent, sources
@@ -37,6 +38,7 @@ TRIES = 3
 class Scores(Protocol):
     """The method that is called in a judge's process."""
 
+    @plain
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
 
 
@@ -101,6 +103,7 @@ class FunctionProcess:
         """What makes one, now or later, of the user's files as they are loaded here now."""
         return partial(cls, settings, tuple(plugins), sources())
 
+    @plain
     async def scores(self, asked: Sequence[Asked]) -> list[Score]:
         found = await asyncio.gather(*(self.reward.score(prompt, [completion]) for prompt, completion in asked))
         return [score for (score,) in found]
