@@ -28,6 +28,7 @@ from rich.table import Table
 from plaudit.algorithms.grpo import GRPO
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
+from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels, as in runs
 from plaudit.loop.online import OnlineSource
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.queued import Draft, QueuedEngine

@@ -5,6 +5,11 @@ for every rollout.max_lag; once with a reward that costs nothing, once with a ju
 group and four groups at once. Seconds are those of the runs' own metrics, without the first steps. All runs start from
 the same policy, which is made first (`--policy` takes one that is there). `benchmarks/overlap.py` simulates up to 512
 workers.
+
+    python benchmarks/overlap_runs.py --demo runs/demo/seed0
+
+measures the PPO of a demo that was run (`make demo`) instead, with its policy and judge: in one process on one thread,
+and on Ray with and without lag, with the judge in the run's process and in one of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,7 @@ from plaudit.settings.recipes import read_yaml
 from plaudit.tasks.demo import DemoFiles, DemoSize, gold, make_demo
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+DEMO = CONFIGS.parent / "src/plaudit/commands/demo.yaml"
 JUDGE_SECONDS = 0.2
 WARM = 3
 """Steps before the clock counts: the first samples and kernels of each process."""
@@ -116,6 +123,48 @@ def recipe(output: Path, policy: Path, files: DemoFiles, *, lag: int, reward: di
     return settings
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "one process, one thread": {},
+    "Ray": {"runtime": {"kind": "ray"}},
+    "Ray, lag 1": {"runtime": {"kind": "ray"}, "rollout": {"max_lag": 1}},
+}
+PHASES = ("time/generate", "time/rewards", "time/rollout_idle", "time/batch", "time/learn", "time/step", "whole")
+"""Figures of a step; with what follows it (records, hooks) it is whole."""
+
+
+def demo_ppo(made: Path, output: Path) -> dict[str, Any]:
+    """The recipe of the demo's PPO, from the policy and the judge of a demo."""
+    shared, ppo = (read_yaml(DEMO)[name] for name in ("shared", "stages"))
+    ppo = ppo["ppo"] | {"method": "ppo", "model": {"path": str(Run(made / "sft").model)}}
+    ppo["data"] = shared["data"] | {"train": str(made / "data/prompts.jsonl")}
+    ppo["rewards"][0]["path"] = str(Run(made / "reward").model)
+    return ppo | {"output": str(output), "overwrite": True, "threads": 1, "log": {"quiet": True}}
+
+
+def demo(made: Path, output: Path, *, steps: int, rounds: int) -> Table:
+    """Medians of the steps of all rounds, whose runs take turns."""
+    base = demo_ppo(made, output) | {"train": {"steps": steps}}
+    cases = {(name, judges): more for judges in (0, 1) for name, more in CASES.items() if more or not judges}
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for (name, judges), more in cases.items():
+            recipe = base | more | {"name": f"{name}, {judges}".replace(",", "").replace(" ", "_")}
+            recipe["rollout"] = base["rollout"] | more.get("rollout", {})
+            recipe["rewards"] = [{**base["rewards"][0], "workers": judges}, *base["rewards"][1:]]
+            metrics = run(load_settings(recipe)).metrics[WARM - 1 :]
+            found[name, judges] += [two | {"whole": two["time"] - one["time"]} for one, two in pairwise(metrics)]
+    (output / "demo.json").write_text(json.dumps([[*case, records] for case, records in found.items()]) + "\n")
+    table = Table(title=f"the demo's PPO, {rounds} x {steps} steps, a thread each: seconds, medians")
+    for title in ("", "judge", "of local", *(phase.removeprefix("time/") for phase in PHASES)):
+        table.add_column(title, justify="right")
+    local = statistics.median(record["whole"] for record in found[next(iter(cases))])
+    for (name, judges), records in found.items():
+        spent = [statistics.median(record.get(phase, 0.0) for record in records) for phase in PHASES]
+        own = "its own process" if judges else "the run's process"
+        table.add_row(name, own, f"{spent[-1] / local:.2f}x", *(f"{seconds:.3f}" for seconds in spent))
+    return table
+
+
 def first_policy(output: Path, files: DemoFiles, *, steps: int) -> Path:
     settings = read_yaml(CONFIGS / "sft.yaml")
     settings |= {"output": str(output), "overwrite": True, "log": {"quiet": True}}
@@ -133,9 +182,14 @@ def main() -> None:
     parser.add_argument("--sft-steps", type=int, default=250)
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rewards", nargs="+", choices=("free", "slow"), default=["free", "slow"])
+    parser.add_argument("--demo", type=Path, help="folder of a demo's seed: measure its PPO only")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each case of the demo")
     options = parser.parse_args()
     if options.steps <= WARM:
         parser.error(f"--steps={options.steps}: the first {WARM} are not counted, give more")
+    if options.demo:
+        Console().print(demo(options.demo, options.output, steps=options.steps, rounds=options.rounds))
+        return
     files = make_demo(options.output / "data", size=DemoSize(pairs=16, pairs_validation=4))
     policy = options.policy or first_policy(options.output, files, steps=options.sft_steps)
     table = Table(title=f"{options.steps} steps, a rank and a rollout worker of one thread each")

@@ -30,11 +30,10 @@ from measure import ROOT, Setting
 from rich.console import Console
 from rich.table import Table
 
-from plaudit.commands.demo import RECIPE
-
 OVER = 256
 """Answers over which gold is averaged."""
 STAGES = {"sft": "SFT done", "reward": "reward model done", "gold": "gold reached", "trained": "DPO done"}
+RECIPE = ROOT / "src" / "plaudit" / "commands" / "demo.yaml"
 BOTH: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("race.yaml").read_text(encoding="utf-8"))
 METHODS: tuple[str, ...] = tuple(BOTH["ours"])
 POLL = 0.2
@@ -197,7 +196,7 @@ class Race:
     def _judged(self, course: Course, policy: Path) -> Course:
         """Add the gold of a DPO policy's answers to held-out prompts, after its time."""
         if "trained" in course.ends:
-            course.gold.append((course.ends["trained"], held_out(policy, self.data)))
+            course.gold.append((course.ends["trained"], held_out(policy, self.data, policy.parent / "gold")))
         return course
 
 
@@ -219,19 +218,13 @@ def answers_a_step(method: str) -> int:
     return int(own.get("rollout", {}).get("prompts_per_step", 0) * samples)
 
 
-def held_out(policy: Path, data: Path) -> float:
+def held_out(policy: Path, data: Path, output: Path) -> float:
     """Gold of sampled answers to the test prompts."""
-    from plaudit.evaluate.bench import Bench
-    from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
-    from plaudit.monitor.console import Reporter
-
-    prompts, gold = str(data / "prompts_test.jsonl"), "plaudit.tasks.demo:gold_reward"
-    bench = Bench(
-        BeforeAfterSettings(gold=gold, prompts=prompts, sampling=SamplingSettings(max_tokens=48)), Reporter(quiet=True)
-    )
-    judged = bench.policy(str(policy))
-    answers = bench.answers(judged, bench.prompts(judged), bench.rewards(None, judged.tokenizer), name="answers")
-    return float(bench.reward_figures(answers)["reward/gold"].value)
+    gold, prompts = "plaudit.tasks.demo:gold_reward", data / "prompts_test.jsonl"
+    words = (f"model={policy}", f"gold={gold}", f"prompts={prompts}", "sampling.max_tokens=48", f"out={output}")
+    subprocess.run([sys.executable, "-m", "plaudit.commands.cli", "evaluate", *words], check=True, capture_output=True)
+    found = json.loads((output / "evaluation.json").read_text(encoding="utf-8"))
+    return float(found["figures"]["reward/gold"]["value"])
 
 
 class Tail:

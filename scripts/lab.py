@@ -9,7 +9,6 @@ once they are measured. Every figure is of answers to the same 256 held-out prom
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,8 @@ EXAMPLES = 4
 QUIET = ("threads=1", "log.quiet=true", "log.page=false", "log.samples_megabytes=0", "overwrite=true")
 FIGURES = ("step", "kl", "gold", "judge", "win", "length", "unfinished")
 """Columns of a measured point; KL in nats an answer, win rate over the SFT policy by gold, length in tokens."""
+WITH_WORDS = (*FIGURES, "perplexity", "distinct")
+"""Also the answers' perplexity by the SFT policy, and the share of different word pairs."""
 Point = list[float]
 Stage = tuple[str, str, tuple[str, ...]]
 """A recipe, the name of its run, overrides."""
@@ -54,7 +55,7 @@ class Task:
     """Held-out ones; 256 of them are used."""
     max_tokens: int = 48
     figures: tuple[str, ...] = FIGURES
-    """Columns of a point; beside FIGURES `perplexity` of the answers by the SFT policy, and `distinct` word pairs."""
+    """Columns of a point: FIGURES, or WITH_WORDS."""
 
 
 DEMO = Task()
@@ -169,6 +170,7 @@ class Meter:
     def _answered(self, policy: Any) -> tuple[Any, list[float]]:
         from plaudit.evaluate.comparison import comparison_figures
         from plaudit.evaluate.generation import generation_figures
+        from plaudit.evaluate.perplexity import perplexity
 
         answers = self._bench.answers(policy, self._bench.prompts(policy), self._rewards, name="answers")
         found: dict[str, Any] = generation_figures(answers) | self._bench.reward_figures(answers)
@@ -176,17 +178,11 @@ class Meter:
         found |= comparison_figures(answers, theirs, seed=0)
         self.texts = [group[0].completion.text for group in answers[:EXAMPLES]]
         names = ("reward/gold", "reward/judge", "win_rate/gold", "length", "unfinished")
-        further = {"perplexity": self._perplexity, "distinct": lambda _: found["distinct_2"]}
-        own = [further[name](answers) for name in self._task.figures if name in further]
-        return answers, [*(rounded(found[name].value) for name in names), *map(rounded, own)]
-
-    def _perplexity(self, answers: Any) -> float:
-        """exp of the answers' mean surprise a token by the SFT policy."""
-        from plaudit.batch import Batch
-
-        batch = Batch.of([answer.row() for group in answers for answer in group])
-        logprobs = self._sft.logprobs(batch, temperature=1.0)
-        return math.exp(-float(logprobs[batch.trainable].double().mean()))
+        own = [rounded(found[name].value) for name in names]
+        if self._task.figures != FIGURES:
+            rows = [answer.row() for group in answers for answer in group]
+            own += [rounded(perplexity(self._sft, rows)["perplexity"].value), rounded(found["distinct_2"])]
+        return answers, own
 
 
 def rounded(value: float) -> float:

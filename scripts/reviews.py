@@ -23,7 +23,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from lab import EXAMPLES, FIGURES, Task, Variant, kept, measure, rounded
+from lab import EXAMPLES, WITH_WORDS, Task, Variant, kept, measure, rounded
 
 SOURCE = "PLAUDIT_REVIEWS"
 """Variable of the environment with the folder of reviews."""
@@ -131,7 +131,7 @@ TASK = Task(
     options=GOLD,
     prompts=str(FOLDER / "prompts_test.jsonl"),
     max_tokens=TOKENS,
-    figures=(*FIGURES, "perplexity", "distinct"),
+    figures=WITH_WORDS,
 )
 TITLES = {
     "ppo_gold": "PPO, gold reward",

@@ -233,7 +233,7 @@ async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> 
         values[role] = await actor.save(ahead / f"{role}.safetensors")
     for role in trainer.models:
         trainer.save(role, trainer.store.staging(role))
-    trainer.pending.write()
+    trainer.pending.write([ahead, *map(trainer.store.staging, trainer.models)])
     if dist.is_initialized():
         dist.barrier()
     if trainer.ranks.rank == 0:

@@ -27,8 +27,8 @@ ROOMS = {
     "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
-        860,
-        "paths, plugins, visible text, late imports, requests; declared settings; how runs end (45); addresses (95)",
+        875,
+        "paths, plugins (also sent: 15), visible text, late imports, requests; settings; ends (45); addresses (95)",
     ),
     "maths": (480, "one function for each formula"),
     "compute": (
@@ -36,8 +36,8 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2575,
-        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (270), servers (60), free memory",
+        2660,
+        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (75)",
     ),
     "monitor": (
         2680,
@@ -45,7 +45,10 @@ ROOMS = {
     ),
     "algorithms": (1180, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
-    "rewards": (2250, "rules, functions, judges, HTTP; half of it is the sandbox and the protocol"),
+    "rewards": (
+        2340,
+        "rules, functions, judges, HTTP; half of it is the sandbox and the protocol; functions' processes (115)",
+    ),
     "models": (
         3465,
         "Hugging Face folders to modules and back; who holds which box, gives it to whom (70), writes it later (40)",
@@ -60,7 +63,7 @@ ROOMS = {
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
-        2635,
+        2645,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
@@ -73,8 +76,8 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2875,
-        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), files (130), mirrors",
+        2985,
+        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards (110)",
     ),
     "runs": (
         2210,

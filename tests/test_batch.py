@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from plaudit.algorithms.base import row_of
 from plaudit.batch import ROW_COLUMNS, TOKEN_COLUMNS, Batch
+from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Score
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
@@ -178,6 +180,17 @@ def test_any_selection_keeps_all_columns_aligned(lengths: list[int], data: st.Da
     assert len(part) == len(rows)
     assert_aligned(part, whole)
     assert [int(mark) // 100 for mark in part.reward.tolist()] == rows  # type: ignore[union-attr]
+
+
+def test_a_batch_arrives_in_another_process_as_it_was_and_may_be_changed() -> None:
+    whole = marked([3, 1, 2])
+    arrived = pickle.loads(pickle.dumps(whole))
+    assert arrived.unit == whole.unit
+    assert arrived.columns().keys() == whole.columns().keys()
+    for name, column in whole.columns().items():
+        assert arrived.columns()[name].dtype == column.dtype
+        assert arrived.columns()[name].equal(column)
+    arrived.tokens.add_(1)
 
 
 @settings(max_examples=40, deadline=None)

@@ -141,8 +141,8 @@ class Batch:
 
     def trained(self) -> Batch:
         """Return the units with a trained token, if there is one; the others only served a baseline."""
-        trains = torch.zeros(len(self) // self.unit, dtype=torch.bool)
-        trains[self.row[self.trainable] // self.unit] = True
+        before = F.pad(self.trainable.cumsum(0), (1, 0))[F.pad(self.lengths.cumsum(0), (1, 0))]  # (r + 1,)
+        trains = (before[1:] > before[:-1]).view(-1, self.unit).any(1)
         return self if trains.all() or not trains.any() else self.units(trains.nonzero()[:, 0])
 
     def split(self, parts: int, *, order: Tensor | None = None) -> list[Batch]:
@@ -217,7 +217,7 @@ TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in
 
 
 def _flat(columns: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    return torch.cat([torch.from_numpy(np.asarray(column)).to(dtype) for column in columns])
+    return torch.from_numpy(np.concatenate([np.asarray(column) for column in columns])).to(dtype)
 
 
 def _flat_if_given(columns: Sequence[Sequence[Any] | None], dtype: torch.dtype) -> Tensor | None:

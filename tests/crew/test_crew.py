@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,10 @@ from plaudit.crew.local import LocalCrew
 from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.ranks import Ranks, posts
 from plaudit.crew.ray import RayCrew
+from plaudit.crew.scoring import Scoring
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.local import LocalGang
+from plaudit.runtime.resources import Resources
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import Failures, WorkerLost
 from plaudit.settings.tree import Settings
@@ -55,7 +56,9 @@ def test_vllm_starts_on_ranks_devices_when_they_rest(shares: bool, engine: str, 
     nodes = [{"CPU": 2.0, "object_store_memory": float(100 << 20)}]
     crew.runtime = SimpleNamespace(check=lambda bundles, what: None, reserve=lambda bundles: None, nodes=lambda: nodes)
     crew.ranks = ranks_of(SimpleNamespace(parcel_bytes=lambda: (50 << 20) + 1))
-    crew.rollout_room, crew.judge_bundles, crew._rollouts, crew.width = [{}], [], 1, 1
+    crew.rollout_room, crew._rollouts, crew.width = [{}], 1, 1
+    settings: Any = SimpleNamespace(rewards=[], samples=True, runtime=SimpleNamespace(start_timeout=1.0))
+    crew.scoring = Scoring(settings, crew.runtime, {}, crew._room_to_score, failures=Failures(0), say=print)
     said: list[str] = []
     crew.shares, crew.inside, crew.threads, crew.say = shares, False, 1, said.append
     crew._form = lambda: starting("ranks start", "ranks rest")
@@ -107,26 +110,28 @@ def test_a_rank_that_is_lost_while_nobody_asks_it_ends_what_the_run_does() -> No
 
 
 def test_judges_begin_to_start_before_they_are_asked_anything() -> None:
-    crew, reward = object.__new__(RayCrew), RewardSettings(kind="judge", path="judge", workers=2)
-    crew.settings, crew.share, crew._judges, crew._patience = Settings(rewards=[reward]), {}, {}, 1.0
-    crew.failures, crew.say = Failures(0), print
-    begun: list[int] = []
+    reward = RewardSettings(kind="judge", path="judge", workers=2)
+    begun: list[str] = []
 
-    async def start(which: int, path: str, bundle: Mapping[str, float], number: int) -> Any:
-        begun.append(number)
+    async def room(name: str, key: tuple[str, int], bundle: Resources) -> Any:
+        begun.append(name)
         await asyncio.Event().wait()
 
-    crew._judge = start  # type: ignore[method-assign]
+    runtime: Any = None
+    settings = Settings(rewards=[reward], algorithm=SimpleNamespace(online=True))
+    scoring = Scoring(settings, runtime, {"CPU": 1.0}, room, failures=Failures(0), say=print)
+    assert scoring.bundles == [{"CPU": 1.0}] * 2
 
     async def first_answers() -> None:
-        judges = crew.judges(reward)
-        assert crew.judges(reward) is judges  # as where ranks are formed again
+        scoring.open()
+        judges = scoring.judges(reward)
+        assert scoring.judges(reward) is judges  # as where ranks are formed again
         for _ in range(5):
             await asyncio.sleep(0)
         judges.close()
 
     asyncio.run(first_answers())
-    assert begun == [0, 1]
+    assert begun == ["judge 0 (judge)", "judge 1 (judge)"]
 
 
 def test_each_model_is_on_the_ranks_that_the_placement_names() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from plaudit import load_settings, run
+from plaudit.crew.trainer import Trainer
 from plaudit.loop.best import Best
 from plaudit.loop.checkpoint import Store
 from plaudit.loop.copies import UnwritableError
@@ -29,9 +32,9 @@ def written_late(monkeypatch: pytest.MonkeyPatch, do: Callable[[int], None]) -> 
     """`do` gets the number of each write before it begins."""
     original, count = Pending.write, iter(range(1, 100))
 
-    def write(self: Pending) -> None:
+    def write(self: Pending, folders: Iterable[Path]) -> None:
         do(next(count))
-        original(self)
+        original(self, folders)
 
     monkeypatch.setattr(Pending, "write", write)
 
@@ -214,7 +217,7 @@ def test_what_is_written_is_what_was_copied_in_the_precision_of_the_file(tmp_pat
     )
     for x in tensors.values():
         x.zero_()
-    pending.write()
+    pending.write([tmp_path])
     found = load_file(tmp_path / "model.safetensors")
     assert {name: x.dtype for name, x in found.items()} == {name: x.dtype for name, x in expected.items()}
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -230,5 +233,41 @@ def test_where_memory_is_short_a_box_is_written_at_once(tmp_path: Path) -> None:
         "first": 0.0,
         "second": 1000.0,
     }
-    pending.write()
+    pending.write([tmp_path])
     assert float(load_file(tmp_path / "model.safetensors")["first"].sum()) == 1000.0
+
+
+def test_what_was_copied_for_a_checkpoint_that_was_given_up_is_never_written(tmp_path: Path) -> None:
+    pending = Pending()
+    for name in ("given up", "whole", f"whole-{os.getpid()}"):  # the last one is on a disk that the driver does not see
+        (tmp_path / name).mkdir()
+        places, headers = laid_out(tmp_path / name, {"x": (torch.float32, (4,))})
+        create(places, headers)
+        pending.add([(places["x"], ((0, 4),), torch.ones(4))])
+    shutil.rmtree(tmp_path / "given up")
+    pending.write([tmp_path / "whole"])
+    for name in ("whole", f"whole-{os.getpid()}"):
+        assert load_file(tmp_path / name / "model.safetensors")["x"].tolist() == [1.0] * 4
+    pending.write([tmp_path / "given up"])
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_midway_leaves_nothing_to_the_next_one(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with the failure; its last step is saved by a second try, and that one only."""
+    original, tries = Trainer.save, iter(range(100))
+
+    def save(self: Trainer, role: str, folder: Path) -> None:
+        if role == "critic" and next(tries) == 0:
+            for one in folder.parents[1].glob(f"*/{folder.name}"):
+                shutil.rmtree(one)  # as `Store.sweep` does where storage is full
+            raise RuntimeError("no critic")
+        original(self, role, folder)
+
+    monkeypatch.setattr(Trainer, "save", save)
+    with pytest.raises(RuntimeError, match="no critic") as error:
+        run(load_settings(make_recipe("ppo", tmp_path, save={"every": 2}, train={"steps": 4})))
+    assert "could not be saved" not in "".join(error.value.__notes__)
+    name, faults = Store(tmp_path / "run" / "checkpoints").latest()
+    assert (name.endswith("globalstep2"), faults) == (True, [])

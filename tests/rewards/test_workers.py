@@ -7,8 +7,11 @@ import pytest
 
 from plaudit import load_settings
 from plaudit.rewards.judge import Tokens
-from plaudit.rewards.workers import JudgeWorkers, Scores
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.workers import TRIES, FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
 from plaudit.runtime.worker import NodeLost, NoWorkersError, WorkerLost
+from plaudit.support import plugins
+from plaudit.types import Completion, Finish, Prompt
 
 
 class SumWorker:
@@ -177,6 +180,124 @@ def test_workers_need_a_runtime_with_processes(make_recipe: Callable[..., Any], 
     with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 .*runtime=ray"):
         load_settings(recipe)
     assert load_settings(recipe, ["runtime=ray"]).rewards[0].workers == 2
-    recipe["rewards"] = [{"kind": "length", "workers": 2}]
+    recipe["rewards"] = [{"kind": "length", "options": {"target": 3}, "workers": 2}]
+    with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 .*runtime=ray"):
+        load_settings(recipe)
+    assert load_settings(recipe, ["runtime=ray"]).rewards[0].workers == 2
+    recipe["rewards"] = [{"kind": "http", "urls": ["http://127.0.0.1:1"], "workers": 2}]
     with pytest.raises(ValueError, match=r"rewards\.0\.workers=2 .*'judge'"):
         load_settings(recipe)
+
+
+PROMPT = Prompt(id="f:1", text="how many?", tokens=(1, 2))
+
+
+def answer(text: str) -> Completion:
+    return Completion(tokens=(3,), logprobs=(-1.0,), versions=(0,), text=text, finish=Finish.EOS)
+
+
+def numbers(completion: str) -> float | None:
+    """As the answer says."""
+    return float(completion) if completion else None
+
+
+class NumberWorker:
+    """A process that ends when it is asked about a fatal answer."""
+
+    def __init__(self, name: str, fatal: str = ""):
+        self.name, self.fatal, self.under_way, self.most = name, fatal, 0, 0
+        self.calls = list[int]()
+        self.process = FunctionProcess(RewardSettings(kind="function", function=f"{__file__}:numbers"), (), {})
+
+    async def call(self, method: Any, asked: Any) -> Any:
+        assert method is FunctionProcess.scores
+        self.calls.append(len(asked))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.001)
+        self.under_way -= 1
+        if self.fatal in [one.text for _, one in asked]:
+            raise WorkerLost(self.name, "a fault of the native library")
+        assert all(not one.logprobs for _, one in asked), "no function sees them"
+        return await method(self.process, asked)
+
+    async def gone(self) -> WorkerLost:
+        return await asyncio.get_running_loop().create_future()
+
+    def kill(self, reason: str = "was ended") -> None: ...
+
+
+def function_workers(start: Any, count: int, **how: Any) -> FunctionWorkers:
+    how = {"waits": False, "deadline": 60.0, "patience": 9.0, "failures": lambda lost: None} | how
+    workers = FunctionWorkers(start, count, **how)
+    workers.open()
+    return workers
+
+
+@pytest.mark.parametrize(("waits", "most"), [(False, 1), (True, 9)])
+def test_functions_answer_in_order_and_those_that_wait_have_many_calls(waits: bool, most: int) -> None:
+    started: list[NumberWorker] = []
+
+    async def start(number: int) -> NumberWorker:
+        started.append(NumberWorker(f"function {number}", fatal="none"))
+        return started[-1]
+
+    async def run() -> None:
+        workers = function_workers(start, 2, waits=waits)
+        groups = [[str(10 * group + n) for n in range(4)] for group in range(18)]
+        found = [asyncio.create_task(workers.score(PROMPT, list(map(answer, group)))) for group in groups]
+        assert [[score.value for score in await one] for one in found] == [list(map(float, one)) for one in groups]
+        (none,) = await workers.score(PROMPT, [answer("")])
+        assert not none.applicable
+        (failed,) = await workers.score(PROMPT, [answer("many")])
+        assert str(failed.reason).startswith("ValueError: could not convert")
+        assert f"({Path(__file__).name}, line {numbers.__code__.co_firstlineno + 2})" in str(failed.reason)
+
+    asyncio.run(run())
+    assert len(started) == 2
+    assert all(0 < worker.most <= most for worker in started)
+    assert waits or sum(len(worker.calls) for worker in started) < 12, "what waits goes together"
+
+
+def test_an_answer_that_ends_its_process_fails_and_no_other() -> None:
+    lost: list[WorkerLost] = []
+
+    async def start(number: int) -> NumberWorker:
+        return NumberWorker(f"function {number}", fatal="13")
+
+    async def run() -> None:
+        workers = function_workers(start, 2, failures=lost.append)
+        found = await asyncio.gather(*(workers.score(PROMPT, [answer(str(n))]) for n in range(20)))
+        assert [score.value for (score,) in found] == [float(n) if n != 13 else None for n in range(20)]
+        (fatal,) = found[13]
+        assert "fault of the native" in str(fatal.reason)
+        assert fatal.failed
+
+    asyncio.run(run())
+    assert len(lost) == TRIES
+
+
+def test_a_function_that_does_not_load_is_told_when_all_should_be_ready() -> None:
+    async def start(number: int) -> NumberWorker:
+        raise ImportError("no module of that name here")
+
+    async def run() -> None:
+        with pytest.raises(ImportError, match="no module"):
+            await function_workers(start, 2).ready()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_starts_late_calls_the_function_that_the_run_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(completion): return 1.0")
+    reward = RewardSettings(kind="function", function=f"{file}:reward")
+    FunctionProcess(reward, (), {})
+    make = FunctionProcess.maker(reward, ())
+    file.write_text("def reward(completion): return 2.0")
+    for _ in range(2):  # as where another process, or a node without the file, begins
+        monkeypatch.setattr(plugins, "_SENT", {})
+        assert [score.value for score in asyncio.run(make().scores([(PROMPT, answer("x"))]))] == [1.0]
+        file.unlink(missing_ok=True)

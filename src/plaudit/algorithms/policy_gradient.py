@@ -158,4 +158,4 @@ def reference_kl(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def spread(advantage: Tensor, batch: Batch) -> Tensor:
     """Give each trained token (n,) the advantage of its row (r,)."""
-    return advantage[batch.row] * batch.trainable
+    return advantage.repeat_interleave(batch.lengths) * batch.trainable

@@ -60,6 +60,10 @@ class Crew(Protocol):
         """The judge of a reward, for answers that `tokenizer` made."""
         ...
 
+    def function(self, reward: RewardSettings, here: Reward) -> Reward:
+        """The reward of a function: `here`, or its processes."""
+        ...
+
     def training(self) -> AbstractAsyncContextManager[None]:
         """While active, only learners use the devices: if they are shared, the engine sleeps and must not be asked."""
         ...

@@ -37,9 +37,9 @@ class Node:
     pending: Pending
     _giving: Iterator[Piece] = iter(())
 
-    async def write(self) -> None:
-        """Write what was saved here, also while this rank is at work."""
-        await asyncio.to_thread(self.pending.write)
+    async def write(self, folders: Sequence[Path]) -> None:
+        """Write what was saved here for these folders, also while this rank is at work."""
+        await asyncio.to_thread(self.pending.write, folders)
 
     def sees(self, mark: Path) -> bool:
         return mark.exists()

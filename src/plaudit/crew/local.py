@@ -88,6 +88,9 @@ class LocalCrew:
         as_chat = self.settings.data.as_chat
         return load_judge(self.settings, reward.path).reward(tokenizer, busy=lambda: engine.busy, as_chat=as_chat)
 
+    def function(self, reward: RewardSettings, here: Reward) -> Reward:
+        return here
+
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         if self.engine is None or not self.settings.runtime.shares:
@@ -116,7 +119,7 @@ class LocalCrew:
         self.trainer.save(role, folder)
 
     async def written(self, folders: Sequence[Path]) -> None:
-        await asyncio.to_thread(self.trainer.pending.write)
+        await asyncio.to_thread(self.trainer.pending.write, folders)
 
     async def mirror(self, remembered: Remembered) -> None:
         """No rank can be lost without the driver."""

@@ -1,8 +1,8 @@
-"""Ranks, rollout workers and judges in separate processes, on this machine or on a cluster.
+"""Ranks, rollout workers, judges and reward functions in separate processes, on this machine or on a cluster.
 
     reserve room -> start ranks, rollout workers, judges -> gang, pool; a process is lost -> another in its place
 
-Left out: the cluster (`runtime/ray.py`), and the work of each process.
+Left out: the cluster (`runtime/ray.py`), the processes of rewards (`scoring.py`), and the work of each process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,8 +20,9 @@ from plaudit.crew.collected import Node, collected
 from plaudit.crew.following import Follower
 from plaudit.crew.inside import InProcess
 from plaudit.crew.mirrors import Mirrors
-from plaudit.crew.processes import PROCESS, driven, judge_worker, load_judge, make_rollout_worker, rollout_gang
+from plaudit.crew.processes import PROCESS, driven, load_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
+from plaudit.crew.scoring import Scoring, reserving
 from plaudit.crew.trainer import RankProcess
 from plaudit.evaluate.judge import judge_reward
 from plaudit.loop.cast import Cast
@@ -33,13 +33,12 @@ from plaudit.monitor.events import Doing
 from plaudit.monitor.page import Station
 from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
-from plaudit.rewards.workers import JudgeWorkers, Scores
 from plaudit.rollout.engine import Sampler
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.places import NODES, PAUSE
-from plaudit.runtime.resources import check_gpus, check_memory, crowded, equal_share, reserved, small_store
+from plaudit.runtime.resources import Resources, check_gpus, check_memory, crowded, equal_share, reserved, small_store
 from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
@@ -78,14 +77,13 @@ class RayCrew:
         self._patience = 2 * settings.runtime.start_timeout
         least, most = settings.rollout.workers_range
         rollout = least * settings.samples
-        rewards = [one for one in settings.rewards for _ in range(one.workers * one.tensor * settings.samples)]
         self.shares = rollout > 0 and settings.runtime.shares
         self.inside = rollout > 0 and settings.runtime.inside
         rollout *= not self.inside
         told = self.ranks.told
         self.width = settings.runtime.rollout_width
         told += [settings.runtime.resources_per_rollout_worker] * (0 if self.shares else rollout * self.width)
-        told += [reward.resources for reward in rewards]
+        told += [reward.resources for reward in reserving(settings)]
         beside = [dict(one) for one in told if "CPU" in one]
         gpus = settings.device in ("auto", "cuda")
         self.share = share = equal_share(runtime.nodes(), len(told) - len(beside), beside=beside, gpus=gpus)
@@ -111,8 +109,7 @@ class RayCrew:
         self.transport = InProcess() if self.inside else transport_of(settings.runtime, gpus=gpus)
         self._rollouts = rollout
         self._opened = False
-        self.judge_bundles = [reserved(reward.resources, share) for reward in rewards]
-        self._judges: dict[int, JudgeWorkers] = {}
+        self.scoring = Scoring(settings, runtime, share, self._room_to_score, failures=failures, say=say)
         self._rooms: dict[tuple[str, int], Any] = {}
         self._ranks_have_room = asyncio.Event()
         self._ranks_have_room.set()
@@ -137,15 +134,17 @@ class RayCrew:
         beside = "" if self.inside else f" and {self._rollouts} rollout"
         what = f"{self.ranks}{beside} workers{each}"
         apart = [] if self.shares else self.rollout_room * self._rollouts
-        bundles = [*self.ranks.bundles, *apart, *self.judge_bundles]
-        self.runtime.check(bundles, what=f"{what} and {judges} judges" if (judges := len(self.judge_bundles)) else what)
-        processes = len(self.ranks.bundles) + self._rollouts * self.width + len(self.judge_bundles)
+        bundles = [*self.ranks.bundles, *apart, *self.scoring.bundles]
+        scoring = len(self.scoring.bundles)
+        self.runtime.check(bundles, what=f"{what} and {scoring} processes of rewards" if scoring else what)
+        processes = len(self.ranks.bundles) + self._rollouts * self.width + scoring
         check_memory(self.runtime.nodes(), processes)
         if self.settings.device != "cpu" and self.settings.runtime.backend != "gloo":
             check_gpus(self.runtime.nodes(), self.ranks.bundles)
         if advice := crowded(self.runtime.nodes(), [self._threads(bundle) for bundle in bundles]):
             self.say(advice)
         self.rank_group = self.runtime.reserve(self.ranks.bundles)
+        self.scoring.open()
         if self.pool is None:
             await self._form()
         elif self.shares and self.settings.rollout.engine == "vllm":
@@ -154,6 +153,7 @@ class RayCrew:
         else:
             await asyncio.gather(self._form(), self.pool.open())
         await self.mirrors.open()
+        await self.scoring.ready()
         self._opened = True
         # The last bits of vLLM's answers may depend on what is decoded beside them, and so on their arrival; several
         # processes add in another order.
@@ -271,7 +271,7 @@ class RayCrew:
             await asyncio.sleep(0.1)
         return ranks[number]
 
-    # --- judges
+    # --- rewards
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
         """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
@@ -280,29 +280,17 @@ class RayCrew:
         if not reward.workers:
             return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005, as_chat=as_chat)
         own, room, ends = load_tokenizer(reward.path), positions(reward.path), end_ids(reward.path)
-        return judge_reward(self.judges(reward), own, tokenizer, ends=ends, longest=room, pause=0.005, as_chat=as_chat)
+        judges = self.scoring.judges(reward)
+        return judge_reward(judges, own, tokenizer, ends=ends, longest=room, pause=0.005, as_chat=as_chat)
 
-    def judges(self, reward: RewardSettings) -> JudgeWorkers:
-        """Return the judges, the same after ranks were formed again. They begin to start here: after ranks and rollout
-        workers, which get room first, and while the first answers are sampled."""
-        which = next(number for number, one in enumerate(self.settings.rewards) if one is reward)
-        if which not in self._judges:
-            start = partial(self._judge, which, reward, reserved(reward.resources, self.share))
-            self._judges[which] = JudgeWorkers(
-                start, reward.workers, patience=self._patience, failures=self.failures, say=self.say
-            )
-            self._judges[which].open()
-        return self._judges[which]
+    def function(self, reward: RewardSettings, here: Reward) -> Reward:
+        return self.scoring.function(reward) or here
 
-    async def _judge(
-        self, which: int, reward: RewardSettings, bundle: Mapping[str, float], number: int
-    ) -> Worker[Scores]:
-        """Start a judge. The first in a place must find room in time; its replacements wait, while others answer."""
-        name, key = f"judge {number} ({Path(reward.path).name})", (f"judge {which}", number)
-        group = await self._room(name, key, [bundle] * reward.tensor, in_time=key not in self._rooms)
-        how: dict[str, Any] = {"name": name, "group": group, "threads": self._threads(bundle)}
-        how["patience"] = self.settings.runtime.collective_timeout
-        return await judge_worker(self.runtime, self.recipe, reward, **how)
+    async def _room_to_score(self, name: str, key: tuple[str, int], bundles: Sequence[Resources]) -> dict[str, Any]:
+        """Where a judge or a function may be. The first in a place must find room in time; its replacements wait, while
+        others answer."""
+        group = await self._room(name, key, bundles, in_time=key not in self._rooms)
+        return {"name": name, "group": group, "threads": self._threads(bundles[0])}
 
     # --- room
 
@@ -381,7 +369,7 @@ class RayCrew:
 
     async def written(self, folders: Sequence[Path]) -> None:
         """Let the ranks write beside the checkpoint's place, or on their own disks, from which it comes here."""
-        await together(gang.each(Node.write) for gang in self.ranks.gangs)
+        await together(gang.each(Node.write, folders) for gang in self.ranks.gangs)
         for folder in folders:
             await collected(self.ranks.gangs, folder)
 
@@ -389,6 +377,5 @@ class RayCrew:
         self.mirrors.close()
         if self.pool is not None:
             self.pool.close()
-        for judges in self._judges.values():
-            judges.close()
+        self.scoring.close()
         self.runtime.end_workers()

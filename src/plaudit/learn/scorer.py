@@ -5,7 +5,9 @@ Batch -> consecutive parts within the token budget -> forward -> Output, ... -> 
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,17 @@ from plaudit.learn.sharding import Placement, Whole, finite, local
 from plaudit.models.base import LanguageModel
 from plaudit.models.lowrank import adapters_off
 from plaudit.types import Role
+
+
+def _sent(batch: Batch) -> tuple[Any, ...]:
+    return _arrived, (batch.unit, {name: one.detach().cpu().numpy() for name, one in batch.columns().items()})
+
+
+def _arrived(unit: int, columns: Mapping[str, Any]) -> Batch:
+    return Batch(unit=unit, **{name: torch.from_numpy(column.copy()) for name, column in columns.items()})
+
+
+copyreg.pickle(Batch, _sent)  # on its way to ranks and back: torch would copy each tensor several times
 
 COLUMNS: Mapping[Role, Callable[[Output], dict[str, Tensor | None]]] = {
     Role.POLICY: lambda output: {"proximal": output.logprobs},

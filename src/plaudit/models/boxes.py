@@ -192,9 +192,11 @@ class Pending:
             else:
                 self._boxes.append((stored, box, values.to(device="cpu", dtype=stored.dtype, copy=True)))
 
-    def write(self) -> None:
-        """Write what was added, in any thread, and let each copy go."""
-        boxes, self._boxes = self._boxes[::-1], []
+    def write(self, folders: Iterable[Path]) -> None:
+        """Write what was added for these folders, in any thread, and let each copy go. What was added for others is of
+        a checkpoint that was given up."""
+        there = {one for folder in folders for one in (folder, beside(folder, own=True))}
+        boxes, self._boxes = [one for one in self._boxes[::-1] if one[0].path.parent in there], []
         write_boxes(boxes.pop() for _ in range(len(boxes)))
 
 

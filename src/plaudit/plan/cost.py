@@ -279,7 +279,7 @@ class Costs:
             return {"run": rank | engine | cache | judges}
         moved = {"moved": float(BUFFERS * self.models[0].published)}
         worker = {"process": base, "weights": weights, "engine": 0.0 if profile.gpu else weights}
-        driver = {"process": base} | ({} if any(one.workers for one in s.rewards) else judges)
+        driver = {"process": base} | ({} if any(one.workers for one in s.rewards if one.kind == "judge") else judges)
         return {"driver": driver, "rank": rank | moved, **own, "rollout worker": worker | cache | moved}
 
     def _process(self, at: Placement) -> float:

@@ -91,11 +91,12 @@ class FunctionReward:
         self.options = dict(options or {})
         self.asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.thread = thread and not self.asynchronous
+        self.waits = self.asynchronous or self.thread
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self.arguments = _bindings(function, self.name, self.options)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        if self.asynchronous or self.thread:
+        if self.waits:
             return list(await asyncio.gather(*(self._awaited(prompt, completion) for completion in completions)))
         scores: list[Score] = []
         began = time.monotonic()

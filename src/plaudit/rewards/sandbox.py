@@ -61,6 +61,8 @@ class CodeOptions:
 class CodeReward:
     """1 if the answer's code passes all tests of its row, else 0."""
 
+    waits = True
+
     def __init__(self, name: str, options: Mapping[str, Any]):
         try:
             self.options = CodeOptions(**options)

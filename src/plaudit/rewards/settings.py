@@ -14,12 +14,12 @@ PENALTY = -1.0
 """Reward of an unfinished answer under "penalty"."""
 KINDS = {
     "judge": ("path", "workers", "tensor", "resources", "offload"),
-    "function": ("function", "options", "deadline", "thread"),
-    "code": ("options",),
+    "function": ("function", "options", "deadline", "thread", "workers", "resources"),
+    "code": ("options", "workers", "resources"),
     "http": ("options", "urls", "token_env", "timeout", "retries", "batch", "concurrency"),
 }
 """Kinds of reward that are not rules, and the settings that each reads beside name and weight."""
-OF_RULES = ("options", "deadline", "thread")
+OF_RULES = ("options", "deadline", "thread", "workers", "resources")
 """Settings that rules read."""
 
 
@@ -37,11 +37,12 @@ class RewardSettings(Section):
     path: str = ""
     """Checkpoint of the judge. In a pipeline, empty means the judge that is trained there."""
     workers: int = setting(0, least=0)
-    """judge: number of its workers, with runtime=ray. 0 keeps it in the run's own process."""
+    """judge, function, rules, code: number of its workers, with runtime=ray. 0 keeps it in the run's own process."""
     tensor: int = setting(1, least=1)
     """judge: processes of each worker; several share each matrix, for a judge that one cannot hold."""
     resources: dict[str, float] = setting(dict, least=0)
-    """judge: what each of its processes reserves, such as {GPU: 1}. Empty takes an equal share of the CPUs."""
+    """What each of its processes reserves, such as {GPU: 1}, and so may be on any node. Empty: a judge's take an equal
+    share of the CPUs; others reserve nothing, beside the run's own process."""
     offload: bool = False
     """judge, on GPUs: keep it in host memory, and on the device only while it scores."""
     function: str = ""
@@ -65,6 +66,11 @@ class RewardSettings(Section):
     """http: most completions in one request."""
     concurrency: int = setting(8, least=1)
     """http: most open requests at once, over all servers."""
+
+    @property
+    def reserving(self) -> int:
+        """Number of its processes for which room is reserved."""
+        return self.workers * self.tensor if self.kind == "judge" or self.resources else 0
 
     def contradictions(self) -> Iterator[str]:
         if self.tensor > 1 and not self.workers:

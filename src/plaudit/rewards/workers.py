@@ -1,25 +1,44 @@
-"""A judge in several worker processes: a call is spread over the live workers, and a lost worker is replaced.
+"""Judges and functions in worker processes: calls are spread over the live workers, and a lost worker is replaced.
 
     sequences -> a share for each worker -> `of_sequences` in the worker -> scores in order
+    answers -> queue -> what waits, to a free worker -> `scores` in the worker -> a score each
     a worker is lost -> another worker gets its share; if none is left, the share waits
 
-A score depends only on its sequence, so it does not matter which worker is asked, in which batch, or how often.
+A score depends only on its answer, so it does not matter which worker is asked, in which batch, or how often.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from plaudit.rewards.judge import Tokens
+from plaudit.rewards.rules import function_reward
+from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.places import Place, Places, Start
-from plaudit.runtime.worker import WorkerLost
+from plaudit.runtime.plain import plain
+from plaudit.runtime.queue import Queue
+from plaudit.runtime.worker import Worker, WorkerLost
+from plaudit.support.plugins import load_plugins, run_as_sent, sources
+from plaudit.types import Completion, Prompt, Score
+
+Asked = tuple[Prompt, Completion]
+CALL = 3000.0
+"""Seconds that all deadlines of a call may add up to: less than a call may take."""
+CALLS = 32
+"""Calls to a worker at the same time, if its function waits for something."""
+TRIES = 3
+"""An answer whose scoring was under way in so many lost workers has no score."""
 
 
 class Scores(Protocol):
     """The method that is called in a judge's process."""
 
+    @plain
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
 
 
@@ -68,3 +87,105 @@ class JudgeWorkers:
 
     def close(self) -> None:
         self._places.close("the judges were")
+
+
+class FunctionProcess:
+    """A function, a rule or a sandbox in a process of its own."""
+
+    def __init__(self, settings: RewardSettings, plugins: Sequence[str], sources: Mapping[str, bytes]):
+        """`sources`: the user's files as the run has loaded them, since they may be edited while it lasts."""
+        run_as_sent(sources)
+        load_plugins(plugins)
+        self.reward = function_reward(settings)
+
+    @classmethod
+    def maker(cls, settings: RewardSettings, plugins: Sequence[str]) -> Callable[[], FunctionProcess]:
+        """What makes one, now or later, of the user's files as they are loaded here now."""
+        return partial(cls, settings, tuple(plugins), sources())
+
+    @plain
+    async def scores(self, asked: Sequence[Asked]) -> list[Score]:
+        found = await asyncio.gather(*(self.reward.score(prompt, [completion]) for prompt, completion in asked))
+        return [score for (score,) in found]
+
+
+@dataclass(eq=False, slots=True)
+class _Answer:
+    prompt: Prompt
+    completion: Completion
+
+
+class FunctionWorkers:
+    """A `Reward` whose function is called in `FunctionProcess`es.
+
+    A worker whose function computes has one call at a time. If it is lost, each of the call's answers is asked about
+    by itself, so that one that ends its process whenever it is scored fails, and no other.
+    """
+
+    def __init__(
+        self,
+        start: Start[FunctionProcess],
+        count: int,
+        *,
+        waits: bool,
+        deadline: float,
+        patience: float,
+        failures: Callable[[WorkerLost], None],
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        """`waits`: the function waits for something, so that many calls may be under way. `deadline` is that of an
+        answer; the rest is as in `JudgeWorkers`."""
+        none = (
+            "no process of a reward function became ready within {patience:g} s, which is twice runtime.start_timeout: "
+            "free what the reward's `resources` reserve, or raise runtime.start_timeout"
+        )
+        self._places = Places(start, count, work="answers", patience=patience, none=none, failures=failures, say=say)
+        self._count, self._waits = count, waits
+        self._most = max(1, int(CALL / deadline))
+        self._queue: Queue[_Answer, Score] = Queue(self._work, tasks=count * (CALLS if waits else 1))
+        self._again = asyncio.Lock()
+
+    def open(self) -> None:
+        """Begin to start workers, within a running event loop."""
+        self._places.open()
+
+    async def ready(self) -> None:
+        """Wait until all have loaded the function. Raises what prevents it."""
+        await self._places.counted()
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        lean = [replace(one, logprobs=(), versions=()) for one in completions]  # no function is given these
+        return await self._queue.ask([_Answer(prompt, completion) for completion in lean])
+
+    async def _work(self) -> None:
+        """Takes: waiting answers, a share for each worker. Waits for: a worker. Woken by: it. Gives: a score each."""
+        while self._queue.open:
+            answers = self._queue.take(min(self._most, math.ceil(len(self._queue.waiting) / self._count)))
+            for answer, score in zip(answers, await self._scored(answers) if answers else (), strict=True):
+                self._queue.answer(answer, score)
+
+    async def _scored(self, answers: Sequence[_Answer]) -> list[Score]:
+        ask = partial(_scores, answers)
+        if self._waits:
+            return await self._places.asked(len(answers), ask)
+        try:
+            return await self._places.once(len(answers), ask)
+        except WorkerLost as lost:
+            return [await self._by_itself(answer, lost) for answer in answers]
+
+    async def _by_itself(self, answer: _Answer, lost: WorkerLost) -> Score:
+        async with self._again:  # one at a time, since it may take those with it that are scored beside it
+            for _ in range(TRIES - 1):
+                try:
+                    (score,) = await self._places.once(1, partial(_scores, [answer]))
+                    return score
+                except WorkerLost as again:
+                    lost = again
+        return Score(value=None, reason=f"its process was lost {TRIES} times while it was scored: {lost.reason}")
+
+    def close(self) -> None:
+        self._places.close("the processes of a reward function were")
+
+
+async def _scores(answers: Sequence[_Answer], worker: Worker[FunctionProcess]) -> list[Score]:
+    return await worker.call(FunctionProcess.scores, [(one.prompt, one.completion) for one in answers])

@@ -16,6 +16,7 @@ from plaudit.rollout.accepted import Accepted, Ordered
 from plaudit.rollout.content import Content
 from plaudit.rollout.engine import Engine
 from plaudit.runtime.memory import make_room
+from plaudit.runtime.plain import plain
 from plaudit.types import Completion, Sampling
 from plaudit.weights.changes import completed
 from plaudit.weights.collective import Invitation, Receiver
@@ -51,6 +52,7 @@ class RolloutWorker:
         self._enter(attempt)
         await asyncio.gather(*self._running, return_exceptions=True)
 
+    @plain
     async def generate(self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling]) -> list[Completion]:
         self._enter(attempt)
         task = asyncio.ensure_future(self.engine.generate(prompt_tokens, plan))

@@ -133,7 +133,7 @@ class Job:
         parts: list[tuple[Reward, float, str]] = []
         for settings, function in zip(self.settings.rewards, self.functions, strict=True):
             if function is not None:
-                parts.append((function, settings.weight, function.name))
+                parts.append((crew.function(settings, function), settings.weight, function.name))
             elif settings.kind == "judge":
                 parts.append((crew.judge(settings, self.tokenizer), settings.weight, settings.name or "judge"))
             else:

@@ -105,10 +105,13 @@ class Places(Generic[Kind]):
     ) -> Result:
         """Return the answer of the least busy worker, or of the place `first`. If the worker is lost, ask the next."""
         while True:
-            place = first or self._least() or (await self.free())[0]
-            first = None
+            place, first = first, None
             with suppress(WorkerLost):
-                return await self.call(place, cost, ask)
+                return await (self.once(cost, ask) if place is None else self.call(place, cost, ask))
+
+    async def once(self, cost: int, ask: Callable[[Worker[Kind]], Awaitable[Result]]) -> Result:
+        """Return the answer of the least busy worker. Raises WorkerLost if it is lost before it answers."""
+        return await self.call(self._least() or (await self.free())[0], cost, ask)
 
     def _least(self) -> Place[Kind] | None:
         """The place that is first in `free`, found in few steps among thousands."""

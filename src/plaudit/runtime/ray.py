@@ -203,9 +203,9 @@ class RayRuntime:
                 raise
             raise NodeLost(name, lost.reason) from lost
 
-    async def beside(self, make: Callable[[], Kind], *, name: str, node: str) -> RayWorker[Kind]:
-        """Start a process on a node without a reservation, for one that only holds memory."""
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
+    async def beside(self, make: Callable[[], Kind], *, name: str, node: str | None = None) -> RayWorker[Kind]:
+        """Start a process without a reservation, on a node or beside this process."""
+        there = NodeAffinitySchedulingStrategy(node or ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}, "scheduling_strategy": there}
         return await self._host(name, options, self._say, make)
 

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from plaudit.runtime import beats, stage
 from plaudit.runtime.local import do
+from plaudit.runtime.plain import dumps, is_plain, loads
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import Arguments, Kind_co, Result, SenderLost, WorkerLost, reason_of
 
@@ -74,6 +75,10 @@ class Host:
         """Give a sign as `ping` does; return the processes of this node that gave one within so many seconds."""
         stage.check()
         return beats.fresh(_node(), processes, within)
+
+    async def call_plain(self, asked: bytes) -> bytes:
+        method, arguments = loads(asked)
+        return dumps(await self.call(None, method, *arguments))
 
     async def call(self, part: str | None, method: str, *arguments: Any) -> Any:
         if part is None and inspect.iscoroutinefunction(function := getattr(self._worker, method)):
@@ -138,16 +143,21 @@ class RayWorker(Generic[Kind_co]):
     @overload
     async def call(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> Result: ...
     async def call(self, method: Callable[[Kind_co, *Arguments], Any], *arguments: *Arguments) -> Any:
-        return await self.do(None, method.__name__, arguments)
+        return await self.do(None, method.__name__, arguments, plain=is_plain(method))
 
-    async def do(self, part: str | None, method: str, arguments: Sequence[Any], *, starts: bool = False) -> Any:
-        """Call a method, of a part of the worker if one is named. `starts`: within the time for starting."""
+    async def do(
+        self, part: str | None, method: str, arguments: Sequence[Any], *, starts: bool = False, plain: bool = False
+    ) -> Any:
+        """Call a method, of a part of the worker if one is named. `starts`: within the time for starting. `plain`:
+        arguments and result travel as one."""
         if self._lost.done():
             raise WorkerLost(self.name, self._lost.result())
         limit, timeout = "one call", self._call_timeout
         if starts:
             limit, timeout = "runtime.start_timeout", self._start_timeout
-        answer = asyncio.ensure_future(_plain(self._actor.call.remote(part, method, *arguments)))
+        asked = (dumps((method, arguments)),) if plain else (part, method, *arguments)
+        call = self._actor.call_plain if plain else self._actor.call
+        answer = asyncio.ensure_future(_plain(call.remote(*asked)))
         both, first = (answer, self._lost), asyncio.FIRST_COMPLETED
         try:
             done, _ = await asyncio.wait(both, timeout=timeout, return_when=first)
@@ -158,7 +168,7 @@ class RayWorker(Generic[Kind_co]):
         if not answer.done():
             raise WorkerLost(self.name, self._lost.result())
         try:
-            return answer.result()
+            return loads(answer.result()) if plain else answer.result()
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, GONE):
                 raise SenderLost("a sender", reason_of(error.cause)) from error

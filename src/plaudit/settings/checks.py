@@ -194,12 +194,12 @@ def _about_rewards(s: Settings) -> list[str]:
 
     problems, names, functions = [], [], []
     for number, reward in enumerate(s.rewards):
+        if reward.workers and s.runtime.kind == "local" and s.samples:
+            problems.append(f"rewards.{number}.workers={reward.workers} need processes: set runtime=ray")
         if reward.kind == "judge":
             names.append(reward.name or "judge")
             if not reward.path:
                 problems.append(f"rewards.{number}: kind judge needs path, the folder of a reward model")
-            if reward.workers and s.runtime.kind == "local" and s.samples:
-                problems.append(f"rewards.{number}.workers={reward.workers} need processes: set runtime=ray")
             continue
         if reward.kind == "http":
             names.append(reward.name or "http")

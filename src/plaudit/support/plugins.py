@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,8 @@ from plaudit.support.paths import at_home
 
 _SOURCES: dict[str, bytes] = {}
 """The source that was run of each file, by its module's name."""
+_SENT: dict[str, bytes] = {}
+"""What to run in place of files, likewise."""
 
 
 def load_object(reference: str) -> Any:
@@ -42,10 +44,10 @@ def load_object(reference: str) -> Any:
 
 def _module_of_file(path: Path, reference: str) -> ModuleType:
     path = at_home(path).resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
     module_name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    source = path.read_bytes()
+    if module_name not in _SENT and not path.is_file():
+        raise FileNotFoundError(f"{reference!r}: there is no file {path}. Paths are relative to the current folder.")
+    source = _SENT[module_name] if module_name in _SENT else path.read_bytes()
     if module_name in sys.modules and _SOURCES.get(module_name) == source:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -81,6 +83,16 @@ def _unreadable(error: SyntaxError, reference: str) -> ImportError:
     place = error.filename or reference
     line = f", line {error.lineno}" if error.lineno else ""
     return ImportError(f"{reference!r}: Python cannot read {place}{line}: {error.msg}. Correct that line.")
+
+
+def sources() -> dict[str, bytes]:
+    """Return the source of each file that was loaded, for `run_as_sent` in another process."""
+    return dict(_SOURCES)
+
+
+def run_as_sent(sources: Mapping[str, bytes]) -> None:
+    """From now on, load these files as they were elsewhere, even if they have changed or are not here."""
+    _SENT.update(sources)
 
 
 def load_file(path: str) -> ModuleType:

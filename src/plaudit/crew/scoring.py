@@ -1,0 +1,108 @@
+"""Judges and reward functions in processes of their own: where these start, and what is in them.
+
+    open -> functions begin to start -> ready: all are loaded
+    judges -> begin to start when the run asks for them, while the first answers are sampled
+
+Left out: what they are asked, and what happens to it if one is lost (`rewards/workers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plaudit.crew.processes import judge_worker
+from plaudit.rewards.rules import function_reward
+from plaudit.rewards.settings import RewardSettings
+from plaudit.rewards.workers import FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.worker import Worker, WorkerLost
+from plaudit.settings.tree import Settings, to_plain
+
+if TYPE_CHECKING:
+    from plaudit.runtime.ray import RayRuntime
+    from plaudit.runtime.ray_worker import RayWorker
+
+Room = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
+"""Reserves room for a worker's processes in a place, or finds that of the worker before it: where to spawn it."""
+
+
+def reserving(settings: Settings) -> list[RewardSettings]:
+    """The reward of each process that reserves something."""
+    return [one for one in settings.rewards for _ in range(one.reserving * settings.samples)]
+
+
+class Scoring:
+    """The processes of a run's rewards. They stay when ranks are formed again."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: RayRuntime,
+        share: Resources,
+        room: Room,
+        *,
+        failures: Callable[[WorkerLost], None],
+        say: Callable[[str], None],
+    ):
+        """`share`: an equal share of the CPUs."""
+        self.settings, self.runtime, self.share, self._room = settings, runtime, share, room
+        self.bundles = [reserved(one.resources, share) for one in reserving(settings)]
+        # Placing a worker may take start_timeout, and so may loading.
+        self._how: dict[str, Any] = {"patience": 2 * settings.runtime.start_timeout, "failures": failures, "say": say}
+        self._judges: dict[int, JudgeWorkers] = {}
+        self._functions: dict[int, FunctionWorkers] = {}
+
+    def open(self) -> None:
+        """Begin to start functions, within a running event loop."""
+        for which, reward in enumerate(self.settings.rewards if self.settings.samples else ()):
+            if reward.workers and reward.kind != "judge":
+                make, waits = FunctionProcess.maker(reward, self.settings.plugins), function_reward(reward).waits
+                start = partial(self._function, which, reward, make)
+                how = {"waits": waits, "deadline": reward.deadline, **self._how}
+                self._functions[which] = FunctionWorkers(start, reward.workers, **how)
+                self._functions[which].open()
+
+    async def ready(self) -> None:
+        """Wait until every function is loaded. Raises what prevents it."""
+        await together(functions.ready() for functions in self._functions.values())
+
+    def function(self, reward: RewardSettings) -> FunctionWorkers | None:
+        """The processes of a function, or None if it has none."""
+        return self._functions.get(self._which(reward))
+
+    def judges(self, reward: RewardSettings) -> JudgeWorkers:
+        """Return the judges, the same whenever they are asked for. They begin to start here: after ranks and rollout
+        workers, which get room first, and while the first answers are sampled."""
+        if (which := self._which(reward)) not in self._judges:
+            self._judges[which] = JudgeWorkers(partial(self._judge, which, reward), reward.workers, **self._how)
+            self._judges[which].open()
+        return self._judges[which]
+
+    def _which(self, reward: RewardSettings) -> int:
+        return next((number for number, one in enumerate(self.settings.rewards) if one is reward), -1)
+
+    async def _judge(self, which: int, reward: RewardSettings, number: int) -> Worker[Scores]:
+        name, bundle = f"judge {number} ({Path(reward.path).name})", reserved(reward.resources, self.share)
+        there = await self._room(name, (f"judge {which}", number), [bundle] * reward.tensor)
+        recipe, patience = to_plain(self.settings) | {"resume": None}, self.settings.runtime.collective_timeout
+        return await judge_worker(self.runtime, recipe, reward, patience=patience, **there)
+
+    async def _function(
+        self, which: int, reward: RewardSettings, make: Callable[[], FunctionProcess], number: int
+    ) -> RayWorker[FunctionProcess]:
+        """Start a function where it has room, or beside this process, where its files are."""
+        name = f"function {number} ({reward.name or reward.function or reward.kind})"
+        if not reward.resources:
+            return await self.runtime.beside(make, name=name)
+        there = await self._room(name, (f"function {which}", number), [reserved(reward.resources, self.share)])
+        return await self.runtime.spawn(make, place=0, **there)
+
+    def close(self) -> None:
+        for judges in self._judges.values():
+            judges.close()
+        for functions in self._functions.values():
+            functions.close()
