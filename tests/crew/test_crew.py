@@ -153,13 +153,13 @@ def test_each_model_is_on_the_ranks_that_the_placement_names() -> None:
 def test_a_judge_reads_prompts_as_the_run_sends_them(
     place: str, as_chat: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing is set, its checkpoint decides."""
+    """Where nothing is set, its checkpoint decides. On Ray it scores beside the driver's other work."""
     asked: list[Any] = []
-    judge = SimpleNamespace(reward=lambda tokenizer, **more: asked.append(more["as_chat"]))
+    judge = SimpleNamespace(reward=lambda tokenizer, **more: asked.append((more["as_chat"], more.get("thread", False))))
     kinds: dict[str, Any] = {"local": LocalCrew, "ray": RayCrew}
     monkeypatch.setattr(f"plaudit.crew.{place}.load_judge", lambda settings, path: judge)
     crew = object.__new__(kinds[place])
     crew.settings, crew.engine = Settings(), SimpleNamespace(busy=False)
     crew.settings.data.as_chat = as_chat
     crew.judge(RewardSettings(kind="judge", path="judge"), None)
-    assert asked == [as_chat]
+    assert asked == [(as_chat, place == "ray")]

@@ -274,10 +274,11 @@ class RayCrew:
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
         """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
-        processes."""
+        processes. In this one it keeps a thread busy, so that ranks and workers need not wait for it."""
         as_chat = self.settings.data.as_chat
         if not reward.workers:
-            return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005, as_chat=as_chat)
+            here = load_judge(self.settings, reward.path)
+            return here.reward(tokenizer, thread=True, pause=0.005, as_chat=as_chat)
         own, room, ends = load_tokenizer(reward.path), positions(reward.path), end_ids(reward.path)
         judges = self.scoring.judges(reward)
         return judge_reward(judges, own, tokenizer, ends=ends, longest=room, pause=0.005, as_chat=as_chat)
