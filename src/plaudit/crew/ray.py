@@ -284,7 +284,7 @@ class RayCrew:
         return judge_reward(judges, own, tokenizer, ends=ends, longest=room, pause=0.005, as_chat=as_chat)
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
-        return self.scoring.function(reward) or here
+        return self.scoring.function(reward, here)
 
     async def _room_to_score(self, name: str, key: tuple[str, int], bundle: Resources) -> dict[str, Any]:
         """Where a judge or a function may be. The first in a place must find room in time; its replacements wait, while
