@@ -127,6 +127,11 @@ CASES: dict[str, dict[str, Any]] = {
     "one process, one thread": {},
     "Ray": {"runtime": {"kind": "ray"}},
     "Ray, lag 1": {"runtime": {"kind": "ray"}, "rollout": {"max_lag": 1}},
+    "Ray, lag 1, recompute_old=false": {
+        "runtime": {"kind": "ray"},
+        "rollout": {"max_lag": 1},
+        "algorithm": {"recompute_old": False},
+    },
 }
 PHASES = ("time/generate", "time/rewards", "time/rollout_idle", "time/batch", "time/learn", "time/step", "whole")
 """Figures of a step; with what follows it (records, hooks) it is whole."""
@@ -148,8 +153,8 @@ def demo(made: Path, output: Path, *, steps: int, rounds: int) -> Table:
     found: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(rounds):
         for (name, judges), more in cases.items():
-            recipe = base | more | {"name": f"{name}, {judges}".replace(",", "").replace(" ", "_")}
-            recipe["rollout"] = base["rollout"] | more.get("rollout", {})
+            recipe = base | more | {"name": f"{name}, {judges}".replace(",", "").replace(" ", "_").replace("=", "_")}
+            recipe |= {part: base[part] | more.get(part, {}) for part in ("rollout", "algorithm")}
             recipe["rewards"] = [{**base["rewards"][0], "workers": judges}, *base["rewards"][1:]]
             metrics = run(load_settings(recipe)).metrics[WARM - 1 :]
             found[name, judges] += [two | {"whole": two["time"] - one["time"]} for one, two in pairwise(metrics)]

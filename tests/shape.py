@@ -46,7 +46,7 @@ ROOMS = {
     "algorithms": (1180, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (
-        2340,
+        2345,
         "rules, functions, judges, HTTP; half of it is the sandbox and the protocol; functions' processes (115)",
     ),
     "models": (
@@ -76,8 +76,8 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        2985,
-        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards (110)",
+        3020,
+        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards (150)",
     ),
     "runs": (
         2210,

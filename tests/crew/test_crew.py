@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from plaudit.crew import scoring as scoring_module
 from plaudit.crew.local import LocalCrew
 from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.ranks import Ranks, posts
 from plaudit.crew.ray import RayCrew
 from plaudit.crew.scoring import Scoring
+from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runtime.local import LocalGang
 from plaudit.runtime.resources import Resources
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.runtime.worker import Failures, WorkerLost
 from plaudit.settings.tree import Settings
-from plaudit.types import Role
+from plaudit.types import Completion, Finish, Prompt, Role
 
 
 def ranks_of(rank: Any) -> Ranks:
@@ -134,6 +137,33 @@ def test_judges_begin_to_start_before_they_are_asked_anything() -> None:
     assert begun == ["judge 0 (judge)", "judge 1 (judge)"]
 
 
+def test_a_function_that_keeps_the_driver_from_its_work_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring_module, "HELD", 0.02)
+    said: list[str] = []
+    settings = [RewardSettings(kind="function", name=name) for name in ("quick", "slow")]
+
+    async def room(name: str, key: tuple[str, int], bundle: Resources) -> Any:
+        raise AssertionError("none has a process")
+
+    runtime: Any = None
+    everything = Settings(rewards=settings, algorithm=SimpleNamespace(online=True))
+    scoring = Scoring(everything, runtime, {}, room, failures=Failures(0), say=said.append)
+    prompt = Prompt(id="p", text="", tokens=(1,))
+    answer = Completion(tokens=(1,), logprobs=(0.0,), versions=(0,), text="", finish=Finish.EOS)
+
+    async def steps() -> None:
+        for reward in settings:
+            here = FunctionReward(lambda text, took=0.03 * (reward.name == "slow"): time.sleep(took), name=reward.name)
+            told = scoring.function(reward, here)
+            for _ in range(3):
+                assert await told.score(prompt, [answer]) == await here.score(prompt, [answer])
+
+    asyncio.run(steps())
+    (one,) = said
+    assert "slow" in one
+    assert "rewards.1.workers=1" in one
+
+
 def test_each_model_is_on_the_ranks_that_the_placement_names() -> None:
     runtime = RuntimeSettings(
         kind="ray",
@@ -153,13 +183,13 @@ def test_each_model_is_on_the_ranks_that_the_placement_names() -> None:
 def test_a_judge_reads_prompts_as_the_run_sends_them(
     place: str, as_chat: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing is set, its checkpoint decides."""
+    """Where nothing is set, its checkpoint decides. On Ray it scores beside the driver's other work."""
     asked: list[Any] = []
-    judge = SimpleNamespace(reward=lambda tokenizer, **more: asked.append(more["as_chat"]))
+    judge = SimpleNamespace(reward=lambda tokenizer, **more: asked.append((more["as_chat"], more.get("thread", False))))
     kinds: dict[str, Any] = {"local": LocalCrew, "ray": RayCrew}
     monkeypatch.setattr(f"plaudit.crew.{place}.load_judge", lambda settings, path: judge)
     crew = object.__new__(kinds[place])
     crew.settings, crew.engine = Settings(), SimpleNamespace(busy=False)
     crew.settings.data.as_chat = as_chat
     crew.judge(RewardSettings(kind="judge", path="judge"), None)
-    assert asked == [as_chat]
+    assert asked == [(as_chat, place == "ray")]

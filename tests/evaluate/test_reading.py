@@ -1,6 +1,8 @@
 """A judge reads chats as its own rows were written, whatever the policy's look like."""
 
 import asyncio
+import threading
+from pathlib import Path
 
 import pytest
 from reading import preference_rows, prompts
@@ -11,7 +13,7 @@ from plaudit.data.reader import encode_texts
 from plaudit.data.records import Pair, Preference, Question
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import AS_CHAT
-from plaudit.evaluate.judge import JudgeInput, judge_reward
+from plaudit.evaluate.judge import Judge, JudgeInput, judge_reward
 from plaudit.types import Completion, Finish, Prompt, Score
 
 ASK = {"role": "user", "content": "Two and two?"}
@@ -117,3 +119,25 @@ def test_a_chat_that_the_judges_template_refuses_has_no_score_but_a_reason():
     assert "system, user" in str(score.reason)
     (score,) = asyncio.run(reward.score(asked(own, ASK), [answered(own, "Four.")]))
     assert score.value == 1.0
+
+
+@pytest.mark.slow
+def test_in_a_thread_a_judge_says_the_same_and_others_go_on(judge: Path, monkeypatch: pytest.MonkeyPatch):
+    loaded, score = Judge.load(str(judge)), Judge.of_sequences
+    sequences = [(5, 6, 7), (8, 9), (10, 11, 12, 13)]
+    here = loaded.reward(None)
+    went_on = threading.Event()
+
+    def slow(self: Judge, sequences: list[tuple[int, ...]]) -> list[float]:
+        assert went_on.wait(60.0), "the event loop went on meanwhile"
+        return score(self, sequences)
+
+    async def steps() -> None:
+        expected = await here.scored(sequences)
+        monkeypatch.setattr(Judge, "of_sequences", slow)
+        asked = asyncio.ensure_future(loaded.reward(None, thread=True).scored(sequences))
+        await asyncio.sleep(0.05)
+        went_on.set()
+        assert await asked == expected
+
+    asyncio.run(steps())

@@ -275,16 +275,17 @@ class RayCrew:
 
     def judge(self, reward: RewardSettings, tokenizer: Any) -> Reward:
         """Return the judge. It scores what it has, and waits for nothing, since rollout workers decode in other
-        processes."""
+        processes. In this one it keeps a thread busy, so that ranks and workers need not wait for it."""
         as_chat = self.settings.data.as_chat
         if not reward.workers:
-            return load_judge(self.settings, reward.path).reward(tokenizer, pause=0.005, as_chat=as_chat)
+            here = load_judge(self.settings, reward.path)
+            return here.reward(tokenizer, thread=True, pause=0.005, as_chat=as_chat)
         own, room, ends = load_tokenizer(reward.path), positions(reward.path), end_ids(reward.path)
         judges = self.scoring.judges(reward)
         return judge_reward(judges, own, tokenizer, ends=ends, longest=room, pause=0.005, as_chat=as_chat)
 
     def function(self, reward: RewardSettings, here: Reward) -> Reward:
-        return self.scoring.function(reward) or here
+        return self.scoring.function(reward, here)
 
     async def _room_to_score(self, name: str, key: tuple[str, int], bundles: Sequence[Resources]) -> dict[str, Any]:
         """Where a judge or a function may be. The first in a place must find room in time; its replacements wait, while

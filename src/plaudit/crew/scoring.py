@@ -8,12 +8,15 @@ Left out: what they are asked, and what happens to it if one is lost (`rewards/w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit.crew.processes import judge_worker
+from plaudit.rewards.base import Reward
+from plaudit.rewards.functions import FunctionReward
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.workers import FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
@@ -21,13 +24,37 @@ from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, reserved
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.settings.tree import Settings, to_plain
+from plaudit.types import Completion, Prompt, Score
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray import RayRuntime
     from plaudit.runtime.ray_worker import RayWorker
 
+HELD, SHARE = 10.0, 0.2
+"""Seconds, and the share of the time, after which a function in the driver's process is reported."""
 Room = Callable[[str, tuple[str, int], Sequence[Resources]], Awaitable[dict[str, Any]]]
 """Reserves room for a worker's processes in a place, or finds that of the worker before it: where to spawn it."""
+
+
+class Holding:
+    """A function in the driver's own process, which says once if it keeps that from its work."""
+
+    def __init__(self, function: FunctionReward, key: str, say: Callable[[str], None]):
+        self.function, self.key, self._say = function, key, say
+        self._begun: float | None = None
+        self._told = False
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        self._begun = begun = self._begun or time.monotonic()
+        scores = await self.function.score(prompt, completions)
+        held, all_time = self.function.held, time.monotonic() - begun
+        if not self._told and held > max(HELD, SHARE * all_time):
+            self._told = True
+            self._say(
+                f"the reward {self.function.name} has kept the run's process busy for {held:.0f} of {all_time:.0f} "
+                f"seconds, in which nothing else went on there: {self.key}.workers=1 gives it a process of its own"
+            )
+        return scores
 
 
 def reserving(settings: Settings) -> list[RewardSettings]:
@@ -70,9 +97,11 @@ class Scoring:
         """Wait until every function is loaded. Raises what prevents it."""
         await together(functions.ready() for functions in self._functions.values())
 
-    def function(self, reward: RewardSettings) -> FunctionWorkers | None:
-        """The processes of a function, or None if it has none."""
-        return self._functions.get(self._which(reward))
+    def function(self, reward: RewardSettings, here: Reward) -> Reward:
+        """The processes of a function. Without any, it is called here, and the run says so if that takes long."""
+        if (which := self._which(reward)) in self._functions:
+            return self._functions[which]
+        return Holding(here, f"rewards.{which}", self._how["say"]) if isinstance(here, FunctionReward) else here
 
     def judges(self, reward: RewardSettings) -> JudgeWorkers:
         """Return the judges, the same whenever they are asked for. They begin to start here: after ranks and rollout

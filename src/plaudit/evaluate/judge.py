@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -61,11 +62,16 @@ class Judge:
         """The scorer, kept since it knows how many tokens memory holds."""
         return Scorer(self.model, Role.JUDGE, token_budget=self.token_budget, placement=self.place)
 
-    def reward(self, tokenizer: Any | None, **more: Any) -> JudgeReward:
-        """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known. `more`
-        is as in `judge_reward`."""
+    def reward(self, tokenizer: Any | None, *, thread: bool = False, **more: Any) -> JudgeReward:
+        """Return a reward for answers that `tokenizer` made; None for answers of which only the text is known. With
+        `thread`, others go on while it scores. `more` is as in `judge_reward`."""
         longest, ends = self.model.max_positions, self.model.special.eos
-        return judge_reward(self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, **more)
+        return judge_reward(
+            self._beside if thread else self.of_sequences, self.tokenizer, tokenizer, ends=ends, longest=longest, **more
+        )
+
+    async def _beside(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        return await asyncio.to_thread(self.of_sequences, sequences)
 
     def of_sequences(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
         """One score a sequence, read where transformers' classifiers read it: at the last token that is not the

@@ -92,6 +92,8 @@ class FunctionReward:
         self.asynchronous = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.thread = thread and not self.asynchronous
         self.waits = self.asynchronous or self.thread
+        self.held = 0.0
+        """Seconds in which its calls kept this process from all else."""
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self.arguments = _bindings(function, self.name, self.options)
 
@@ -104,7 +106,9 @@ class FunctionReward:
             if time.monotonic() > began + PATIENCE:
                 await asyncio.sleep(0)
                 began = time.monotonic()
+            called = time.monotonic()
             scores.append(self._inline(prompt, completion))
+            self.held += time.monotonic() - called
         return scores
 
     def _inline(self, prompt: Prompt, completion: Completion) -> Score:
