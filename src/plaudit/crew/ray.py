@@ -113,6 +113,7 @@ class RayCrew:
         self._rooms: dict[tuple[str, int], Any] = {}
         self._ranks_have_room = asyncio.Event()
         self._ranks_have_room.set()
+        self._ranks_formed = asyncio.Event()
         self._ranks_rest = asyncio.Event()
         self._ranks_rest.set()
 
@@ -191,6 +192,7 @@ class RayCrew:
             await self._room_for_ranks()
             try:
                 await self.ranks.form(self.plan, self.rank_group, lambda place: 1 + self._sharing(place))
+                self._ranks_formed.set()
                 break
             except NodeLost as lost:
                 self.ranks.end()
@@ -268,7 +270,8 @@ class RayCrew:
     async def _sampling_rank(self, number: int) -> Worker[RolloutWorker]:
         """Wait for a rank that samples; after a loss, until all are formed again."""
         while not (ranks := self.ranks.sampling) or not ranks[number].alive:
-            await asyncio.sleep(0.1)
+            self._ranks_formed.clear()
+            await self._ranks_formed.wait()
         return ranks[number]
 
     # --- rewards
