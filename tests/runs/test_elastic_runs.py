@@ -109,6 +109,9 @@ def test_further_workers_join_with_their_nodes_and_go_with_them(
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     watch, nodes, demands = Watch(cluster), list[Any](), list[list[dict[str, float]]]()
 
+    def said() -> str:
+        return (tmp_path / "run" / "run" / "log.txt").read_text()
+
     async def come_and_go(moment: Moment) -> Stats:
         step = moment.progress.step
         if step in (1, 5):
@@ -116,6 +119,7 @@ def test_further_workers_join_with_their_nodes_and_go_with_them(
             demands.append(watch.demanded())
             nodes.append(cluster.add_node(num_cpus=1, **NODE))
             await watch.fills(nodes[-1])
+            await eventually(lambda: said().count("rollout worker 1 is ready") == len(nodes), "a ready worker")
         if step == 3:
             cluster.remove_node(nodes[0], allow_graceful=False)
             await watch.leaves(nodes[0])
