@@ -119,7 +119,7 @@ class Race:
         self.say(stage="trained")
 
     def improve(self, judge: Any) -> None:
-        """Learn from sampled answers until whoever watches has seen enough."""
+        """Train on sampled answers. The race ends this process once the mark is passed."""
         end = self.tokenizer.eos_token
 
         def judged(

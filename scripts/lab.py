@@ -208,11 +208,11 @@ def kept(variants: Sequence[Variant], lab: Path, seeds: Sequence[int]) -> dict[s
 
 
 def measure(variants: Sequence[Variant], lab: Path, seeds: Sequence[int], *, jobs: int) -> None:
-    """Measure all variants that were not yet, `jobs` at a time. Says which ones failed."""
+    """Measure all variants of one task that were not yet, `jobs` at a time. Says which ones failed."""
     lab = lab.resolve()
     for seed in seeds:
-        (task,) = {variant.task.folder: variant.task for variant in variants}.values()
-        prepare(lab, seed, list(dict.fromkeys(stage for variant in variants for stage in variant.needs)), task)
+        needs = dict.fromkeys(stage for variant in variants for stage in variant.needs)
+        prepare(lab, seed, list(needs), variants[0].task)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         asked = {pool.submit(v.measured, lab, seed): f"seed {seed}, {v.name}" for seed in seeds for v in variants}
         for future in as_completed(asked):

@@ -203,11 +203,12 @@ def reviewed_tables(found: Found, shown: Mapping[str, Sequence[str]]) -> Iterato
     titles = ("method", "seeds", "gold", "KL, nats", "judge's reward", "perplexity by SFT", "distinct pairs", "length")
     yield from _table("Real reviews", titles, rows)
     if rows and shown:
-        columns = [[_cell(text) for text in texts] for texts in shown.values()]
+        columns = [[cell(text) for text in texts] for texts in shown.values()]
         yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """A text that does not end a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 

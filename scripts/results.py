@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import reviews  # noqa: E402
 from lab import Point, kept, measure  # noqa: E402
-from pictures import PICTURES, reviewed_tables, tables  # noqa: E402
+from pictures import PICTURES, cell, reviewed_tables, tables  # noqa: E402
 from rt_polarity import RECIPES, polarity_data  # noqa: E402
 from studies import STUDIES, Found  # noqa: E402
 
@@ -128,11 +128,7 @@ def section(folder: Path) -> Iterator[str]:
     for row in rows[:: len(rows) // EXAMPLES][:EXAMPLES]:
         answers = (row["before"], row["after"])
         cells = [row["prompt"], *(f"{a['completion'].strip()} ({a['rewards']['gold']:+.2f})" for a in answers)]
-        yield f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+        yield f"| {' | '.join(map(cell, cells))} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reward functions in real Ray processes of their own: the same run, also if one is killed; mistakes are told."""
+"""Reward functions run in real Ray processes. The run stays the same if one is killed, and mistakes are reported."""
 
 from __future__ import annotations
 
