@@ -181,7 +181,7 @@ def main() -> None:
     columns = ("held", "kept", "peak", "bubble, %")
     print(f"| two ranks, MiB a rank | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for mode in options.only or MODES:
-        address = free_address()
+        address = free_address(held=False)
         command = [sys.executable, *sys.argv, "--mode", mode, "--address", address]
         running = [
             subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)

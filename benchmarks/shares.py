@@ -134,7 +134,7 @@ def main() -> None:
     print("| model | | held | peak | share | out | in |\n|---|---|---:|---:|---:|---:|---:|")
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            more = ["--case", case, "--address", free_address(), "--folder", folder]
+            more = ["--case", case, "--address", free_address(held=False), "--folder", folder]
             command = [sys.executable, __file__, "--width", str(options.width), "--layers", str(options.layers)]
             command += ["--world", str(options.world), *more]
             running = [

@@ -51,7 +51,7 @@ class Contender:
 
     def __init__(self, system: str, case: dict[str, Any], world: int, folder: Path):
         python, script = SYSTEMS[system]
-        host, _, port = free_address().rpartition(":")
+        host, _, port = free_address(held=False).rpartition(":")
         environment = os.environ | {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(world)}
         environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
         self.log = folder / f"{system}.log"

@@ -1,6 +1,6 @@
 """Training ranks as plain processes on gloo, each running the loop's own step over a gang of themselves.
 
-    python ranks_at_work.py JOBS.json WORLD ADDRESS        forks the ranks, which share one import of torch
+    python ranks_at_work.py JOBS.json WORLD        forks the ranks, which share one import of torch
 
 A job trains from a fresh model or a checkpoint, on batches that are the same for any number of ranks, and leaves
 weights, figures and, if asked, a checkpoint. Left out: data, rollout and Ray, which tests of whole runs have.
@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -51,7 +46,6 @@ from plaudit.models.decoder import Decoder
 from plaudit.models.share import Share
 from plaudit.runtime.gang import Gang
 from plaudit.runtime.local import do as ask
-from plaudit.runtime.network import free_address
 from plaudit.settings.checks import Longest
 from plaudit.types import Role, Row, Stats
 
@@ -242,19 +236,11 @@ async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> 
         trainer.store.write(name, writers, {}, values, ahead=ahead)
 
 
-def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str, str], timeout: float = 240.0) -> None:
-    """Do the jobs on so many ranks. Raises with what a rank said where one fails."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
-    command = [sys.executable, __file__, str(folder / "jobs.json"), str(world), free_address()]
-    path = {"PYTHONPATH": f"{environment['PYTHONPATH']}:{Path(__file__).parent}"}
-    process = subprocess.Popen(command, env=environment | path, start_new_session=True)
-    try:
-        code = process.wait(timeout)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert code == 0, "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("rank*.log")))
+def at_work(
+    jobs: Sequence[Job], world: int, folder: Path, environment: Mapping[str, str], patience: float = forked.PATIENCE
+) -> None:
+    """Do the jobs on so many ranks. Fails with what a rank said where one fails."""
+    forked.at_work(__file__, jobs, world, folder, environment, patience)
 
 
 def of_gradient(job: Job) -> Job:
@@ -283,7 +269,7 @@ class Compared:
     moved: Sequence[tuple[str, str, str]] = ()
     """Resumed on another mesh of as many ranks, or more."""
 
-    def done(self, make: Callable[..., Job], root: Path, environment: dict[str, str], timeout: float = 240.0) -> Path:
+    def done(self, make: Callable[..., Job], root: Path, environment: dict[str, str]) -> Path:
         """Do all, into folders <case>/<mesh> of `root`. `make(case, how, mesh, ...)` is the job of a case."""
 
         def resumed(case: str, how: str, on: str, mesh: str | None = None) -> Job:
@@ -302,7 +288,7 @@ class Compared:
             jobs += [resumed(case, how, "the same", how) for case, how in self.again if self.worlds[how] == world]
             jobs += [resumed(case, "alone", how, how) for case, how in self.from_one if self.worlds[how] == world]
             jobs += [resumed(case, how, to, to) for case, how, to in self.moved if self.worlds[to] == world]
-            at_work(jobs, world, root / str(world), environment, timeout=timeout)
+            at_work(jobs, world, root / str(world), environment)
         for case, how in self.on_one:
             do(resumed(case, how, "one"), 0, 1, "")
         return root
@@ -330,28 +316,15 @@ def figures(folder: Path) -> dict[str, Any]:
     return found
 
 
-def work(file: str, rank: int, world: int, address: str) -> None:
+def work(jobs: Sequence[Job], rank: int, world: int, address: str) -> None:
     """A rank's process."""
-    log = Path(file).with_name(f"rank{rank}.log").open("w", buffering=1)
-    for stream in (1, 2):
-        os.dup2(log.fileno(), stream)
-    torch.set_num_threads(1)
     logprobs.CHUNK_ELEMENTS, logprobs.LEAST_ROWS = 1, 16  # log-probs of a pass take several chunks, and
     logprobs.KEEP_ELEMENTS = 5000  # those of the longer passes are computed again
-    for job in json.loads(Path(file).read_text()):
+    for job in jobs:
         do(job, rank, world, address)
     if dist.is_initialized():
         dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # a thread of gloo that asks for the interpreter while it ends would abort the process
 
 
 if __name__ == "__main__":
-    file, world, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=work, args=(file, rank, world, address)) for rank in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    forked.fork(work)

@@ -74,7 +74,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
     for world in (2, 4):
         mine = [how for how in MESHES if 2 ** len(MESHES[how]["mesh"]) == world]
         jobs = [job(case, how) for case, how in itertools.product(CASES, mine)]
-        at_work(jobs, world, root / str(world), environment, timeout=600.0)
+        at_work(jobs, world, root / str(world), environment)
     return root
 
 

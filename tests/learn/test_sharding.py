@@ -217,7 +217,7 @@ def test_recomputed_layers_have_the_same_gradient_bit_for_bit(config: dict[str, 
 
 def test_a_rank_without_a_gpu_joins_no_group_of_nccl() -> None:
     with pytest.raises(ValueError, match=r"runtime\.backend=nccl.* cpu"):
-        join(free_address(), 0, 1, device=torch.device("cpu"), timeout=10.0, backend="nccl")
+        join(free_address(held=False), 0, 1, device=torch.device("cpu"), timeout=10.0, backend="nccl")
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cuda", "1"), ("cpu", None)])

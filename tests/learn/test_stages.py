@@ -92,9 +92,7 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         return {"recipe": recipe, "folder": folder, "steps": (0, 3), "out": folder, **more}
 
     worlds = {how: ranks for how, (ranks, _) in MESHES.items()}
-    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE, MOVED).done(
-        job, root, environment, timeout=300.0
-    )
+    return Compared(worlds, LEARNED, GRADIENTS, AGAIN, FROM_ONE, ON_ONE, MOVED).done(job, root, environment)
 
 
 def tolerance(case: str) -> float:

@@ -1,6 +1,6 @@
 """Processes that generate together, as plain processes on gloo: the first leads and writes down what was answered.
 
-    python gang_at_work.py JOBS.json NUMBER WORLD ADDRESS
+    python gang_at_work.py JOBS.json WORLD        forks the processes
 
 Left out: Ray, which a test of a whole run has.
 """
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 import torch.distributed as dist
 from tiny_models import Letters
@@ -35,7 +33,6 @@ from plaudit.rollout.content import digest_beneath
 from plaudit.rollout.engine import generate_all
 from plaudit.rollout.led import Follower, Leading, Line
 from plaudit.rollout.native import NativeEngine
-from plaudit.runtime.network import free_address
 from plaudit.types import Completion, Role, Row, Sampling
 from plaudit.weights.parcel import WeightsError
 
@@ -174,28 +171,16 @@ def do(job: Job, number: int, world: int) -> None:
 
 
 def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: dict[str, str]) -> None:
-    """Do the jobs in so many processes. Raises with what a process said where one fails."""
-    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
-    command = [sys.executable, __file__, str(folder / "jobs.json")]
-    address = free_address()
-    logs = [folder / f"process{number}.log" for number in range(world)]
-    running = [
-        subprocess.Popen([*command, str(number), str(world), address], env=environment, stdout=log.open("w"), stderr=-2)
-        for number, log in enumerate(logs)
-    ]
-    try:
-        codes = [process.wait(600.0) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert not any(codes), "\n".join(log.read_text()[-3000:] for log in logs)
+    """Do the jobs in so many processes. Fails with what a process said where one fails."""
+    forked.at_work(__file__, jobs, world, folder, environment)
+
+
+def work(jobs: Sequence[Job], number: int, world: int, address: str) -> None:
+    """A process of the gang."""
+    join(address, number, world, device=torch.device("cpu"), timeout=100.0)
+    for job in jobs:
+        do(job, number, world)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    number, world = int(sys.argv[2]), int(sys.argv[3])
-    join(sys.argv[4], number, world, device=torch.device("cpu"), timeout=100.0)
-    for job in json.loads(Path(sys.argv[1]).read_text()):
-        do(job, number, world)
-    sys.stdout.flush()
-    os._exit(0)  # a thread of gloo that asks for the interpreter while it ends would abort the process
+    forked.fork(work)

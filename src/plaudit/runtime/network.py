@@ -10,6 +10,8 @@ from contextlib import suppress
 
 ADDRESS_OF_INTERFACE = 0x8915
 """SIOCGIFADDR of Linux."""
+_held: dict[str, socket.socket] = {}
+"""Sockets of addresses that this process gave out and does not use yet."""
 
 
 def own_address() -> str:
@@ -40,17 +42,23 @@ def _address_of(interface: str) -> str | None:
     return None
 
 
-def free_address() -> str:
-    """An address of this process for others: its host and a port that is free now."""
+def free_address(*, held: bool = True) -> str:
+    """An address of this process for others: its host and a free port, held until `listening` takes it. With
+    `held=False` another process can listen there, and any other may have taken the port before."""
     host = own_address()
-    with socket.create_server((host, 0)) as listener:
-        return f"{host}:{listener.getsockname()[1]}"
+    listener = socket.create_server((host, 0))
+    address = f"{host}:{listener.getsockname()[1]}"
+    if held:
+        _held[address] = listener
+    else:
+        listener.close()
+    return address
 
 
 def listening(host: str, port: int) -> int:
     """The descriptor of a socket at this address only, for torch's TCPStore. By itself the store listens on all
     interfaces of the machine, without a password."""
-    return socket.create_server((host, port)).detach()
+    return (_held.pop(f"{host}:{port}", None) or socket.create_server((host, port))).detach()
 
 
 def let_gloo_be_reached() -> None:
