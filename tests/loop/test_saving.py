@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import shutil
 import time
@@ -26,6 +27,7 @@ from plaudit.loop.progress import Delivery, Moment, Progress
 from plaudit.loop.settings import Every
 from plaudit.models import boxes
 from plaudit.models.boxes import Pending, create, laid_out
+from plaudit.runtime.worker import WorkerLost
 
 
 def written_late(monkeypatch: pytest.MonkeyPatch, do: Callable[[int], None]) -> None:
@@ -160,6 +162,28 @@ def test_a_run_that_ends_while_its_last_write_fails_ends_with_that_failure(tmp_p
 
     with pytest.raises(UnwritableError, match="No space"):
         asyncio.run(steps())
+
+
+def test_a_write_that_fails_once_no_one_waits_for_it_prints_nothing(tmp_path: Path) -> None:
+    """The run that began it may have gone back to a checkpoint."""
+    printed: list[dict[str, Any]] = []
+
+    async def steps() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context))
+        fake = Fake(tmp_path)
+
+        async def lost(folders: Sequence[Path]) -> None:
+            raise WorkerLost("training rank 1", "it ended")
+
+        fake.saver.written = lost
+        await fake.step(1)
+        await asyncio.sleep(0)
+        del fake
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(steps())
+    assert not printed
 
 
 def test_a_run_that_is_cancelled_first_commits_what_it_writes(tmp_path: Path) -> None:
