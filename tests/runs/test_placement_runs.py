@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
@@ -30,6 +31,10 @@ def critic_of(done: Run) -> dict[str, Any]:
     return load_file(newest / "model.safetensors")
 
 
+def policy_of(done: Run) -> dict[str, Any]:
+    return load_file(done.model / "model.safetensors")
+
+
 def test_a_critic_and_a_reference_on_ranks_of_their_own(make_recipe: Recipe, tmp_path: Path) -> None:
     """To the bit as in one process, though each kind of rank is killed; and a checkpoint continues elsewhere."""
     more: dict[str, Any] = {"train": {"steps": 5}, "save": {"every": 1}}
@@ -47,6 +52,28 @@ def test_a_critic_and_a_reference_on_ranks_of_their_own(make_recipe: Recipe, tmp
     for here, there in zip(whole.metrics, apart.metrics, strict=True):
         for key in ("loss/policy", "loss/critic", "gradient_norm/critic", "kl/reference"):
             assert here.get(key) == there.get(key)
+
+
+@pytest.mark.parametrize(
+    ("critic", "reference"), [({"pipeline": 2}, {"context": 2}), ({"context": 2}, {"pipeline": 2})], ids=str
+)
+def test_a_critic_and_a_reference_in_stages_and_with_shared_rows(
+    make_recipe: Recipe, tmp_path: Path, critic: dict[str, int], reference: dict[str, int]
+) -> None:
+    """As in one process, but for the order of sums, though a rank of each is killed."""
+    more: dict[str, Any] = {"train": {"steps": 4}, "save": {"every": 1}, "optimizer": {"eps": 1e-3}}
+    whole = run(load_settings(make_recipe("ppo", tmp_path / "local", **more)))
+    more["runtime"] = RAY | {"placement": {"critic": {"mesh": critic}, "reference": {"mesh": reference}}}
+    killer = Killer([Kill("critic", "update", 1, which=1), Kill("reference", "rollout", 2, which=1)])
+    with killer.at_work():
+        apart = run(load_settings(make_recipe("ppo", tmp_path / "apart", **more)), hooks=[killer.hook])
+    assert killer.survived
+    for here, there in ((critic_of(whole), critic_of(apart)), (policy_of(whole), policy_of(apart))):
+        for name, tensor in here.items():
+            torch.testing.assert_close(there[name], tensor, rtol=0, atol=1e-6)
+    for here, there in zip(whole.metrics, apart.metrics, strict=True):
+        for key in ("loss/policy", "loss/critic", "gradient_norm/critic", "kl/reference"):
+            assert there[key] == pytest.approx(here[key], rel=1e-4, abs=1e-6)
 
 
 def test_ranks_that_train_parts_sample_from_whole_models(make_recipe: Recipe, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ ELSEWHERE = {TRAIN: "runtime.num_training_workers and runtime.mesh", "judge": "r
 """Settings that say where other calls are."""
 PLANNED = ("auto", "symmetric", "heuristic")
 """Placements that the command line chooses, by a profile of the machine."""
-OF_MESH = ("data", "tensor", "replicas")
+OF_MESH = ("data", "context", "tensor", "pipeline", "spans", "replicas")
 OWN = ("workers", "mesh", "resources")
 FORMS = {GENERATE: f"{{inside: {TRAIN}}} or {{shares: {TRAIN}}}"}
 FORMS |= dict.fromkeys(MODELS, "such as {workers: 2, mesh: {tensor: 2}, resources: {CPU: 1}}, or {inside: CALL}")
