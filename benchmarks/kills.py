@@ -52,6 +52,16 @@ NAMES = {
     "driver": "driver",
 }
 """Of roles, in the published table."""
+SPREAD: dict[str, dict[str, Any]] = {
+    "2 ranks": {"num_training_workers": 2},
+    "sharded": {"num_training_workers": 2, "strategy": "fsdp"},
+    "cut": {"mesh": {"tensor": 2}},
+    "stages": {"mesh": {"pipeline": 2}},
+    "square": {"mesh": {"tensor": 2, "pipeline": 2}},
+    "grid": {"mesh": {"data": 2, "tensor": 2}},
+    "mirrored": {"mesh": {"tensor": 2, "mirrors": 1}},
+}
+"""Runs of several ranks, which sum gradients in another order than one does: settings of their runtime."""
 LIMITS = (
     ("nodes found", ("node", "partition"), "found", 6.0),
     ("the next step behind a lost rank or node", ("rank", "node", "partition"), "next_step", 30.0),
@@ -208,17 +218,8 @@ def survive(kills: list[Kill], task: Task) -> None:
 
 def workers_killed(kills: list[Kill], task: Task) -> bool:
     """The undisturbed run is local unless there are several ranks, which sum gradients in another order than one."""
-    spread = {
-        "2 ranks": {"num_training_workers": 2},
-        "sharded": {"num_training_workers": 2, "strategy": "fsdp"},
-        "cut": {"mesh": {"tensor": 2}},
-        "stages": {"mesh": {"pipeline": 2}},
-        "square": {"mesh": {"tensor": 2, "pipeline": 2}},
-        "grid": {"mesh": {"data": 2, "tensor": 2}},
-        "mirrored": {"mesh": {"tensor": 2, "mirrors": 1}},
-    }
-    several = kills[0].method in spread
-    runtime = RUNTIME | spread.get(kills[0].method, {})
+    several = kills[0].method in SPREAD
+    runtime = RUNTIME | SPREAD.get(kills[0].method, {})
     whole = task.recipe(kills, "whole", **({"workers": 1, "runtime": runtime} if several else {}))
     killer = Killer(kills)
     seldom = {"save": {"every": SELDOM}} if kills[0].method == "mirrored" else {}
@@ -237,10 +238,11 @@ def workers_killed(kills: list[Kill], task: Task) -> bool:
 
 
 def nodes_lost(kills: list[Kill], task: Task) -> bool:
-    """Two nodes with two workers each; one is lost as a whole, another one joins. What is cut off comes back later, and
-    is to end by itself."""
+    """Two nodes with two workers each, one or two of these ranks; a node is lost as a whole, another one joins. What is
+    cut off comes back later, and is to end by itself."""
     from ray.cluster_utils import Cluster
 
+    spread = SPREAD.get(kills[0].method, {})
     cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     islands: list[Island] = []
     try:
@@ -251,7 +253,8 @@ def nodes_lost(kills: list[Kill], task: Task) -> bool:
         else:
             cluster.add_node(**NODE)
         each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
-        recipe = task.recipe(kills, "killed", workers=2, runtime={**CLUSTER, **each, "address": cluster.address})
+        runtime = {**CLUSTER, **spread, **each, "address": cluster.address}
+        recipe = task.recipe(kills, "killed", workers=1 if spread else 2, runtime=runtime)
         recipe["rewards"][1]["resources"] = {"CPU": 1}
         killer = Killer(kills, cluster=cluster, expected=4, islands=islands)
         with killer.at_work():
@@ -264,7 +267,8 @@ def nodes_lost(kills: list[Kill], task: Task) -> bool:
             end(islands)
         finally:
             cluster.shutdown()
-    return alike(run(load_settings(task.recipe(kills, "whole"))), disturbed)
+    alone = {"workers": 1, "runtime": RUNTIME | spread} if spread else {}
+    return alike(run(load_settings(task.recipe(kills, "whole", **alone))), disturbed)
 
 
 def drivers_killed(kills: list[Kill], task: Task) -> bool:

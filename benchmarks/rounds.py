@@ -66,6 +66,11 @@ def of_nodes(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return named("ppo", dealt(seed, count, first=first, roles=("node",), cold=None))
 
 
+def of_nodes_of(mesh: str, seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """Nodes with ranks that share each matrix (`cut`) or have half of the layers each (`stages`)."""
+    return named(mesh, dealt(seed, count, first=first, roles=("node",), cold=None))
+
+
 def of_partitions(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return named("ppo", dealt(seed, count, first=first, roles=("partition",), cold=None))
 
@@ -103,6 +108,8 @@ ROUNDS: dict[str, Kind] = {
     "drivers": Kind(of_drivers, 6, 23.0),
     "nodes": Kind(of_nodes, 6, 15.0),
     "partitions": Kind(of_partitions, 3, 25.0),
+    "nodes-cut": Kind(partial(of_nodes_of, "cut"), 1, 25.0),
+    "nodes-stages": Kind(partial(of_nodes_of, "stages"), 1, 25.0),
     "sharded": Kind(of_sharded, 1, 10.0),
     "cut": Kind(of_cut, 1, 10.0),
     "stages": Kind(of_stages, 1, 12.0),
@@ -110,8 +117,8 @@ ROUNDS: dict[str, Kind] = {
     "mirrored": Kind(of_mirrored, 1, 15.0),
     "grid": Kind(of_grid, 1, 20.0),
 }
-"""Sixty-nine kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks of each
-mesh one; the next rounds take others, with other freezes."""
+"""Seventy-one kills in all, of every role in every phase. Nodes that are cut off take three phases, and ranks or nodes
+of each mesh one; the next rounds take others, with other freezes."""
 
 
 def planned(kills: int, seed: int, only: str | None = None, *, without: Container[str] = ()) -> list[Round]:
