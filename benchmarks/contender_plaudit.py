@@ -135,7 +135,7 @@ def generate(task: Task, gate: Gate, tracer: Tracer) -> None:
         tracer.end(number + 1)
         gate.passed(sum(len(answer.tokens) for answer in answers))
         tracer.begin(number + 1)
-    tokens = [answer.tokens for answer in answers] if task.greedy else []
+    tokens = [list(answer.tokens) for answer in answers] if task.greedy else []
     gate.finish(figures=decoding(task, asked), tokens=tokens, versions=versions(), profile=tracer.result)
 
 

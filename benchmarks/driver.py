@@ -4,6 +4,8 @@
     heartbeats  real calls of Ray, four in runtime.heartbeat_timeout    share of one core of the driver
     samples     GRPO's groups from workers through rows, batch and      tokens a second of one core of the driver
                 credit to 8 ranks, all by real calls of Ray
+    ways        a group's numbers through the driver, or by reference   microseconds of the driver a group
+                straight from the worker to the rank
 
 The workers are made up, but for one process that answers for all, so that messages are real. Nodes have 8 workers; a
 line `each asked` puts each worker on a node of its own, as if nobody could vouch for another. Needs ray.
@@ -179,13 +181,46 @@ async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, 
     return tokens / taken, tokens / clock
 
 
+class Holder:
+    """Has a group's numbers, and gives them or a reference to them; or takes those of many groups."""
+
+    def __init__(self, size: int):
+        self.numbers = bytes(size)
+
+    def give(self) -> bytes:
+        return self.numbers[:-1] + b"1"  # a copy, as answers are
+
+    def tell(self) -> list[Any]:
+        return [ray.put(self.give())]
+
+    def take(self, groups: Sequence[Any]) -> int:
+        return sum(map(len, (one if isinstance(one, bytes) else ray.get(one[0]) for one in groups)))
+
+
+async def ways(length: int, groups: int) -> list[float]:
+    """Microseconds of the driver for a group of 8 answers whose numbers pass it, and for one that is only named."""
+    give, take = (ray.remote(Holder).options(num_cpus=0.5).remote(12 * 8 * length) for _ in range(2))  # type: ignore[attr-defined]
+    found = []
+    for ask in (give.give, give.tell):
+        for count in (64, groups):
+            begun = time.process_time()
+            for first in range(0, count, 64):
+                answers = await asyncio.gather(*(ask.remote() for _ in range(first, min(first + 64, count))))
+                assert await take.take.remote(answers) == 12 * 8 * length * len(answers)
+            taken = time.process_time() - begun
+        found.append(1e6 * taken / groups)
+    ray.kill(give)
+    ray.kill(take)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--seconds", type=float, default=20.0, help="of heartbeats that are counted")
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--lengths", type=int, nargs="+", default=[100, 1000, 8000], help="tokens of an answer")
-    parser.add_argument("--only-samples", action="store_true")
+    parser.add_argument("--only", choices=("samples", "ways"))
     options = parser.parse_args()
     Console(width=100).print(f"Ray {ray.__version__}", asyncio.run(measured(options)))
 
@@ -195,12 +230,19 @@ async def measured(options: argparse.Namespace) -> Table:
     runtime = RayRuntime(RuntimeSettings(kind="ray"))
     runtime.start()
     try:
+        paths = Table("tokens of an answer", "through the driver, us", "by reference, us", title="a group's numbers")
+        for length in options.lengths:
+            paths.add_row(f"{length:,}", *(f"{one:,.0f}" for one in await ways(length, groups=2048)))
+        if options.only == "ways":
+            return paths
+        Console(width=100).print(paths)
         found = Table("tokens of an answer", "workers", "tokens a second of CPU", "of the clock", title="samples")
         for length, count in itertools.product(options.lengths, options.sizes):
             fast, clock = await samples(runtime, count, length, prompts=max(16, 64_000 // length), steps=6)
             found.add_row(f"{length:,}", f"{count:,}", f"{fast:,.0f}", f"{clock:,.0f}")
-        if options.only_samples:
+        if options.only == "samples":
             return found
+        Console(width=100).print(found)
         for count in options.sizes:
             chosen = await choice(count, options.requests)
             each, together = [await heartbeats(runtime, count, a_node, options.seconds) for a_node in (1, A_NODE)]
