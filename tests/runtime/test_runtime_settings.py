@@ -142,6 +142,7 @@ A_GPU_EACH = "runtime.backend=nccl needs a GPU for each process: set runtime.{}=
         ({"backend": "nccl", **ON_GPUS}, {"device": "cpu"}, [CPUS]),
         ({"backend": "nccl"}, {}, [A_GPU_EACH.format("resources_per_worker")]),
         ({"mesh": {"pipeline": 2}, **ON_GPUS}, {"device": "cuda"}, [NO_STAGES]),
+        ({"placement": {"critic": {"mesh": {"pipeline": 2}}}, **ON_GPUS}, {"device": "cuda"}, [NO_STAGES]),
         ({"mesh": {"pipeline": 2}, **ON_GPUS, "backend": "gloo"}, {"device": "cuda"}, []),
         ({"backend": "nccl", "resources_per_worker": GPU}, {}, []),
         (

@@ -180,7 +180,7 @@ def problems_of(method: str, overrides: list[str]) -> str:
         ("ppo", ["runtime.placement={critic: 2}"], "placement.critic=2 must be"),
         ("ppo", ["runtime.placement={critic: {worker: 2}}"], "placement.critic .. worker .. workers"),
         ("ppo", ["runtime.placement={critic: {workers: 0}}"], "placement.critic.workers=0 must be"),
-        ("ppo", ["runtime.placement={critic: {mesh: {context: 2}}}"], "placement.critic.mesh .. tensor"),
+        ("ppo", ["runtime.placement={critic: {mesh: {mirrors: 1}}}"], "placement.critic.mesh .. tensor"),
         ("ppo", ["runtime.placement={critic: {mesh: {replicas: 2}}}"], "placement.critic.mesh .. replicas=2"),
         ("ppo", ["runtime.placement={critic: {resources: {CPU: many}}}"], "placement.critic.resources"),
         ("ppo", ["runtime.placement={critic: {inside: reference}}"], "placement.critic.inside=reference .. train"),

@@ -277,7 +277,8 @@ class SaveCheckpoint:
         values = {**remembered.values, "actors": actors}
         commit = partial(self._commit, progress, folders, {"rng": remembered.rng}, values, self.best.checkpoint)
         self._writing = asyncio.ensure_future(self._write(progress.name, list(folders.values()), commit))
-        self._writing.add_done_callback(seen)
+        # asyncio prints the error of a task that no one waits for: here the run goes back to a checkpoint
+        self._writing.add_done_callback(lambda writing: writing.cancelled() or writing.exception())
         self._unsaved = None
 
     async def _write(self, name: str, folders: Sequence[Path], commit: Callable[[], None]) -> None:
@@ -297,12 +298,6 @@ class SaveCheckpoint:
         self.store.write(progress.name, writers, tensors, values, ahead=folders[STATE])
         if not progress.skipped:
             self.store.prune(self.keep, spare=best)
-
-
-def seen(writing: asyncio.Task[None]) -> None:
-    """Keep asyncio from printing the error of a write that no one waits for: the run goes back to a checkpoint."""
-    if not writing.cancelled():
-        writing.exception()
 
 
 async def restore(

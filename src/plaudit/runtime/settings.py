@@ -313,7 +313,8 @@ class RuntimeSettings(Section):
         """Return what the backend cannot do on the run's devices, as far as settings show; ranks check the rest.
         `samples`: there are rollout workers; `shared`: on the ranks' devices."""
         gpus = device.startswith("cuda") or (device == "auto" and self.resources_per_worker.get("GPU", 0.0) > 0)
-        if self.pipeline > 1 and (self.backend == "nccl" or (self.backend == "auto" and gpus)):
+        stages = any(one.pipeline > 1 for one in (self, *self.apart.values()))
+        if stages and (self.backend == "nccl" or (self.backend == "auto" and gpus)):
             return [NO_STAGES]
         if self.backend == "gloo" and self.sharded and gpus:
             return [NO_SHARDS]
@@ -321,8 +322,7 @@ class RuntimeSettings(Section):
             return []
         if device == "cpu":
             return ["runtime.backend=nccl needs GPUs, and device=cpu keeps to CPUs: take gloo, or another device"]
-        sent = samples and self.weights == "collective"
-        if sent and shared:
+        if (sent := samples and self.weights == "collective") and shared:
             return [SHARED]
         asked = self._reserved() if sent else {"resources_per_worker": self.resources_per_worker}
         lacking = [key for key, given in asked.items() if given.get("GPU", 0.0) < 1]
