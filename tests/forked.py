@@ -24,7 +24,7 @@ import torch
 
 from plaudit.runtime.network import free_address
 
-PATIENCE = 600.0
+PATIENCE = 900.0
 """Seconds for the jobs of a file: some forty on two idle cores, far more beside three other test processes."""
 GRACE = 20.0
 """Seconds for the others after one failed; by then they have said why they cannot go on."""
