@@ -23,7 +23,7 @@ def test_two_hundred_kills_bring_every_role_into_every_phase_and_freeze_every_wo
     kills = [kill for round_ in planned(200, 0) for kill in round_.kills]
     assert len(kills) == 200
     every = [(kill.role, kill.phase) for kill in kills]
-    assert min(every.count(both) for both in itertools.product(ROLES, PHASES)) >= 3
+    assert min(every.count(both) for both in itertools.product(ROLES, PHASES)) >= 2
     cuts = [every.count(("partition", phase)) for phase in PHASES]
     assert set(cuts) <= {1, 2}, "they take longer"
     frozen = {(kill.role, kill.phase) for kill in kills if kill.signal == signal.SIGSTOP}
