@@ -230,12 +230,15 @@ async def measured(options: argparse.Namespace) -> Table:
     runtime = RayRuntime(RuntimeSettings(kind="ray"))
     runtime.start()
     try:
-        paths = Table("tokens of an answer", "through the driver, us", "by reference, us", title="a group's numbers")
-        for length in options.lengths:
-            paths.add_row(f"{length:,}", *(f"{one:,.0f}" for one in await ways(length, groups=2048)))
-        if options.only == "ways":
-            return paths
-        Console(width=100).print(paths)
+        if options.only != "samples":
+            paths = Table(
+                "tokens of an answer", "through the driver, us", "by reference, us", title="a group's numbers"
+            )
+            for length in options.lengths:
+                paths.add_row(f"{length:,}", *(f"{one:,.0f}" for one in await ways(length, groups=2048)))
+            if options.only == "ways":
+                return paths
+            Console(width=100).print(paths)
         found = Table("tokens of an answer", "workers", "tokens a second of CPU", "of the clock", title="samples")
         for length, count in itertools.product(options.lengths, options.sizes):
             fast, clock = await samples(runtime, count, length, prompts=max(16, 64_000 // length), steps=6)

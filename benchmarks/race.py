@@ -4,9 +4,9 @@
     tokenizer, data -> SFT -> DPO -> time, and gold of answers to held-out prompts
 
 Both train the same model (race.yaml, of Llama's shape) on the same data with the same settings of SFT, of the reward
-model and of the method. Gold, which neither learns from, is that of the answers sampled in
-training, over the last 256 of them, by the same function. Time is from the start of the process; ours makes the data
-within it, TRL is given them. One side runs after the other. `make race` runs every method with three seeds.
+model and of the method. Gold, which neither learns from, is that of the answers sampled in training, over the last 256
+of them, by the same function. Time is from the start of the process; ours makes the data within it, TRL is given them.
+One side runs after the other. `make race` runs every method with three seeds.
 """
 
 from __future__ import annotations

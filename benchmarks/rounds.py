@@ -62,13 +62,9 @@ def of_drivers(seed: int, count: int, *, first: int = 0) -> list[Kill]:
     return kills
 
 
-def of_nodes(seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    return named("ppo", dealt(seed, count, first=first, roles=("node",), cold=None))
-
-
-def of_nodes_of(mesh: str, seed: int, count: int, *, first: int = 0) -> list[Kill]:
-    """Nodes with ranks that share each matrix (`cut`) or have half of the layers each (`stages`)."""
-    return named(mesh, dealt(seed, count, first=first, roles=("node",), cold=None))
+def of_nodes(method: str, seed: int, count: int, *, first: int = 0) -> list[Kill]:
+    """With one rank (`ppo`), or with two that share each matrix (`cut`) or have half of the layers each (`stages`)."""
+    return named(method, dealt(seed, count, first=first, roles=("node",), cold=None))
 
 
 def of_partitions(seed: int, count: int, *, first: int = 0) -> list[Kill]:
@@ -106,10 +102,10 @@ ROUNDS: dict[str, Kind] = {
     "lag": Kind(partial(of_workers, "lag", cold=1), 5, 8.0),
     "ranks": Kind(of_ranks, 7, 9.0),
     "drivers": Kind(of_drivers, 6, 23.0),
-    "nodes": Kind(of_nodes, 6, 15.0),
+    "nodes": Kind(partial(of_nodes, "ppo"), 6, 15.0),
     "partitions": Kind(of_partitions, 3, 25.0),
-    "nodes-cut": Kind(partial(of_nodes_of, "cut"), 1, 25.0),
-    "nodes-stages": Kind(partial(of_nodes_of, "stages"), 1, 25.0),
+    "nodes-cut": Kind(partial(of_nodes, "cut"), 1, 25.0),
+    "nodes-stages": Kind(partial(of_nodes, "stages"), 1, 25.0),
     "sharded": Kind(of_sharded, 1, 10.0),
     "cut": Kind(of_cut, 1, 10.0),
     "stages": Kind(of_stages, 1, 12.0),

@@ -31,12 +31,7 @@ GRACE = 20.0
 
 
 def at_work(
-    script: str,
-    jobs: Sequence[Mapping[str, Any]],
-    world: int,
-    folder: Path,
-    environment: Mapping[str, str],
-    patience: float = PATIENCE,
+    script: str, jobs: Sequence[Mapping[str, Any]], world: int, folder: Path, environment: Mapping[str, str]
 ) -> None:
     """Let `script` do the jobs in so many processes. Fails with what they said if one failed or they took too long."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,12 +41,12 @@ def at_work(
     process = subprocess.Popen(command, env={**environment, **path}, start_new_session=True)
     try:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
+            process.wait(PATIENCE)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     said = "\n".join(f"{log.name}: {log.read_text()[-3000:]}" for log in sorted(folder.glob("process*.log")))
-    assert process.returncode == 0, f"exit status {process.returncode}; None: cut off after {patience:.0f} s\n{said}"
+    assert process.returncode == 0, f"exit status {process.returncode}; None: cut off after {PATIENCE:.0f} s\n{said}"
 
 
 def fork(work: Callable[[list[Any], int, int, str], None]) -> None:

@@ -236,11 +236,9 @@ async def save(trainer: Trainer, actors: Mapping[Role, Learners], name: str) -> 
         trainer.store.write(name, writers, {}, values, ahead=ahead)
 
 
-def at_work(
-    jobs: Sequence[Job], world: int, folder: Path, environment: Mapping[str, str], patience: float = forked.PATIENCE
-) -> None:
+def at_work(jobs: Sequence[Job], world: int, folder: Path, environment: Mapping[str, str]) -> None:
     """Do the jobs on so many ranks. Fails with what a rank said where one fails."""
-    forked.at_work(__file__, jobs, world, folder, environment, patience)
+    forked.at_work(__file__, jobs, world, folder, environment)
 
 
 def of_gradient(job: Job) -> Job:

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from told import says
 
 from plaudit import run
+from plaudit.algorithms import ALGORITHMS
 from plaudit.commands.cli import METHODS, main, plain_errors
 from plaudit.data import formats
 from plaudit.loop.progress import Moment
@@ -117,7 +118,8 @@ def test_settings_prints_a_recipe_that_loads(demo: Any, tmp_path: Path) -> None:
     assert load_settings(tmp_path / "ppo.yaml", words).method == "ppo"
 
 
-def test_settings_of_a_plugins_method_are_listed_too(tmp_path: Path) -> None:
+def test_settings_of_a_plugins_method_are_listed_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("plaudit.algorithms.ALGORITHMS", dict(ALGORITHMS))
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
         "from dataclasses import dataclass\n"

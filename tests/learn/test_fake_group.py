@@ -17,7 +17,6 @@ from plaudit.learn.ranks import Together
 from plaudit.learn.sharding import local
 from plaudit.learn.shards import Sharded
 from plaudit.learn.tensor import Axes
-from plaudit.models.config import HeadKind
 from plaudit.models.decoder import Decoder
 from plaudit.models.families import read_config
 from plaudit.models.layout import Layout
@@ -43,12 +42,12 @@ def fake_group(rank: int, world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def made(name: str, mesh: Mesh, head: HeadKind) -> Decoder:
+def made(name: str, mesh: Mesh) -> Decoder:
     """This rank's part: as `crew.trainer.Trainer` makes it."""
     replicas = mesh.replicas if mesh.pipeline == 1 else 1
     axes = Axes.along(Together(CPU), mesh, device=CPU, timeout=60.0, replicas=replicas)
     model = Decoder.empty(
-        read_config(CONFIGS[name]), head=head, dtype=torch.bfloat16, device=None, axis=axes.axis, stage=axes.stage
+        read_config(CONFIGS[name]), head="lm", dtype=torch.bfloat16, device=None, axis=axes.axis, stage=axes.stage
     )
     model.pending = None  # nor will it have values, for which its placement would make room
     if mesh.pipeline == 1:
@@ -62,7 +61,7 @@ def test_a_rank_holds_what_the_table_says(name: str, where: Callable[[range], in
     mesh = MESHES[name]
     rank = where(range(mesh.world))
     with fake_group(rank, mesh.world):
-        model = made(name, mesh, "lm")
+        model = made(name, mesh)
         held = {ours: local(tensor).numel() for ours, tensor in model.named_parameters()}
         assert all(tensor.is_meta for tensor in model.parameters()), "nothing was allocated"
     layout = Layout(read_config(CONFIGS[name]), "lm", mesh)
