@@ -127,12 +127,10 @@ class Batch:
 
     def select(self, rows: Tensor) -> Batch:
         """Return the given rows (indices, in that order) with all columns."""
-        starts = self.lengths.cumsum(0) - self.lengths
         sizes = self.lengths[rows]
-        before = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-        offsets = torch.arange(len(before), device=sizes.device) - before
-        tokens = starts[rows].repeat_interleave(sizes) + offsets
-        return self._mapped(lambda name, column: column[rows if name in ROW_COLUMNS else tokens])
+        tokens = (self.ends[rows] + 1 - sizes.cumsum(0)).repeat_interleave(sizes)  # how far each one moves back
+        tokens += torch.arange(len(tokens), device=tokens.device)
+        return self._mapped(lambda name, column: column.index_select(0, rows if name in ROW_COLUMNS else tokens))
 
     def units(self, order: Sequence[int] | Tensor) -> Batch:
         """Return the given units in that order."""

@@ -60,9 +60,10 @@ def credit_figures(batch: Batch, *, kl: Tensor | None = None, grouped: bool = Tr
     compared with their group's, so that groups of equal rewards carry no signal."""
     assert batch.reward is not None and batch.advantages is not None
     lengths = row_sum(batch.trainable.float(), batch.row, len(batch))
+    trained = batch.advantages[batch.trainable]
     stats = {
-        "advantage/mean": mean_where(batch.advantages, batch.trainable),
-        "advantage/std": float(batch.advantages[batch.trainable].std()) if int(batch.trainable.sum()) > 1 else 0.0,
+        "advantage/mean": float(trained.mean()) if len(trained) else 0.0,
+        "advantage/std": float(trained.std()) if len(trained) > 1 else 0.0,
         "length/trained": mean_where(lengths, lengths > 0),
     }
     if grouped:
