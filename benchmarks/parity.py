@@ -222,6 +222,11 @@ def offline_cases() -> list[Case]:
         ),
         case(name="SimPO", ours=partial(ours, SimPO()), theirs=partial(trl.simpo, beta=2.0, gamma=1.0)),
         case(
+            name="SimPO with CPO's likelihood",
+            ours=partial(ours, SimPO(likelihood_weight=0.5)),
+            theirs=partial(trl.simpo, beta=2.0, gamma=1.0, imitated=0.5),
+        ),
+        case(
             name="online DPO",
             ours=online,
             theirs=partial(trl.online_dpo, beta=0.1),

@@ -152,12 +152,27 @@ def orpo(problem: Problem, current: Tensor, *, beta: float, prompt: bool) -> Ten
     return ORPOTrainer.get_batch_loss_metrics(trainer, model, given)[0]
 
 
-def simpo(problem: Problem, current: Tensor, *, beta: float, gamma: float) -> Tensor:
+def simpo(problem: Problem, current: Tensor, *, beta: float, gamma: float, imitated: float = 0.0) -> Tensor:
     from trl.experimental.cpo import CPOTrainer
 
-    mean = (current * problem.mask).sum(1) / problem.mask.sum(1)
-    trainer = shell(alpha=0.0, loss_type="simpo", simpo_gamma=gamma, beta=beta, label_smoothing=0.0)
-    return CPOTrainer.cpo_loss(trainer, mean[::2], mean[1::2])[0].mean()
+    logits, labels = binary(problem, current, halves(problem))
+    inputs = {f"concatenated_{name}": labels for name in ("input_ids", "attention_mask", "labels")}
+    trainer = shell(
+        alpha=0.0,
+        loss_type="simpo",
+        simpo_gamma=gamma,
+        beta=beta,
+        cpo_alpha=imitated,
+        pad_token_id=0,
+        label_smoothing=0.0,
+        concatenated_inputs=lambda *_, **__: inputs,
+        get_batch_logps=CPOTrainer.get_batch_logps,
+    )
+    trainer.concatenated_forward = lambda *given: CPOTrainer.concatenated_forward(trainer, *given)
+    trainer.cpo_loss = lambda *given: CPOTrainer.cpo_loss(trainer, *given)
+    given = {"chosen_labels": labels[: len(labels) // 2]}
+    model = lambda *_, **__: SimpleNamespace(logits=logits)  # noqa: E731
+    return CPOTrainer.get_batch_loss_metrics(trainer, model, given)[0]
 
 
 def reward(problem: Problem, current: Tensor, *, centring: float) -> Tensor:

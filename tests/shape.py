@@ -43,7 +43,7 @@ ROOMS = {
         2680,
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
-    "algorithms": (1180, "a file for each method and two for what they share"),
+    "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (
         2345,

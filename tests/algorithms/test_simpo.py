@@ -21,19 +21,23 @@ def test_by_hand() -> None:
     current = torch.tensor([-1.5, -0.5, -1.0, -2.0, -4.0, -2.0, -1.0, -2.0, -2.0, -3.0], dtype=torch.float64)
     loss, figures = step(SimPO(), current)
     assert float(loss) == pytest.approx((0.313262 + 3.048587) / 2, abs=1e-6)
-    assert figures == pytest.approx({"loss/policy": float(loss), "accuracy": 0.5, "margin": 0.0})
+    imitated = (1.5 + 0.5 + 1.0 + 4.0 + 2.0) / 5  # over the tokens of both chosen answers
+    told = {"loss/policy": float(loss), "nll/chosen": imitated, "accuracy": 0.5, "margin": 0.0}
+    assert figures == pytest.approx(told)
     loss, _ = step(SimPO(), current, weights=(1.0, 0.5))
     assert float(loss) == pytest.approx((0.313262 + 0.5 * 3.048587) / 1.5, abs=1e-6)
+    loss, _ = step(SimPO(likelihood_weight=0.25), current)
+    assert float(loss) == pytest.approx((0.313262 + 3.048587) / 2 + 0.25 * imitated, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", [SimPO(), SimPO(beta=2.5, target_margin=1.4)])
+@pytest.mark.parametrize("method", [SimPO(), SimPO(beta=2.5, target_margin=1.4), SimPO(likelihood_weight=0.7)])
 def test_it_is_what_trl_computes(method: SimPO) -> None:
-    """CPOTrainer of TRL with loss_type=simpo, whose simpo_gamma is the target margin."""
+    """CPOTrainer of TRL with loss_type=simpo, whose simpo_gamma is the target margin and cpo_alpha the likelihood's."""
     current = drawn().requires_grad_()
     parts = torch.split(current, LENGTHS)
     chosen, rejected = (torch.stack([part.mean() for part in parts[first::2]]) for first in (0, 1))
     logits = (chosen - rejected) - method.target_margin / method.beta
-    theirs = -F.logsigmoid(method.beta * logits).mean()
+    theirs = -F.logsigmoid(method.beta * logits).mean() - method.likelihood_weight * torch.cat(parts[::2]).mean()
     mine, _ = step(method, current)
     assert float(mine.detach()) == pytest.approx(float(theirs.detach()), abs=1e-6)
     gradients = [torch.autograd.grad(loss, current)[0] for loss in (mine, theirs)]
@@ -57,6 +61,7 @@ def test_length_and_a_common_shift_change_nothing() -> None:
 def test_settings_that_mean_nothing_are_refused() -> None:
     assert complaints(SimPO(beta=0))[0].startswith("beta=0")
     assert complaints(SimPO(target_margin=-1.0))[0].startswith("target_margin=-1")
+    assert complaints(SimPO(likelihood_weight=-1.0))[0].startswith("likelihood_weight=-1")
 
 
 def test_a_whole_run_prefers_the_chosen_answers(make_recipe: Any, tmp_path: Path) -> None:

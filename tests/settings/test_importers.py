@@ -386,6 +386,8 @@ def test_an_unknown_key_is_answered_with_the_nearest(system: str, given: dict[st
         ("sft", {"env": 3}, "env=3 must be a section of environment variables"),
         ("sft", {"deepspeed": {"fp16": {"enabled": True}}}, "deepspeed: fp16.enabled=true: float16 needs loss scaling"),
         ("dpo", {"loss_type": ["sigmoid", "sft"]}, "loss_type="),
+        ("simpo", {"loss_type": "ipo"}, "loss_type=ipo:"),
+        ("simpo", {"loss_type": "simpo", "alpha": 0.1}, "alpha=0.1:"),
         ("dpo", {"sync_ref_model": True}, "ref_model_sync_steps=null:"),
         ("grpo", {"loss_type": "sapo"}, "loss_type=sapo:"),
         ("grpo", {"loss_type": "cispo"}, "epsilon_high=null:"),

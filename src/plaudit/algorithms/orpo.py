@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from plaudit.algorithms.base import Output
-from plaudit.algorithms.pairs import Pairs, by_pair, pair_figures
+from plaudit.algorithms.pairs import Imitating, by_pair, likelihood, pair_figures
 from plaudit.batch import Batch
 from plaudit.maths.losses import log_odds, odds_ratio
 from plaudit.maths.ragged import row_mean
@@ -16,7 +16,7 @@ from plaudit.types import Stats
 
 
 @dataclass(frozen=True)
-class ORPO(Pairs):
+class ORPO(Imitating):
     """Nothing is sampled. The chosen answer of each pair is good. Its negative log-likelihood, a mean over tokens, plus
     lambda times -log sigma(d) is minimised: d is by how much its log-odds exceed the rejected one's. Hong et al. 2024,
     https://arxiv.org/abs/2403.07691."""
@@ -24,20 +24,13 @@ class ORPO(Pairs):
     odds_weight: float = setting(0.1, least=0)
     """lambda, the share of the odds ratio; the paper takes 0.1 to 0.25."""
 
-    def weigh(self, batch: Batch) -> Batch:
-        """Weigh each token of a chosen answer by its share of all of them, times its pair's weight; others by 0."""
-        batch = super().weigh(batch)
-        assert batch.row_weight is not None
-        share = batch.row_weight[batch.row] * (batch.trainable & (batch.row % 2 == 0))
-        return batch.with_columns(weight=share / share.sum().clamp(min=1e-12))
-
     def preference(self, output: Output, batch: Batch) -> tuple[Tensor, Stats]:
         """Likelihood by token plus the odds ratio by pair."""
-        assert output.logprobs is not None and batch.weight is not None
-        likelihood = -(output.logprobs * batch.weight).sum()
+        assert output.logprobs is not None
+        imitated = likelihood(output, batch)
         mean = row_mean(output.logprobs, batch.trainable, batch.row, len(batch))
         (chosen, rejected), (weight, _) = by_pair(mean), by_pair(batch.row_weight)
-        loss = likelihood + self.odds_weight * (odds_ratio(chosen, rejected) * weight).sum()
+        loss = imitated + self.odds_weight * (odds_ratio(chosen, rejected) * weight).sum()
         odds, rejected_odds = by_pair(log_odds(mean.detach()))
-        figures = {"loss/policy": float(loss.detach()), "nll/chosen": float(likelihood.detach())}
+        figures = {"loss/policy": float(loss.detach()), "nll/chosen": float(imitated.detach())}
         return loss, figures | pair_figures(odds - rejected_odds, weight)

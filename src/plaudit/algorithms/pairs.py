@@ -32,6 +32,23 @@ class Pairs(Objective):
         raise NotImplementedError
 
 
+class Imitating(Pairs):
+    """Base: the chosen answers are imitated too."""
+
+    def weigh(self, batch: Batch) -> Batch:
+        """Weigh each token of a chosen answer by its share of all of them, times its pair's weight; others by 0."""
+        batch = super().weigh(batch)
+        assert batch.row_weight is not None
+        share = batch.row_weight[batch.row] * (batch.trainable & (batch.row % 2 == 0))
+        return batch.with_columns(weight=share / share.sum().clamp(min=1e-12))
+
+
+def likelihood(output: Output, batch: Batch) -> Tensor:
+    """Negative log-likelihood of the chosen answers that `Imitating` weighed, a mean over tokens."""
+    assert output.logprobs is not None and batch.weight is not None
+    return -(output.logprobs * batch.weight).sum()
+
+
 def by_pair(column: Tensor | None) -> tuple[Tensor, Tensor]:
     """The entries (p,) of chosen and of rejected rows, from a column (r,)."""
     assert column is not None

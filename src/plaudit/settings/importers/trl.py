@@ -273,7 +273,7 @@ def processes(r: Translation) -> Found:
 
 
 def loss(r: Translation) -> Found:
-    if r.method in ("dpo", "online-dpo", "sft", "kto"):
+    if r.method in ("dpo", "online-dpo", "sft", "kto", "simpo"):
         yield from plain_loss(r)
         return
     low = r("epsilon", 0.2)
@@ -296,8 +296,9 @@ def _loss_type(r: Translation, default: str) -> str:
 
 
 def plain_loss(r: Translation) -> Found:
-    named = _loss_type(r, {"sft": "nll", "kto": "kto"}.get(r.method, "sigmoid"))
-    known = {"sft": ["nll", "chunked_nll"], "kto": ["kto"]}.get(r.method, [*PAIRWISE])
+    own = {"sft": ["nll", "chunked_nll"], "kto": ["kto"], "simpo": ["simpo"]}
+    known = own.get(r.method, [*PAIRWISE])
+    named = _loss_type(r, known[0])
     if named not in known:
         r.refuse("loss_type", f"it must be one of {', '.join(known)}")
     elif r.method == "sft" and not r("assistant_only_loss", False):
