@@ -48,7 +48,7 @@ KILLS = {
     "cut": of_cut(3, 2),
     "square": of_square(5, 2),
     "drivers": of_drivers(0, 1),
-    "nodes": of_nodes(2, 2),
+    "nodes": of_nodes("ppo", 2, 2),
 }
 """Each worker in each phase once, then a few of each other kind; `make kills` does 200."""
 
