@@ -106,4 +106,4 @@ def test_the_page_shows_what_the_files_hold() -> None:
 def test_recipes_that_were_measured_reach_a_gold_of_0_6() -> None:
     found = points_of("frontier")
     means = {recipe: fmean(last(found[recipe], "gold")) for recipe in METHODS if recipe in found}
-    assert {recipe for recipe, mean in means.items() if mean < 0.6} <= {"simpo"}, "docs/results.md says why"
+    assert not {recipe for recipe, mean in means.items() if mean < 0.6}
