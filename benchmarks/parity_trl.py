@@ -138,18 +138,9 @@ def orpo(problem: Problem, current: Tensor, *, beta: float, prompt: bool) -> Ten
         attended = F.pad(attended[:, 1:], (3, 0), value=1)
     batch = {"concatenated_input_ids": torch.zeros_like(labels), "concatenated_attention_mask": attended}
     inputs = batch | {"concatenated_labels": labels}
-    trainer = shell(
-        beta=beta,
-        concatenated_inputs=lambda *_, **__: inputs,
-        label_pad_token_id=-100,
-        padding_value=0,
-        get_batch_logps=ORPOTrainer.get_batch_logps,
-    )
-    trainer.concatenated_forward = lambda *given: ORPOTrainer.concatenated_forward(trainer, *given)
+    trainer = shell(beta=beta, label_pad_token_id=-100, padding_value=0)
     trainer.odds_ratio_loss = lambda *given: ORPOTrainer.odds_ratio_loss(trainer, *given)
-    given = {"chosen_labels": labels[: len(labels) // 2]}
-    model = lambda *_, **__: SimpleNamespace(logits=logits)  # noqa: E731
-    return ORPOTrainer.get_batch_loss_metrics(trainer, model, given)[0]
+    return of_both(ORPOTrainer, trainer, logits, inputs)
 
 
 def simpo(problem: Problem, current: Tensor, *, beta: float, gamma: float, imitated: float = 0.0) -> Tensor:
@@ -157,22 +148,19 @@ def simpo(problem: Problem, current: Tensor, *, beta: float, gamma: float, imita
 
     logits, labels = binary(problem, current, halves(problem))
     inputs = {f"concatenated_{name}": labels for name in ("input_ids", "attention_mask", "labels")}
-    trainer = shell(
-        alpha=0.0,
-        loss_type="simpo",
-        simpo_gamma=gamma,
-        beta=beta,
-        cpo_alpha=imitated,
-        pad_token_id=0,
-        label_smoothing=0.0,
-        concatenated_inputs=lambda *_, **__: inputs,
-        get_batch_logps=CPOTrainer.get_batch_logps,
-    )
-    trainer.concatenated_forward = lambda *given: CPOTrainer.concatenated_forward(trainer, *given)
+    own = {"loss_type": "simpo", "simpo_gamma": gamma, "cpo_alpha": imitated, "alpha": 0.0, "label_smoothing": 0.0}
+    trainer = shell(beta=beta, pad_token_id=0, **own)
     trainer.cpo_loss = lambda *given: CPOTrainer.cpo_loss(trainer, *given)
-    given = {"chosen_labels": labels[: len(labels) // 2]}
+    return of_both(CPOTrainer, trainer, logits, inputs)
+
+
+def of_both(kind: Any, trainer: SimpleNamespace, logits: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+    """The loss of a trainer that passes chosen and rejected answers through the model at once."""
+    trainer.concatenated_inputs = lambda *_, **__: inputs
+    trainer.get_batch_logps = kind.get_batch_logps
+    trainer.concatenated_forward = lambda *given: kind.concatenated_forward(trainer, *given)
     model = lambda *_, **__: SimpleNamespace(logits=logits)  # noqa: E731
-    return CPOTrainer.get_batch_loss_metrics(trainer, model, given)[0]
+    return kind.get_batch_loss_metrics(trainer, model, {"chosen_labels": logits[: len(logits) // 2]})[0]
 
 
 def reward(problem: Problem, current: Tensor, *, centring: float) -> Tensor:

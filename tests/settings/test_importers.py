@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from told import says
 
 from plaudit.algorithms import ALGORITHMS
+from plaudit.algorithms.orpo import ORPO
+from plaudit.algorithms.simpo import SimPO
 from plaudit.settings.importers import async_rlhf, deepspeed, llm_on_ray, trl
 from plaudit.settings.importers.files import opened
 from plaudit.settings.importers.read import read
@@ -323,6 +325,24 @@ def test_every_field_of_trl_is_a_row() -> None:
     names = yaml.safe_load((FILES / "trl_fields.yaml").read_text())
     assert sum(map(len, names.values())) > 300
     assert {name for fields in names.values() for name in fields} <= set(TABLES["trl"].known)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "algorithm"),
+    [
+        ("simpo", {"loss_type": "simpo"}, SimPO(beta=0.1, target_margin=0.5, likelihood_weight=1.0)),
+        ("orpo", {"beta": 0.2}, ORPO(odds_weight=0.2)),
+    ],
+)
+def test_what_a_file_of_trl_leaves_out_is_trls_default(
+    method: str, given: dict[str, Any], algorithm: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "trl.yaml"
+    common = {"model_name_or_path": "owner/model", "dataset_name": "a/b", "output_dir": "out/run"}
+    file.write_text(yaml.safe_dump(common | given), encoding="utf-8")
+    settings = load_settings(file, method=method)
+    assert settings.algorithm == algorithm
+    assert (settings.optimizer.learning_rate, settings.data.max_tokens) == (1e-6, 1024)
 
 
 @pytest.mark.parametrize(
