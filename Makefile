@@ -91,8 +91,8 @@ format: $(STAMP) ## Sort imports and format the code
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-results: $(STAMP) ## Re-make docs/results.md over three seeds; POLARITY=FOLDER adds the real sentences, REVIEWS=FOLDER reviews
-	@$(BIN)/python scripts/results.py $(if $(POLARITY),--polarity $(POLARITY)) $(if $(REVIEWS),--reviews $(REVIEWS)) $(ARGS)
+results: $(STAMP) ## Re-make docs/results.md over three seeds; REVIEWS=FOLDER adds real reviews
+	@$(BIN)/python scripts/results.py $(if $(REVIEWS),--reviews $(REVIEWS)) $(ARGS)
 
 bench: $(STAMP) ## Measure speed and memory beside the peers and the floor; ARGS="--quick" for a look
 	@$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -21,6 +21,7 @@ from studies import (
     Found,
     gao,
     interval,
+    lagging,
     last,
     over_seeds,
 )
@@ -120,13 +121,13 @@ def off_policy(found: Found, path: Path) -> None:
 
     def draw(figure: Any) -> None:
         left = figure.add_subplot(1, 2, 1)
-        _ends(left, found, [(n, f"minibatches_{n}") for n in MINIBATCHES], "gold", PALETTE[0])
+        _means(left, found, [(n, f"minibatches_{n}") for n in MINIBATCHES], "gold", PALETTE[0])
         left.set_title("mini-batches a rollout")
         left.set_xlabel(f"optimizer steps on the same {ANSWERS} answers")
         right = figure.add_subplot(1, 2, 2, sharey=left)
         for number, how in enumerate(CORRECTIONS):
-            names = [(0, "minibatches_1"), *((lag, f"lag_{lag}_{how.replace(' ', '_')}") for lag in LAGS)]
-            _ends(right, found, names, how, PALETTE[number])
+            names = [(0, "minibatches_1"), *((lag, lagging(lag, how)) for lag in LAGS)]
+            _means(right, found, names, how, PALETTE[number])
         right.set_title("lag")
         right.set_xlabel("most policy versions that a sample may be old")
         right.legend(loc="lower left")
@@ -136,7 +137,7 @@ def off_policy(found: Found, path: Path) -> None:
     drawn(path, (11, 4.3), draw)
 
 
-def _ends(axes: Axes, found: Found, names: Sequence[tuple[int, str]], label: str, colour: str) -> None:
+def _means(axes: Axes, found: Found, names: Sequence[tuple[int, str]], label: str, colour: str) -> None:
     there = [(x, last(found[name], "gold")) for x, name in names if found.get(name)]
     means = [sum(values) / len(values) for _, values in there]
     axes.plot([x for x, _ in there], means, "o-", color=colour, markersize=4, label=label)
@@ -144,20 +145,36 @@ def _ends(axes: Axes, found: Found, names: Sequence[tuple[int, str]], label: str
         axes.vlines(x, min(values), max(values), color=colour, linewidth=1, alpha=0.6)
 
 
-def tables(found: dict[str, Found]) -> Iterator[str]:
-    """The studies' tables in Markdown."""
-    ends = ("gold", "win", "judge", "kl", "length")
-    titles = ("method", "seeds", "gold", "wins over SFT", "judge's reward", "KL, nats", "length, tokens")
-    every = [(METHODS[name], points) for name, points in found["frontier"].items() if points]
-    rows = [[name, len(points), *(interval(last(points, figure)) for figure in ends)] for name, points in every]
-    yield from _table("Every method on the demo", titles, rows)
+def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The studies' tables in Markdown, and answers to the same prompts side by side."""
+    ends = {
+        "gold": "gold",
+        "win": "wins over SFT",
+        "judge": "judge's reward",
+        "kl": "KL, nats",
+        "length": "length, tokens",
+    }
+    yield from _ends("Every method on the demo", "method", METHODS, found["frontier"], ends)
     titles = ("judge", "seeds", "alpha", "beta", "R²", "most gold gained", "at a KL of", "gold gained at the end")
-    optimised = [(name.removeprefix("over_"), points) for name, points in found["over"].items() if points]
+    optimised = [(name.removeprefix("over_"), points) for name, points in found["over"].items()]
     yield from _table("Over-optimisation", titles, [_fitted(name, points) for name, points in optimised])
-    names = [(k, f"samples_{k}") for k in SAMPLED]
-    drawn = [(k, points) for k, name in names if (points := found["samples"].get(name))]
-    rows = [[k, len(points), *(interval(last(points, figure)) for figure in ("gold", "kl"))] for k, points in drawn]
-    yield from _table(f"Samples a prompt, {ANSWERS} answers a step", ("samples", "seeds", "gold", "KL, nats"), rows)
+    ends = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
+    stale = {f"minibatches_{n}": f"{n} mini-batches" for n in MINIBATCHES}
+    stale |= {lagging(lag, how): f"lag {lag}, {how}" for lag in LAGS for how in CORRECTIONS}
+    yield from _ends("Samples older than the weights", "samples", stale, found["off_policy"], ends)
+    samples = {f"samples_{k}": str(k) for k in SAMPLED}
+    yield from _ends(f"Samples a prompt, {ANSWERS} answers a step", "samples", samples, found["samples"], ends)
+    names = {
+        f"{name}_{value:g}": f"{title}, {key.partition('.')[2]}={value:g}"
+        for name, title in reviews.TITLES.items()
+        for key, values in (reviews.SWEPT[name],)
+        for value in values
+    }
+    ends |= {"judge": "judge's reward", "perplexity": "perplexity by SFT", "distinct": "distinct pairs"}
+    yield from _ends("Real reviews", "method", names, found["reviews"], ends)
+    if shown:
+        columns = [[cell(text) for text in texts] for texts in shown.values()]
+        yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
 
 
 def reviewed(found: Found, path: Path) -> None:
@@ -182,31 +199,6 @@ def reviewed(found: Found, path: Path) -> None:
     drawn(path, (8, 5), draw)
 
 
-def reviewed_tables(found: Found, shown: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The ends of all variants, and answers side by side."""
-    figures = ("gold", "kl", "judge", "perplexity", "distinct", "length")
-    names = [
-        (f"{title}, {key.partition('.')[2]}={value:g}", f"{name}_{value:g}")
-        for name, title in reviews.TITLES.items()
-        for key, values in (reviews.SWEPT[name],)
-        for value in values
-    ]
-    rows = [
-        [
-            title,
-            len(own),
-            *(interval([run[-1][reviews.TASK.figures.index(f)] for run in own.values()]) for f in figures),
-        ]
-        for title, name in names
-        if (own := found.get(name))
-    ]
-    titles = ("method", "seeds", "gold", "KL, nats", "judge's reward", "perplexity by SFT", "distinct pairs", "length")
-    yield from _table("Real reviews", titles, rows)
-    if rows and shown:
-        columns = [[cell(text) for text in texts] for texts in shown.values()]
-        yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
-
-
 def cell(text: str) -> str:
     """A text that does not end a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
@@ -218,6 +210,13 @@ def _fitted(name: str, points: Any) -> list[Any]:
     kl, best = max(pairs, key=lambda pair: pair[1])
     figures = (alpha, beta, explained, best, kl, pairs[-1][1])
     return [name, len(points), *(f"{value:.2f}" for value in figures)]
+
+
+def _ends(title: str, first: str, names: Mapping[str, str], found: Found, figures: Mapping[str, str]) -> Iterator[str]:
+    """A row for each variant that was measured: figures of its end, means over the seeds."""
+    there = [(label, points) for name, label in names.items() if (points := found.get(name))]
+    rows = [[label, len(points), *(interval(last(points, figure)) for figure in figures)] for label, points in there]
+    yield from _table(title, (first, "seeds", *figures.values()), rows)
 
 
 def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:

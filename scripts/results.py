@@ -1,9 +1,8 @@
-"""Re-make docs/results.md: `python scripts/results.py [--polarity FOLDER] [--seeds 3] [--only PART ...] [--reuse]`.
+"""Re-make docs/results.md: `python scripts/results.py [--reviews FOLDER] [--seeds 3] [--only PART ...] [--reuse]`.
 
-Its parts are `demo`; with FOLDER (rt-polarity.pos and rt-polarity.neg) `polarity`, the same job on real sentences by
-PPO and by GRPO; with `--reviews FOLDER` `reviews` (reviews.py); and the studies of `studies.py`: `frontier`, `over`,
-`off_policy`, `samples`. What is finished in the folder `--runs` is not made again. `--reuse` runs nothing: it writes
-the pictures and tables of what there is.
+Its parts are `demo`; the studies of `studies.py` on the demo's task: `frontier`, `over`, `off_policy`, `samples`; and
+with FOLDER `reviews` (reviews.py). What is finished in the folder `--runs` is not made again. `--reuse` runs nothing:
+it writes the pictures and tables of what there is.
 """
 
 from __future__ import annotations
@@ -13,49 +12,39 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-from plaudit.commands.demo import run_demo, run_task
+from plaudit.commands.demo import run_demo
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import reviews  # noqa: E402
 from lab import Point, kept, measure  # noqa: E402
-from pictures import PICTURES, cell, reviewed_tables, tables  # noqa: E402
-from rt_polarity import RECIPES, polarity_data  # noqa: E402
+from pictures import PICTURES, cell, tables  # noqa: E402
 from studies import STUDIES, Found  # noqa: E402
 
 PAGE = ROOT / "docs" / "results.md"
 KEPT = ROOT / "docs" / "results"
-TITLES = {
-    "demo": "The demo: controlled sentiment, PPO",
-    "rt_polarity_ppo": "Real film-review sentences, PPO",
-    "rt_polarity_grpo": "Real film-review sentences, GRPO",
-}
+PARTS = ("demo", *STUDIES, "reviews")
+DEMO = "The demo: controlled sentiment, PPO"
 EXAMPLES = 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--polarity", type=Path, help="folder of rt-polarity.pos and rt-polarity.neg")
     parser.add_argument("--reviews", type=Path, help="folder of imdb-train, imdb-test and imdb-unlabelled.jsonl.gz")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go")
-    parser.add_argument(
-        "--only", nargs="+", choices=("demo", "polarity", "reviews", *STUDIES), help="make only these parts"
-    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="make only these parts")
     parser.add_argument("--jobs", type=int, default=2, help="runs of the studies at a time, one thread each")
     parser.add_argument("--reuse", action="store_true", help="write the page from the runs that are there")
     arguments = parser.parse_args()
-    wanted = () if arguments.reuse else arguments.only or ("demo", "polarity", "reviews", *STUDIES)
+    wanted = () if arguments.reuse else arguments.only or PARTS
+    if "reviews" in (arguments.only or ()) and not arguments.reviews:
+        parser.error("--only reviews needs --reviews FOLDER, with the imdb files")
     seeds = range(arguments.seeds)
     if "demo" in wanted and not finished(demo := arguments.runs / "demo", seeds):
         run_demo(demo, seeds=seeds)
-    for method in ("ppo", "grpo") if "polarity" in wanted and arguments.polarity else ():
-        if not finished(folder := arguments.runs / f"rt_polarity_{method}", seeds):
-            make = partial(polarity_data, arguments.polarity)
-            run_task(RECIPES / f"{method}.yaml", make, folder, seeds=seeds, overrides=())
     for study in (study for study in STUDIES if study in wanted):
         measure(STUDIES[study], arguments.runs / "studies", seeds, jobs=arguments.jobs)
     reviews_at = arguments.runs / "reviews"
@@ -94,22 +83,23 @@ def points_of(study: str) -> dict[str, dict[str, list[Point]]]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def write(runs: Path) -> None:
-    """Write pictures and the page's tables. A task whose runs are not there keeps its table."""
-    found = {study: points_of(study) for study in PICTURES | STUDIES}
-    for study, draw in PICTURES.items():
-        if found[study]:
-            draw(found[study], KEPT / f"{study}.png")
-    head, marker, rest = PAGE.read_text(encoding="utf-8").partition("<!-- tables -->\n")
-    before = dict(part.split("\n", 1) for part in f"\n{rest}".split("\n## ")[1:])
+def shown_tables() -> str:
+    """The tables of what the files hold."""
     answers = KEPT / "reviews_answers.json"
     shown = json.loads(answers.read_text(encoding="utf-8")) if answers.exists() else {}
-    parts = ["\n".join([*tables(found), *reviewed_tables(found["reviews"], shown)]).rstrip()]
-    for name, title in TITLES.items():
-        made = (runs / name / "seeds.json").exists()
-        body = "\n".join(section(runs / name)) if made else before.get(title, "\nNot run.")
-        parts.append(f"## {title}\n{body.rstrip()}")
-    PAGE.write_text("\n\n".join([head + marker.rstrip(), *filter(None, parts)]) + "\n", encoding="utf-8")
+    return "\n".join(tables({study: points_of(study) for study in PICTURES | STUDIES}, shown))
+
+
+def write(runs: Path) -> None:
+    """Write pictures and the page's tables. The demo keeps its table if its runs are not there."""
+    for study, draw in PICTURES.items():
+        if found := points_of(study):
+            draw(found, KEPT / f"{study}.png")
+    head, marker, rest = PAGE.read_text(encoding="utf-8").partition("<!-- tables -->\n")
+    demo = rest[rest.index(f"## {DEMO}") :]
+    if (runs / "demo" / "seeds.json").exists():
+        demo = "\n".join([f"## {DEMO}", *section(runs / "demo")])
+    PAGE.write_text(f"{head}{marker}\n{shown_tables()}\n{demo.rstrip()}\n", encoding="utf-8")
     print(PAGE)
 
 

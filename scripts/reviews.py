@@ -1,24 +1,20 @@
 """Controlled sentiment on real film reviews, as in figure 2 of the DPO paper (https://arxiv.org/abs/2305.18290).
 
-    FOLDER (imdb-train, imdb-unlabelled, imdb-test; Maas et al. 2011) -> passages of a few sentences
-        test half   -> the gold classifier, which nothing else sees (plaudit.tasks.polarity)
-        the rest    -> tokenizer, SFT from nothing -> two answers a prompt, labelled by gold with noise -> judge
+    FOLDER (imdb-train, imdb-unlabelled, imdb-test) -> files of plaudit.tasks.reviews -> SFT from nothing
+               -> two answers a prompt, labelled by gold with noise -> judge
     SFT policy -> PPO on gold and on the judge, GRPO, RLOO, DPO, KTO, SFT on the preferred -> gold against KL
                -> best of n by gold and by the judge
 
-`python scripts/results.py --reviews FOLDER --only reviews` runs it; needs scikit-learn. A prompt is the first two to
-eight words of a passage. Labels are drawn: P(a before b) = sigma((gold log-odds of a - of b) / NOISE).
+`python scripts/results.py --reviews FOLDER --only reviews` runs it; needs scikit-learn. Seeds share files and SFT
+policy; labels, judge and policies are each seed's.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
-import random
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -27,83 +23,29 @@ from lab import EXAMPLES, WITH_WORDS, Task, Variant, kept, measure, rounded
 
 SOURCE = "PLAUDIT_REVIEWS"
 """Variable of the environment with the folder of reviews."""
-SEEN, LABELLED, HELD_OUT = 240_000, 8_000, 256
-"""Passages to imitate, prompts whose answers are labelled, and rows to measure by of each kind."""
-WORDS = (20, 45)
-NOISE = 1.0
 TOKENS = 64
-VOCABULARY = 8192
 DRAWN, BEST = (4, 16, 64), 64
 """Answers of best of n, and prompts that it is measured with."""
 FOLDER = Path("data/reviews")
 GOLD = {"folder": str(FOLDER / "gold")}
 
 
-def passages(name: str) -> Iterator[tuple[str, bool | None]]:
-    """Runs of sentences of each review, of 20 to 45 words, with its label."""
-    path = Path(os.environ[SOURCE]) / f"imdb-{name}.jsonl.gz"
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            kept: list[str] = []
-            for sentence in re.split(r"(?<=[.!?])\s+", " ".join(row["text"].split())):
-                kept += sentence.split()
-                if len(kept) >= WORDS[0]:
-                    if len(kept) <= WORDS[1]:
-                        yield " ".join(kept), {"pos": True, "neg": False}.get(row.get("label", ""))
-                    kept = []
-
-
 def files(folder: Path, seed: int) -> None:
     """Write what can be written before there is a policy."""
-    from plaudit.data.byte_pairs import train_tokenizer
-    from plaudit.data.write import write_rows
-    from plaudit.tasks.polarity import Sentence, train_gold
+    from plaudit.tasks.reviews import make_reviews
 
-    rng = random.Random(seed)
-    judged = [Sentence(text, label) for text, label in passages("test") if label is not None]
-    rng.shuffle(judged)
-    tenth = len(judged) // 10
-    gold = train_gold(judged[tenth:])
-    gold.save(folder / "gold")
-    seen = [text for name in ("train", "unlabelled") for text, _ in passages(name)]
-    rng.shuffle(seen)
-    rows = [begun(text, rng) for text in seen[: SEEN + LABELLED + 2 * HELD_OUT]]
-    write_rows(folder / "sft.jsonl", rows[:SEEN])
-    write_rows(folder / "sft_validation.jsonl", rows[SEEN : SEEN + HELD_OUT])
-    prompts = list(dict.fromkeys(row["prompt"] for row in rows[SEEN + HELD_OUT :]))
-    write_rows(folder / "prompts_test.jsonl", [{"prompt": text} for text in prompts[:HELD_OUT]])
-    write_rows(folder / "prompts.jsonl", [{"prompt": text} for text in prompts[HELD_OUT:]])
-    train_tokenizer(
-        (row["prompt"] + row["completion"] for row in rows[:SEEN]), folder / "tokenizer", vocabulary=VOCABULARY
-    )
-    about = {"gold accuracy": rounded(gold.accuracy(judged[:tenth])), "passages": len(seen)}
-    (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-
-
-def begun(text: str, rng: random.Random) -> dict[str, str]:
-    prompt = " ".join(text.split()[: rng.randint(2, 8)])
-    return {"prompt": prompt, "completion": text[len(prompt) :]}
+    accuracy = make_reviews(Path(os.environ[SOURCE]), folder, seed=seed)
+    (folder / "about.json").write_text(json.dumps({"gold accuracy": rounded(accuracy)}) + "\n", encoding="utf-8")
 
 
 def label(folder: Path, seed: int) -> None:
     """Draw two answers of the SFT policy to each prompt, and which of them a person would prefer."""
-    from plaudit.data.write import write_rows
     from plaudit.tasks.polarity import load_gold
+    from plaudit.tasks.reviews import label_answers
 
-    gold, rng = load_gold(folder / "gold"), random.Random(seed)
-    rows: list[dict[str, str]] = []
-    for group in drawn(folder / "prompts.jsonl", 2, seed):
-        prompt, answers = group[0].prompt.text, [answer.completion.text for answer in group]
-        first, second = (gold.log_odds(prompt + answer) for answer in answers)
-        better = rng.random() < 1 / (1 + math.exp(-(first - second) / NOISE))
-        chosen, rejected = answers if better else answers[::-1]
-        if chosen != rejected:
-            rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    pairs = rows[HELD_OUT:]
-    write_rows(folder / "preferences_validation.jsonl", rows[:HELD_OUT])
-    write_rows(folder / "preferences.jsonl", pairs)
-    write_rows(folder / "preferred.jsonl", [{"prompt": one["prompt"], "completion": one["chosen"]} for one in pairs])
+    groups = drawn(folder / "prompts.jsonl", 2, seed)
+    answered = ((group[0].prompt.text, [answer.completion.text for answer in group]) for group in groups)
+    label_answers(folder, answered, load_gold(folder / "gold"), seed=seed)
 
 
 def drawn(prompts: Path, samples: int, seed: int, *, limit: int | None = None, judge: str | None = None) -> Any:
@@ -132,6 +74,7 @@ TASK = Task(
     prompts=str(FOLDER / "prompts_test.jsonl"),
     max_tokens=TOKENS,
     figures=WITH_WORDS,
+    once=True,
 )
 TITLES = {
     "ppo_gold": "PPO, gold reward",

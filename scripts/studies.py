@@ -7,11 +7,12 @@ A study's file holds every measured point, so pictures and tables are made again
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
-from lab import FIGURES, Point, Stage, Variant
+from lab import FIGURES, WITH_WORDS, Point, Stage, Variant
+
+from plaudit.evaluate.statistics import mean_interval
 
 Found = Mapping[str, Mapping[str, Sequence[Point]]]
 """Variant -> seed -> its points."""
@@ -42,7 +43,7 @@ SIZES = {"small": (32, 1), "medium": (96, 2)}
 """Width and layers of the judges that are smaller than the recipe's (192, 3)."""
 PAIRS = (1000, 4000)
 """Pairs of the judges that read fewer than the recipe's."""
-OVER = ("algorithm.kl_coefficient=0", "train.steps=160", "critic.path=runs/reward")
+OVER = ("algorithm.kl_coefficient=0", "train.steps=90", "optimizer.learning_rate=2e-4", "critic.path=runs/reward")
 
 
 def _sized(name: str, width: int, layers: int) -> tuple[Stage, ...]:
@@ -52,7 +53,7 @@ def _sized(name: str, width: int, layers: int) -> tuple[Stage, ...]:
 
 def _judged(name: str, needs: tuple[Stage, ...]) -> Variant:
     judge = f"judge_{name}" if needs else "reward"
-    return Variant(name=f"over_{name}", recipe="ppo", overrides=OVER, every=16, needs=needs, judge=judge)
+    return Variant(name=f"over_{name}", recipe="ppo", overrides=OVER, every=6, needs=needs, judge=judge)
 
 
 OPTIMISED = (
@@ -73,6 +74,13 @@ CORRECTIONS = {
     "token mask": ("algorithm.recompute_old=true", "algorithm.correction=mask"),
     "sequence mask": ("algorithm.recompute_old=true", "algorithm.correction=sequence_mask"),
 }
+
+
+def lagging(lag: int, how: str) -> str:
+    """Name of a variant whose samples may be so many versions old."""
+    return f"lag_{lag}_{how.replace(' ', '_')}"
+
+
 OFF_POLICY = (
     *(
         Variant(name=f"minibatches_{n}", recipe="grpo", overrides=(*STALE, f"algorithm.minibatches={n}"))
@@ -80,7 +88,7 @@ OFF_POLICY = (
     ),
     *(
         Variant(
-            name=f"lag_{lag}_{how.replace(' ', '_')}",
+            name=lagging(lag, how),
             recipe="grpo",
             overrides=(*STALE, f"rollout.max_lag={lag}", *words),
         )
@@ -104,7 +112,7 @@ STUDIES = {"frontier": FRONTIER, "over": OPTIMISED, "off_policy": OFF_POLICY, "s
 
 def last(points: Mapping[str, Sequence[Point]], figure: str) -> list[float]:
     """A figure of each seed's last point."""
-    return [own[-1][FIGURES.index(figure)] for own in points.values()]
+    return [own[-1][WITH_WORDS.index(figure)] for own in points.values()]
 
 
 def over_seeds(points: Mapping[str, Sequence[Point]], figure: str) -> list[float]:
@@ -115,11 +123,9 @@ def over_seeds(points: Mapping[str, Sequence[Point]], figure: str) -> list[float
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and half the 95 % interval (Student's t); a mean of one value has none."""
-    if len(values) < 2:
-        return f"{values[0]:.2f}"
-    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}[len(values)]
-    return f"{fmean(values):.2f} ± {t * stdev(values) / math.sqrt(len(values)):.2f}"
+    """Mean and half the 95 % interval; one value has none."""
+    found = mean_interval(values)
+    return f"{found.value:.2f}" + (f" ± {found.high - found.value:.2f}" if found.count > 1 else "")
 
 
 def gao(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:

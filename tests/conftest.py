@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -248,3 +250,20 @@ def shared_file() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def imdb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of made-up film reviews, whose words tell their label."""
+    folder, rng = tmp_path_factory.mktemp("imdb"), random.Random(0)
+    words = {"pos": "great lovely warm clever bright".split(), "neg": "dull awful cold stupid grey".split()}
+    for name, labels in (("train", ("pos", "neg")), ("test", ("pos", "neg")), ("unlabelled", (None,))):
+        with gzip.open(folder / f"imdb-{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+            for number in range(60):
+                label = labels[number % len(labels)]
+                own = words[label] if label else [*words["pos"], *words["neg"]]
+                sentences = [
+                    f"The {rng.choice(own)} film was {rng.choice(own)} and {rng.choice(own)}." for _ in range(6)
+                ]
+                file.write(json.dumps({"id": f"{name}/{number}", "text": " ".join(sentences), "label": label}) + "\n")
+    return folder

@@ -261,18 +261,6 @@ def test_example_makes_its_data_and_can_be_run_again_with_custom_files(call: Any
     assert len(Run(Path("outputs/logs/example/sft")).metrics) == 1
 
 
-@pytest.mark.parametrize("flags_first", [True, False])
-def test_overrides_of_the_real_sentences_stand_before_or_behind_the_flags(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags_first: bool
-) -> None:
-    flags, overrides = ["--method", "grpo", "--output", str(tmp_path / "runs")], ["sft.train.steps=1", "name=other"]
-    rest = [*flags, *overrides] if flags_first else [*overrides, *flags]
-    monkeypatch.setattr("sys.argv", ["rt_polarity.py", str(tmp_path), *rest])
-    with pytest.raises(SystemExit):
-        importlib.import_module("rt_polarity").main()
-    assert "name=other: use --output" in capsys.readouterr().err
-
-
 SIZES = {"qwen2.5-0.5b": 494_032_768, "llama-3.2-1b": 1_235_814_400, "llama-3-8b": 8_030_261_248}
 """Weights as the models' own pages count them."""
 

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lab
 import pytest
 import reviews
-from pictures import reviewed, reviewed_tables
+from pictures import reviewed, tables
+from studies import STUDIES
 
 from plaudit import load_settings
-
-WORDS = {"pos": "great lovely warm clever bright".split(), "neg": "dull awful cold stupid grey".split()}
+from plaudit.tasks.reviews import ReviewsSize
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of made-up reviews, whose words tell their label."""
-    rng = random.Random(0)
-    for name, labels in (("train", ("pos", "neg")), ("test", ("pos", "neg")), ("unlabelled", (None,))):
-        with gzip.open(tmp_path / f"imdb-{name}.jsonl.gz", "wt", encoding="utf-8") as file:
-            for number in range(60):
-                label = labels[number % len(labels)]
-                words = WORDS[label] if label else [*WORDS["pos"], *WORDS["neg"]]
-                sentences = [f"The {rng.choice(words)} film was {rng.choice(words)} and {rng.choice(words)}."] * 6
-                file.write(json.dumps({"id": f"{name}/{number}", "text": " ".join(sentences), "label": label}) + "\n")
-    monkeypatch.setenv(reviews.SOURCE, str(tmp_path))
-    return tmp_path
-
-
-def test_passages_are_whole_sentences_of_a_review_with_its_label(source: Path) -> None:
-    found = list(reviews.passages("test"))
-    assert len(found) == 120, "two passages of three sentences each"
-    assert all(text.endswith(".") and 20 <= len(text.split()) <= 45 for text, _ in found)
-    assert {label for _, label in found} == {True, False}
-    assert {label for _, label in reviews.passages("unlabelled")} == {None}
+def source(imdb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(reviews.SOURCE, str(imdb))
+    few = partial(ReviewsSize, seen=40, held_out=8, vocabulary=300)
+    monkeypatch.setattr("plaudit.tasks.reviews.ReviewsSize", few)
 
 
 @pytest.mark.parametrize("variant", reviews.REVIEWS, ids=lambda v: v.name)
@@ -57,9 +40,6 @@ def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: p
 @pytest.mark.usefixtures("source")
 def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(reviews, "SEEN", 40)
-    monkeypatch.setattr(reviews, "HELD_OUT", 8)
-    monkeypatch.setattr(reviews, "VOCABULARY", 300)
     monkeypatch.setattr(reviews, "DRAWN", (2, 4))
     monkeypatch.setattr(reviews, "TOKENS", 8)
     tiny = tuple(f"model.config.{key}" for key in ("hidden_size=16", "intermediate_size=16", "num_hidden_layers=1"))
@@ -89,7 +69,8 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 0 < two <= four < 1, "more answers, a better best"
     shown = reviews.side_by_side(place)
     assert list(shown) == ["prompt", "PPO, gold reward", "DPO"]
-    page = "\n".join(reviewed_tables(found, shown))
+    none: Any = {study: {} for study in STUDIES}
+    page = "\n".join(tables(none | {"reviews": found}, shown))
     assert "| PPO, gold reward, kl_coefficient=0.1 | 1 |" in page
     reviewed(found, tmp_path / "reviews.png")
     assert (tmp_path / "reviews.png").stat().st_size > 10_000

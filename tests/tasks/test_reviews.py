@@ -1,0 +1,59 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from plaudit.tasks.polarity import Gold, load_gold
+from plaudit.tasks.reviews import ReviewsSize, label_answers, make_reviews, passages
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_passages_are_whole_sentences_of_a_review_with_its_label(imdb: Path) -> None:
+    found = list(passages(imdb / "imdb-test.jsonl.gz"))
+    assert len(found) == 120, "two passages of three sentences each"
+    assert all(text.endswith(".") and 20 <= len(text.split()) <= 45 for text, _ in found)
+    assert {label for _, label in found} == {True, False}
+    assert {label for _, label in passages(imdb / "imdb-unlabelled.jsonl.gz")} == {None}
+
+
+def test_passages_by_hand(tmp_path: Path) -> None:
+    """Sentences of 15, 10, 46 and 21 words: the first two together, none, one."""
+    sentences = [" ".join([f"w{count}"] * (count - 1) + ["end."]) for count in (15, 10, 46, 21)]
+    with gzip.open(tmp_path / "some.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"text": "  ".join(sentences), "label": "neg"}))
+    assert list(passages(tmp_path / "some.jsonl.gz")) == [
+        (f"{sentences[0]} {sentences[1]}", False),
+        (sentences[3], False),
+    ]
+
+
+def test_files_share_no_passage_with_the_gold_classifier(imdb: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    size = ReviewsSize(seen=40, labelled=20, held_out=8, vocabulary=300)
+    assert make_reviews(imdb, tmp_path, seed=1, size=size) > 0.9, "the made-up words are easy"
+    gold = load_gold(tmp_path / "gold")
+    assert gold.log_odds("great lovely") > 0 > gold.log_odds("dull awful")
+    imitated, validation = rows(tmp_path / "sft.jsonl"), rows(tmp_path / "sft_validation.jsonl")
+    assert (len(imitated), len(validation)) == (40, 8)
+    seen = {text for name in ("train", "unlabelled") for text, _ in passages(imdb / f"imdb-{name}.jsonl.gz")}
+    assert {row["prompt"] + row["completion"] for row in imitated + validation} <= seen
+    prompts, held_out = ({row["prompt"] for row in rows(tmp_path / f"prompts{end}.jsonl")} for end in ("", "_test"))
+    assert prompts and held_out and not prompts & held_out
+    assert all(2 <= len(text.split()) <= 8 for text in prompts | held_out)
+
+
+def test_labels_follow_gold_with_noise(tmp_path: Path) -> None:
+    """Log-odds of 2 and 0 apart from the intercept: the first is preferred with sigma(2) = 0.881."""
+    gold = Gold({"good": (1.0, 2.0)}, -1.0)
+    answered = [(f"prompt {number}", [" good", " else"]) for number in range(4000)] + [("same", [" x", " x"])]
+    label_answers(tmp_path, answered, gold, seed=3, size=ReviewsSize(held_out=10))
+    pairs = rows(tmp_path / "preferences.jsonl")
+    assert len(pairs) == 3990 and len(rows(tmp_path / "preferences_validation.jsonl")) == 10
+    share = sum(pair["chosen"] == " good" for pair in pairs) / len(pairs)
+    assert share == pytest.approx(0.881, abs=0.02)  # four deviations
+    preferred = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
+    assert rows(tmp_path / "preferred.jsonl") == preferred
