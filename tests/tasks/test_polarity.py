@@ -38,7 +38,7 @@ def test_gold_equals_scikit_learn_and_survives_the_disk(sentences: list[Sentence
 
     seen, unseen = sentences[:300], [s.text for s in sentences[300:350]]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2)
-    model = LogisticRegression(C=10.0, max_iter=1000)
+    model = LogisticRegression(C=10.0, tol=1e-6, max_iter=1000)
     model.fit(vectorizer.fit_transform([s.text for s in seen]), [s.positive for s in seen])
     train_gold(seen).save(tmp_path)
     gold = load_gold(tmp_path)

@@ -63,10 +63,13 @@ def train_gold(sentences: Sequence[Sentence]) -> Gold:
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise ImportError("The gold classifier is trained with scikit-learn: pip install scikit-learn.") from error
-    # min_df and C: the best of a small grid by cross-validation on 5,331 sentences of film reviews
+    # min_df and C: the best of a small grid by cross-validation on 5,331 sentences of film reviews. With scikit-learn's
+    # own tolerance of 1e-4 the number of threads changed its accuracy by 0.2 %.
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2)
     features = vectorizer.fit_transform([sentence.text for sentence in sentences])
-    model = LogisticRegression(C=10.0, max_iter=1000).fit(features, [sentence.positive for sentence in sentences])
+    model = LogisticRegression(C=10.0, tol=1e-6, max_iter=1000).fit(
+        features, [sentence.positive for sentence in sentences]
+    )
     columns = zip(vectorizer.get_feature_names_out(), vectorizer.idf_, model.coef_[0], strict=True)
     terms = {str(term): (float(idf), float(coefficient)) for term, idf, coefficient in columns}
     return Gold(terms, float(model.intercept_[0]))
