@@ -3,7 +3,8 @@
     choice      one request to the least busy worker, and its end       microseconds
     heartbeats  real calls of Ray, four in runtime.heartbeat_timeout    share of one core of the driver
     samples     GRPO's groups from workers through rows, batch and      tokens a second of one core of the driver
-                credit to 8 ranks, all by real calls of Ray
+                credit to 8 ranks, all by real calls of Ray, and the
+                step's record of answers (log.samples_megabytes)
     ways        a group's numbers through the driver, or by reference   microseconds of the driver a group
                 straight from the worker to the rank
 
@@ -17,8 +18,11 @@ import argparse
 import asyncio
 import itertools
 import random
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +31,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from plaudit.algorithms.base import Output
 from plaudit.algorithms.grpo import GRPO
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels, as in runs
+from plaudit.learn.watched import Seen, Watched
 from plaudit.loop.online import OnlineSource
+from plaudit.loop.progress import Moment, Progress
+from plaudit.loop.samples import recording
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.queued import Draft, QueuedEngine
 from plaudit.rollout.rollouter import Rollouter, ShapingSettings
@@ -45,6 +53,8 @@ from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 
 SIZES = (64, 512, 4096)
 A_NODE = 8
+RUN, RECORD = 1000, 200_000_000
+"""Steps of a run and bytes of its record of answers, as by default (log.samples_megabytes)."""
 WIDTH = 16
 """Requests that each worker has at a time."""
 
@@ -130,11 +140,13 @@ class Sampled(QueuedEngine):
     _advance = _forget = _withdraw = load = lambda self, *given, **named: None  # type: ignore[assignment]
 
 
-class Learns:
-    """A rank that has learned as soon as it is asked."""
+class Learns(Watched):
+    """A rank that has learned as soon as it is asked, and keeps what it saw."""
 
     def prepare(self, batch: Batch) -> float:
-        return float(len(batch.tokens))
+        output = Output(logprobs=batch.behaviour, entropy=batch.behaviour)
+        total, _ = self.watching(lambda output, batch: (torch.tensor(len(batch.tokens)), {}))(output, batch)
+        return float(total)
 
 
 class Chance:
@@ -165,6 +177,14 @@ async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, 
     source = OnlineSource(items, cursor, rollouter, grpo, prompts_per_step=prompts, max_lag=1)
     ranks = RayGang[Learns]([rank] * 8)
     taken, tokens, clock = 0.0, 0, 0.0
+
+    async def seen(wanted: Sequence[int]) -> list[Seen]:
+        return [one for found in await ranks.each(Learns.taken, wanted) for one in found]
+
+    files = ExitStack()
+    path = Path(files.enter_context(tempfile.TemporaryDirectory()), "samples.jsonl")
+    size = {"budget": RECORD, "steps": RUN, "after": 0}
+    record = files.enter_context(recording(path, lambda ids: "four" * len(ids), seen, **size))
     for step in range(steps + 1):
         if step == 1:
             taken, clock = time.process_time(), time.perf_counter()
@@ -173,11 +193,14 @@ async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, 
         batch, _ = grpo.credit(delivery.batch, {})
         await ranks.split(Learns.prepare, grpo.weigh(batch.trained()))
         await source.done(delivery)
+        progress = Progress(step=1 + step)
+        await record(Moment(progress=progress, delivery=delivery, batch=batch, stats={}, last=False))
         tokens += (step > 0) * sum(len(answer.tokens) for one in delivery.groups for answer in one.responses)
     taken, clock = time.process_time() - taken, time.perf_counter() - clock
     await source.close()
     pool.close()
     runtime.end_workers()
+    files.close()
     return tokens / taken, tokens / clock
 
 

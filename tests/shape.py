@@ -40,7 +40,7 @@ ROOMS = {
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (75)",
     ),
     "monitor": (
-        2680,
+        2690,
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
@@ -57,18 +57,18 @@ ROOMS = {
         880,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
-    "tasks": (740, "the demo's language and real reviews"),
+    "tasks": (680, "the demo's language and real reviews"),
     "rollout": (
         3400,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
-        2645,
+        2655,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2480,
-        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes (30), mirrors",
+        2530,
+        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes (30), answers (40)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (

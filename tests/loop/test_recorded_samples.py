@@ -14,11 +14,12 @@ import torch
 from test_hooks import group, moment
 
 from plaudit import load_settings, run
+from plaudit.algorithms.base import Output
 from plaudit.batch import Batch
-from plaudit.learn.watched import Seen
+from plaudit.learn.watched import Seen, Watched
 from plaudit.loop.progress import Delivery
-from plaudit.loop.samples import Pieces, RecordSamples, row_columns, sample_records
-from plaudit.monitor.samples import Samples, stretches
+from plaudit.loop.samples import Pieces, recording, row_columns, sample_records
+from plaudit.monitor.samples import stretches
 from plaudit.types import Row
 
 ROW = Row(tokens=(1, 2, 3, 4), trainable=(False, False, True, True), group=0)
@@ -72,12 +73,11 @@ def test_equal_answers_keep_the_advantages_of_their_own_rewards() -> None:
 
 
 def test_every_group_of_a_step_is_recorded_with_its_kind(tmp_path: Path) -> None:
-    async def nothing_seen() -> list[Seen]:
+    async def nothing_seen(groups: Sequence[int]) -> list[Seen]:
         return []
 
     path = tmp_path / "samples.jsonl"
-    with Samples(path, budget=10**6, steps=3, after=0) as samples:
-        hook = RecordSamples(samples, decode, nothing_seen)
+    with recording(path, decode, nothing_seen, budget=10**6, steps=3, after=0) as hook:
         hook.validated([group(0)])
         delivery = Delivery(batch=None, epoch=1, groups=(group(0), group(2)), dropped=(group(1),))
         asyncio.run(hook(replace(moment(1, batch=None), delivery=delivery)))
@@ -88,6 +88,54 @@ def test_every_group_of_a_step_is_recorded_with_its_kind(tmp_path: Path) -> None
         (2, "train", index) for index in range(3)
     ]
     assert [(one.step, one.answers, one.groups, one.of) for one in stretches(path)] == [(1, 8, 4, 4), (2, 6, 3, 3)]
+
+
+def test_a_step_above_its_share_asks_for_the_groups_that_fit_alone(tmp_path: Path) -> None:
+    """A group is taken to have 2 * 600 + 2 * 60 bytes. The first step has 5 % of the budget, 10,000 bytes: room for
+    seven. The last one has all the rest."""
+    rows = [replace(ROW, group=index) for index in range(400)]
+    batch = Batch.of(rows).with_columns(advantages=torch.arange(1600.0))
+    delivery = Delivery(batch=None, epoch=1, groups=tuple(map(group, range(400))))
+    watched, asked = Watched(), list[Sequence[int]]()
+
+    async def seen(groups: Sequence[int]) -> list[Seen]:
+        asked.append(groups)
+        return watched.taken(groups)
+
+    path = tmp_path / "samples.jsonl"
+    with recording(path, decode, seen, budget=200_000, steps=10, after=0) as record:
+        for step in (1, 10):
+            watched.watching(lambda output, batch: (torch.zeros(()), {}))(output(batch), sampled(batch))
+            asyncio.run(record(replace(moment(step, batch=batch), delivery=delivery)))
+            assert watched.taken([0]) == [], "what was not asked for is forgotten"
+    assert asked[0] == list(range(7)) and len(asked[1]) > 100
+    first, last = stretches(path)
+    assert (first.groups, first.of, last.groups, last.of) == (7, 400, len(asked[1]), 400)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    fourth = next(one for one in records if (one["step"], one["group"], one["sample"]) == (10, 4, 0))
+    assert (fourth["advantage"], fourth["learner"], fourth["entropies"]) == (18.5, [18.0, 19.0], [18.0, 19.0])
+
+
+def test_a_group_above_the_share_is_recorded_of_a_validation_and_of_the_first_step(tmp_path: Path) -> None:
+    async def nothing_seen(groups: Sequence[int]) -> list[Seen]:
+        return []
+
+    with recording(tmp_path / "samples.jsonl", decode, nothing_seen, budget=10_000, steps=100, after=0) as record:
+        for step in (1, 2):
+            record.validated([group(0), group(1)])
+            asyncio.run(record(moment(step, batch=None)))
+    kinds = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    found = [(one["step"], one["kind"], one["group"]) for one in kinds if one["sample"] == 0]
+    assert found == [(1, "validation", 0), (1, "train", 0), (2, "validation", 0)]
+
+
+def output(batch: Batch) -> Output:
+    numbers = torch.arange(float(len(batch.tokens)))
+    return Output(logprobs=numbers.requires_grad_(), entropy=numbers)
+
+
+def sampled(batch: Batch) -> Batch:
+    return batch.with_columns(version=torch.zeros(len(batch.tokens), dtype=torch.int64))
 
 
 def test_tokens_that_share_a_letter_are_read_together() -> None:

@@ -7,6 +7,7 @@ It costs a copy of two numbers a token and no pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,13 @@ class Seen:
     logprobs: Tensor  # (n,) 0 where not trained
     entropy: Tensor | None  # (n,)
 
+    def of(self, groups: Tensor) -> Seen:
+        """Return the rows of these groups."""
+        rows = torch.isin(self.group, groups)
+        tokens = rows.repeat_interleave(self.lengths)
+        entropy = None if self.entropy is None else self.entropy[tokens]
+        return Seen(self.tokens[tokens], self.lengths[rows], self.group[rows], self.logprobs[tokens], entropy)
+
 
 class Watched:
     """Keeps what losses read, from one `taken` to the next."""
@@ -49,10 +57,11 @@ class Watched:
 
         return watched
 
-    def taken(self) -> list[Seen]:
-        """Return what was kept, in the order of passes, and forget it."""
+    def taken(self, groups: Sequence[int]) -> list[Seen]:
+        """Return what was kept of these groups' rows, in the order of passes, and forget all."""
         seen, self._seen = self._seen, []
-        return seen
+        wanted = torch.tensor(groups, dtype=torch.int64)
+        return [one.of(wanted) for one in seen if groups]
 
 
 def _kept(column: Tensor) -> Tensor:

@@ -129,11 +129,11 @@ class Cast:
         """True if the weights that move are finite on every rank; with `whole`, the optimizers' moments too."""
         return all([await model.sound(whole=whole) for model in self.saved.values()])
 
-    async def seen(self) -> list[Seen]:
-        """Return what the policy's ranks computed of sampled tokens since the last call."""
+    async def seen(self, groups: Sequence[int]) -> list[Seen]:
+        """Return what the policy's ranks computed of these groups' tokens since the last call."""
         if self.watched is None:
             return []
-        ranks = (await self.watched.each(Watched.taken))[:: self.watched.width]  # others have seen the same
+        ranks = (await self.watched.each(Watched.taken, groups))[:: self.watched.width]  # others have seen the same
         return [one for rank in ranks for one in rank]
 
     async def annotate(self, batch: Batch) -> Batch:

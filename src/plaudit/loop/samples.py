@@ -8,21 +8,27 @@ It reads and never changes anything, so a run has the same weights with and with
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from plaudit.batch import Batch
 from plaudit.learn.watched import Seen
 from plaudit.loop.progress import Moment
-from plaudit.monitor.samples import Groups, Samples
+from plaudit.monitor.samples import Groups, Samples, surely
 from plaudit.types import Group, Response, Stats
 
 DIGITS = 5
 """Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
+
+SIZE = (600, 60)
+"""Bytes that a record is taken to have, and each token in it."""
 
 PART = "\ufffd"
 """What a tokenizer writes for bytes that do not form a whole character."""
@@ -73,11 +79,15 @@ class Pieces:
 class RecordSamples:
     """Record each step's groups: those of validation, those learned from, and those that were dropped.
 
-    `decode` gives the text of tokens. `seen` gives what the learner saw in this step.
+    `decode` gives the text of tokens. `seen` gives what the learner saw of some groups in this step. Only groups that
+    fit into the step's share of the budget are asked for, so that a large step costs no more than a small one.
     """
 
     def __init__(
-        self, samples: Samples, decode: Callable[[Sequence[int]], str], seen: Callable[[], Awaitable[Sequence[Seen]]]
+        self,
+        samples: Samples,
+        decode: Callable[[Sequence[int]], str],
+        seen: Callable[[Sequence[int]], Awaitable[Sequence[Seen]]],
     ):
         self.samples, self.pieces, self.seen = samples, Pieces(decode), seen
         self._validation: Sequence[Group] = ()
@@ -87,19 +97,56 @@ class RecordSamples:
         self._validation = groups
 
     async def __call__(self, moment: Moment) -> Stats:
-        rows = row_columns(moment.batch, await self.seen())
-        delivery, validation = moment.delivery, self._validation
+        step, delivery, validation = moment.progress.step, moment.delivery, self._validation
         self._validation = ()
         kinds = {"validation": validation, "train": delivery.groups, "dropped": delivery.dropped}
+        fit, room = dict[str, list[Group]](), self.samples.room(step)
+        for kind, groups in kinds.items():
+            fit[kind], room = _first(groups, room, surely(kind, step))
+        wanted = [group.index for group in fit["train"]]
+        rows = row_columns(_of_groups(moment.batch, wanted), await self.seen(wanted))
         made = {
-            kind: (len(groups), self._records(groups, rows if kind == "train" else {}))
+            kind: (len(groups), self._records(fit[kind], rows if kind == "train" else {}))
             for kind, groups in kinds.items()
         }
-        self.samples.write(moment.progress.step, made)
+        self.samples.write(step, made)
         return {}
 
     def _records(self, groups: Sequence[Group], rows: dict[Key, list[Columns]]) -> Groups:
         return (sample_records(group, rows, self.pieces) for group in groups)
+
+
+@contextmanager
+def recording(
+    path: Path,
+    decode: Callable[[Sequence[int]], str],
+    seen: Callable[[Sequence[int]], Awaitable[Sequence[Seen]]],
+    *,
+    budget: int,
+    steps: int,
+    after: int,
+) -> Iterator[RecordSamples]:
+    """A hook that records into a file of at most `budget` bytes (`Samples`), which is closed at the end."""
+    with Samples(path, budget=budget, steps=steps, after=after) as samples:
+        yield RecordSamples(samples, decode, seen)
+
+
+def _first(groups: Sequence[Group], room: int, least: int) -> tuple[list[Group], int]:
+    """Return the first groups that fit into `room` bytes, and what they leave; at least some in any case."""
+    for number, group in enumerate(groups):
+        size = sum(SIZE[0] + SIZE[1] * len(response.tokens) for response in group.responses)
+        if size > room and number >= least:
+            return list(groups[:number]), room
+        room -= size
+    return list(groups), room
+
+
+def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
+    """Return the rows of these groups, if there are any."""
+    if batch is None:
+        return None
+    rows = torch.isin(batch.group, torch.tensor(groups, dtype=torch.int64)).nonzero()[:, 0]
+    return batch.select(rows) if len(rows) else None
 
 
 def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, list[Columns]]:

@@ -62,11 +62,10 @@ class Samples:
         lines: list[bytes] = []
         groups, limit = 0, self._room(step)
         for kind, (_, found) in kinds.items():
-            least = 1 if kind == "validation" or step == 1 else 0
             for number, group in enumerate(found):
                 made = [as_line({"step": step, "kind": kind, **record}).encode() for record in group]
                 size = self._size + sum(map(len, lines)) + sum(map(len, made))
-                if size > (self.budget if number < least else limit):
+                if size > (self.budget if number < surely(kind, step) else limit):
                     break
                 lines += made
                 groups += 1
@@ -76,6 +75,10 @@ class Samples:
             self._append(lines, Stretch(step, begin, self._size, len(lines), groups, of))
         if step <= 1:
             self._begun = self._size
+
+    def room(self, step: int) -> int:
+        """Most bytes that a step may take, but for groups that are recorded in any case."""
+        return max(0, self._room(step) - self._size)
 
     def _room(self, step: int) -> int:
         """Largest size of the file after a step."""
@@ -98,6 +101,11 @@ class Samples:
         for file in (self._file, self._index):
             if file is not None:
                 file.close()
+
+
+def surely(kind: str, step: int) -> int:
+    """Groups of a kind that a step records even if they need more than its share of the budget."""
+    return 1 if kind == "validation" or step == 1 else 0
 
 
 def index_of(path: Path) -> Path:

@@ -41,13 +41,12 @@ from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.recorded import Compare, RecordedRun, RecordGroups
 from plaudit.loop.restart import Restart
 from plaudit.loop.rests import Rests
-from plaudit.loop.samples import RecordSamples
+from plaudit.loop.samples import RecordSamples, recording
 from plaudit.loop.stopping import unless
 from plaudit.loop.train import GOES_BACK, check_start, train
 from plaudit.monitor.console import ProgressBar, Reporter
 from plaudit.monitor.events import Events
 from plaudit.monitor.health import Health
-from plaudit.monitor.samples import Samples
 from plaudit.monitor.sinks import JsonLines, read_jsonl
 from plaudit.monitor.trackers import opened_trackers
 from plaudit.rewards.base import Reward, TimedReward
@@ -328,10 +327,16 @@ class Job:
         return lines
 
     def samples(self, cast: Cast, progress: Progress) -> RecordSamples:
-        budget = round(self.settings.log.samples_megabytes * 1e6)
-        path, steps = self.folder / records.SAMPLES, self.last_step
-        samples = self.files.enter_context(Samples(path, budget=budget, steps=steps, after=progress.step))
-        return RecordSamples(samples, lambda tokens: str(self.tokenizer.decode(tokens)), cast.seen)
+        return self.files.enter_context(
+            recording(
+                self.folder / records.SAMPLES,
+                lambda tokens: str(self.tokenizer.decode(tokens)),
+                cast.seen,
+                budget=round(self.settings.log.samples_megabytes * 1e6),
+                steps=self.last_step,
+                after=progress.step,
+            )
+        )
 
     def recorders(self, crew: Crew, progress: Progress) -> Iterable[Hook]:
         """Hooks that record the run's groups, or compare the run with a record."""
