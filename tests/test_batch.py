@@ -216,6 +216,14 @@ def test_split_loses_and_doubles_nothing(lengths: list[int], unit: int, parts: i
     assert [number for batch in in_order for number in unit_numbers(batch)] == list(range(count))
 
 
+def found(shards: list[Batch]) -> list[dict[str, torch.Tensor]]:
+    """What ranks add to the sequences of their shards."""
+    return [
+        {name: column for name, column in shard.columns().items() if name not in shard.sequences().columns()}
+        for shard in shards
+    ]
+
+
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 5))
 def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: int, world: int) -> None:
@@ -231,7 +239,7 @@ def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: 
     for shard in left_over:  # a rank without units of its own gets one that counts for nothing
         assert unit_numbers(shard) == unit_numbers(whole)[:1]
         assert not any(column.any() for column in (shard.weight, shard.token_share, shard.row_weight))
-    assert same(whole.rejoined(every), whole)
+    assert same(whole.sequences().rejoined(found(every)), whole)
 
 
 @settings(max_examples=60, deadline=None)
@@ -244,7 +252,7 @@ def test_shards_of_prompts_with_several_answers_join_again(rows: list[tuple[int,
     for shard in counted:
         assert_aligned(shard, whole)
     assert sum(len(shard) for shard in counted) == len(rows)
-    assert same(whole.rejoined(shards), whole)
+    assert same(whole.sequences().rejoined(found(shards)), whole)
 
 
 def test_a_rank_takes_whole_prompts_where_that_spares_it_tokens() -> None:
@@ -323,7 +331,7 @@ def test_a_prompt_counts_once_where_a_pass_computes_it_once() -> None:
 def test_an_absent_column_stays_absent() -> None:
     batch = marked([2, 3, 1]).with_columns(values=None, bootstrap=None)
     parts: list[Batch] = [*batch.micro(3), *batch.shards(2), *batch.split(2), batch.units([2, 0])]
-    parts.append(batch.rejoined(batch.shards(2)))
+    parts.append(batch.sequences().rejoined(found(batch.shards(2))))
     for part in parts:
         assert part.values is None and part.bootstrap is None
 

@@ -161,14 +161,22 @@ class Batch:
         parts = spread(self._units, world)
         return [self.units(part) if part else self.units([0]).weightless() for part in parts]
 
-    def rejoined(self, shards: Sequence[Batch]) -> Batch:
-        """Return this batch with the new columns of its shards, given in rank order."""
+    def sequences(self) -> Batch:
+        """Return the rows with what a pass reads, and nothing else."""
+        return Batch(
+            tokens=self.tokens, trainable=self.trainable, lengths=self.lengths, group=self.group, unit=self.unit
+        )
+
+    def rejoined(self, shards: Sequence[Mapping[str, Tensor]]) -> Batch:
+        """Return this batch with the columns that were found of its shards, given in rank order."""
         if len(shards) == 1:
-            return shards[0]
+            return self.with_columns(**shards[0])
         parts = spread(self._units, len(shards))
-        columns = [shard.columns() for shard, part in zip(shards, parts, strict=True) if part]
-        joined = Batch(unit=self.unit, **{name: torch.cat([one[name] for one in columns]) for name in columns[0]})
-        return joined.units(torch.tensor([unit for part in parts for unit in part]).argsort())
+        found = [shard for shard, part in zip(shards, parts, strict=True) if part]
+        order = torch.tensor([unit for part in parts for unit in part])
+        new = {name: torch.cat([one[name] for one in found]) for name in found[0]}
+        placed = self.sequences().units(order).with_columns(**new).units(order.argsort())
+        return self.with_columns(**{name: placed.columns()[name] for name in new})
 
     def weightless(self) -> Batch:
         """Return the same rows without weight in losses and figures."""

@@ -22,15 +22,25 @@ from plaudit.models.lowrank import adapters_off
 from plaudit.types import Role
 
 
-def _sent(batch: Batch) -> tuple[Any, ...]:
-    return _arrived, (batch.unit, {name: one.detach().cpu().numpy() for name, one in batch.columns().items()})
+class Columns(dict[str, Tensor]):
+    """Columns of a batch, by name."""
 
 
-def _arrived(unit: int, columns: Mapping[str, Any]) -> Batch:
-    return Batch(unit=unit, **{name: torch.from_numpy(column.copy()) for name, column in columns.items()})
+def _arrays(columns: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: column.detach().cpu().numpy() for name, column in columns.items()}
 
 
-copyreg.pickle(Batch, _sent)  # on its way to ranks and back: torch would copy each tensor several times
+def _tensors(arrays: Mapping[str, Any]) -> Columns:
+    return Columns({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+
+
+def _batch(unit: int, arrays: Mapping[str, Any]) -> Batch:
+    return Batch(unit=unit, **_tensors(arrays))
+
+
+# On their way to ranks and back: torch would copy each tensor several times.
+copyreg.pickle(Batch, lambda batch: (_batch, (batch.unit, _arrays(batch.columns()))))
+copyreg.pickle(Columns, lambda columns: (_tensors, (_arrays(columns),)))
 
 COLUMNS: Mapping[Role, Callable[[Output], dict[str, Tensor | None]]] = {
     Role.POLICY: lambda output: {"proximal": output.logprobs},
@@ -62,12 +72,16 @@ class Scorer:
 
     def annotate(self, batch: Batch) -> Batch:
         """Return the batch with this role's columns."""
+        return batch.with_columns(**self.columns(batch))
+
+    def columns(self, batch: Batch) -> Columns:
+        """Return this role's columns of the batch; none on a stage before the last."""
         parts: dict[str, list[Tensor]] = {}
         for output in self.outputs(batch):
             for name, column in COLUMNS[self.role](output).items():
                 assert column is not None, (self.role, name)
                 parts.setdefault(name, []).append(column.to(batch.tokens.device))
-        return batch.with_columns(**{name: torch.cat(part) for name, part in parts.items()})
+        return Columns({name: torch.cat(part) for name, part in parts.items()})
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:

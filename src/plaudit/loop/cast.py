@@ -27,8 +27,9 @@ class Scorers:
         """Number of times that its weights were asked to move."""
 
     async def annotate(self, batch: Batch) -> Batch:
-        """Return the batch with this role's columns, rows in the given order."""
-        return batch.rejoined(await self.gang.split(Scorer.annotate, batch))
+        """Return the batch with this role's columns, rows in the given order. Only what a pass reads travels to the
+        ranks, and only new columns come back."""
+        return batch.rejoined(await self.gang.split(Scorer.columns, batch.sequences()))
 
     async def sound(self, *, whole: bool) -> bool:
         """True if the weights are finite on every rank; with `whole`, also everything else that a checkpoint holds of
