@@ -22,6 +22,7 @@ from plaudit.partition import Unit, by_group, passes, spread
 from plaudit.types import Row
 
 ROW_COLUMNS = ("lengths", "group", "reward", "baseline", "row_weight", "margin", "continues", "bootstrap")
+READ = ("tokens", "trainable", "lengths", "group")
 WEIGHTS = ("weight", "token_share", "row_weight")
 
 
@@ -104,8 +105,7 @@ class Batch:
 
     def columns(self) -> dict[str, Tensor]:
         """The columns that are set, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {one.name: value for one in fields(self) if isinstance(value := getattr(self, one.name), Tensor)}
 
     def with_columns(self, **columns: Any) -> Batch:
         """Return the same rows with some columns set. Raises ValueError for an unknown column, and for one of another
@@ -163,9 +163,7 @@ class Batch:
 
     def sequences(self) -> Batch:
         """Return the rows with what a pass reads, and nothing else."""
-        return Batch(
-            tokens=self.tokens, trainable=self.trainable, lengths=self.lengths, group=self.group, unit=self.unit
-        )
+        return Batch(unit=self.unit, **{name: column for name, column in self.columns().items() if name in READ})
 
     def rejoined(self, shards: Sequence[Mapping[str, Tensor]]) -> Batch:
         """Return this batch with the columns that were found of its shards, given in rank order."""
@@ -183,12 +181,9 @@ class Batch:
         return self._mapped(lambda name, column: torch.zeros_like(column) if name in WEIGHTS else column)
 
     def micro(self, token_budget: int, *, together: bool = False, once: bool = False) -> list[Batch]:
-        """Cut into micro-batches of whole units with at most `token_budget` tokens; a larger unit has its own.
-
-        Units of similar length go together, which saves padding. With `together`, the units of a prompt go together,
-        so that a pass computes it once; prompts follow by their longest unit. With `once`, such a prompt also counts
-        once. The loss does not depend on any of this.
-        """
+        """Cut into micro-batches of whole units with at most `token_budget` tokens; a larger unit has its own. Units of
+        similar length go together, which saves padding. With `together`, the units of a prompt go together, so that a
+        pass computes it once; prompts follow by their longest unit. With `once`, such a prompt also counts once."""
         if len(self.tokens) <= token_budget:
             return [self]
         units = self._units

@@ -99,8 +99,7 @@ class Learner(Scorer):
         self.optimizer.rest()
 
     def sound(self, whole: bool) -> bool:
-        """True if this rank's part of the trained weights is finite; with `whole`, of all weights, masters and
-        moments."""
+        """True if this rank's trained weights are finite; with `whole`, all of its weights, masters and moments."""
         if not whole:
             return finite(local(p) for p in self.optimizer.parameters.values())
         return finite((*(local(p) for p in self.model.parameters()), *self.optimizer.state().values()))

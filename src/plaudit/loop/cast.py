@@ -27,8 +27,7 @@ class Scorers:
         """Number of times that its weights were asked to move."""
 
     async def annotate(self, batch: Batch) -> Batch:
-        """Return the batch with this role's columns, rows in the given order. Only what a pass reads travels to the
-        ranks, and only new columns come back."""
+        """Return the batch with this role's columns: what a pass reads goes to the ranks, new columns come back."""
         return batch.rejoined(await self.gang.split(Scorer.columns, batch.sequences()))
 
     async def sound(self, *, whole: bool) -> bool:
