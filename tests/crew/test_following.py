@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from plaudit.compute.axis import Axis
 from plaudit.crew.following import Followed, part_of
 from plaudit.learn.scorer import Scorer
 from plaudit.learn.sharding import Whole
+from plaudit.models.base import LanguageModel
 from plaudit.models.decoder import Decoder
 from plaudit.models.load import fresh_model
+from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.parcel import Parcel, WeightsError, pack, unpack
 
@@ -44,7 +48,7 @@ def test_a_rank_takes_its_own_part_of_each_parameter(kind: str, size: int) -> No
             assert torch.equal(part_of(mine.held(), name, weights), parameter), name
 
 
-def rank_of(reference: Decoder) -> Followed:
+def rank_of(reference: LanguageModel) -> Followed:
     rank = Followed()
     rank.placements = {Role.REFERENCE: Whole(reference)}
     rank.members = {Role.REFERENCE: Scorer(reference, Role.REFERENCE)}
@@ -68,3 +72,17 @@ def test_weights_that_changed_on_the_way_move_nothing() -> None:
         rank_of(reference).follow(0.1, parcel)
     start = decoder("gpt2", seed=0)
     assert all(torch.equal(p, start.get_parameter(name)) for name, p in reference.named_parameters())
+
+
+@pytest.mark.parametrize(("ema", "refused"), [(0.3, True), (0.0, False)])
+def test_what_runs_through_transformers_does_not_follow_from_afar(ema: float, refused: bool) -> None:
+    sizes = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    model = fresh_model({"model_type": "opt", "word_embed_proj_dim": 16, **sizes}, seed=0)
+    rank = rank_of(model)
+    rank.models = {Role.REFERENCE: model}
+    rank.settings = cast(Settings, SimpleNamespace(reference=SimpleNamespace(ema=ema)))
+    message = r"reference\.ema=0\.3.*Leave the placement out"
+    with pytest.raises(SettingsError, match=message) if refused else nullcontext():
+        rank.check_follows()
+    rank.models[Role.POLICY] = decoder("gpt2", seed=0)
+    rank.check_follows()  # beside its policy it may move

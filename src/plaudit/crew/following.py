@@ -19,6 +19,7 @@ from plaudit.loop.cast import Scorers
 from plaudit.models.base import LanguageModel
 from plaudit.models.share import Share, narrowed
 from plaudit.rollout.accepted import box_of
+from plaudit.settings.tree import Settings, SettingsError
 from plaudit.types import Role
 from plaudit.weights.parcel import Given, Parcel, WeightsError, digest_of_pieces, pieces_of, unpack
 from plaudit.weights.transport import Store
@@ -31,11 +32,21 @@ if TYPE_CHECKING:
 class Followed:
     """A rank, as far as its policy, or its reference, takes part in this."""
 
+    settings: Settings
     models: dict[Role, LanguageModel]
     placements: dict[Role, Placement]
     members: dict[Role, Scorer]
     ranks: Ranks
     device: str
+
+    def check_follows(self) -> None:
+        """Refuse a reference that could not follow, before anything is trained. Raises SettingsError."""
+        apart = self.models.keys() == {Role.REFERENCE} and self.settings.reference.ema
+        if apart and self.placements[Role.REFERENCE].share() is None:
+            raise SettingsError(
+                f"runtime.placement.reference cannot be used with reference.ema={apart}: this model runs through "
+                "transformers, and moves only beside its policy. Leave the placement out, or set reference.ema=0"
+            )
 
     @cached_property
     def _followed(self) -> Publisher:
@@ -53,11 +64,7 @@ class Followed:
     def follow(self, way: float, *parcels: Parcel) -> None:
         """Move the reference by a share of the way towards the policy in these parcels."""
         share = self.placements[Role.REFERENCE].share()
-        if share is None:
-            raise ValueError(
-                "runtime.placement.reference cannot be used with reference.ema: this model runs through transformers, "
-                "and moves only beside its policy. Leave it out"
-            )
+        assert share is not None, "check_follows refuses it"
         weights = unpack(*parcels)
         if digest_of_pieces(pieces_of(weights)) != parcels[0].digest:
             raise WeightsError(

@@ -351,14 +351,14 @@ class RankProcess(Trainer, Node, Mirrored, Followed):
         settings = load_settings(self.recipe)
         torch.manual_seed(settings.seed)
         device = torch.device(device_of(settings.device))
-        shards = settings.runtime.sharded
-        backend = settings.runtime.backend
+        shards, backend = settings.runtime.sharded, settings.runtime.backend
         if settings.runtime.pipeline > 1 and (backend == "nccl" or (backend == "auto" and device.type == "cuda")):
             raise SettingsError(NO_STAGES)
         if shards and backend == "gloo" and device.type == "cuda":
             raise SettingsError(NO_SHARDS)
         ranks = join(address, rank, world, device=device, timeout=timeout, always=shards, backend=backend)
         Trainer.__init__(self, settings, self.plan, ranks, self.roles)
+        self.check_follows()
 
     def rest(self) -> None:
         super().rest()
