@@ -86,11 +86,11 @@ TITLES = {
     "preferred": "SFT on the preferred",
 }
 SWEPT: dict[str, tuple[str, tuple[float, ...]]] = {
-    "ppo_gold": ("algorithm.kl_coefficient", (0.03, 0.1, 0.3)),
-    "ppo": ("algorithm.kl_coefficient", (0.03, 0.1, 0.3)),
+    "ppo_gold": ("algorithm.kl_coefficient", (0.05, 0.2)),
+    "ppo": ("algorithm.kl_coefficient", (0.05, 0.2)),
     "grpo": ("algorithm.kl_in_loss", (0.05, 0.2)),
     "rloo": ("algorithm.kl_coefficient", (0.05, 0.2)),
-    "dpo": ("algorithm.beta", (0.05, 0.1, 0.3, 1.0)),
+    "dpo": ("algorithm.beta", (0.1, 0.3, 1.0)),
     "kto": ("algorithm.beta", (0.1, 0.3)),
     "preferred": ("train.epochs", (2,)),
 }

@@ -54,7 +54,7 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     chosen = tuple(
         replace(variant, task=task, overrides=(*variant.overrides, *short[variant.recipe]))
         for variant in reviews.REVIEWS
-        if variant.name in ("ppo_gold_0.1", "dpo_0.3")
+        if variant.name in ("ppo_gold_0.2", "dpo_0.3")
     )
     monkeypatch.setattr(reviews, "REVIEWS", chosen)
     place = tmp_path / "lab"
@@ -62,15 +62,15 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
         variant.measured(place, 0)
     reviews.measured(place, [0], jobs=1)
     found = reviews.found(place, [0])
-    assert found.keys() == {"ppo_gold_0.1", "dpo_0.3", "best_of_n_gold", "best_of_n_judge"}
+    assert found.keys() == {"ppo_gold_0.2", "dpo_0.3", "best_of_n_gold", "best_of_n_judge"}
     width = len(reviews.TASK.figures)
-    assert all(len(point) == width for name in ("ppo_gold_0.1", "dpo_0.3") for point in found[name]["0"])
+    assert all(len(point) == width for name in ("ppo_gold_0.2", "dpo_0.3") for point in found[name]["0"])
     (_, _, two), (_, _, four) = found["best_of_n_gold"]["0"]
     assert 0 < two <= four < 1, "more answers, a better best"
     shown = reviews.side_by_side(place)
     assert list(shown) == ["prompt", "PPO, gold reward", "DPO"]
     none: Any = {study: {} for study in STUDIES}
     page = "\n".join(tables(none | {"reviews": found}, shown))
-    assert "| PPO, gold reward, kl_coefficient=0.1 | 1 |" in page
+    assert "| PPO, gold reward, kl_coefficient=0.2 | 1 |" in page
     reviewed(found, tmp_path / "reviews.png")
     assert (tmp_path / "reviews.png").stat().st_size > 10_000
