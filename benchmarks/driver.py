@@ -21,7 +21,6 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +52,8 @@ from plaudit.types import Completion, Finish, Prompt, Sampling, Score
 
 SIZES = (64, 512, 4096)
 A_NODE = 8
+STEPS = 40
+"""Timed ones: enough that the longest answers are recorded too, one group in about twenty steps."""
 RUN, RECORD = 1000, 200_000_000
 """Steps of a run and bytes of its record of answers, as by default (log.samples_megabytes)."""
 WIDTH = 16
@@ -181,26 +182,25 @@ async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, 
     async def seen(wanted: Sequence[int]) -> list[Seen]:
         return [one for found in await ranks.each(Learns.taken, wanted) for one in found]
 
-    files = ExitStack()
-    path = Path(files.enter_context(tempfile.TemporaryDirectory()), "samples.jsonl")
-    size = {"budget": RECORD, "steps": RUN, "after": 0}
-    record = files.enter_context(recording(path, lambda ids: "four" * len(ids), seen, **size))
-    for step in range(steps + 1):
-        if step == 1:
-            taken, clock = time.process_time(), time.perf_counter()
-        delivery = await source.next()
-        assert delivery.batch is not None
-        batch, _ = grpo.credit(delivery.batch, {})
-        await ranks.split(Learns.prepare, grpo.weigh(batch.trained()))
-        await source.done(delivery)
-        progress = Progress(step=1 + step)
-        await record(Moment(progress=progress, delivery=delivery, batch=batch, stats={}, last=False))
-        tokens += (step > 0) * sum(len(answer.tokens) for one in delivery.groups for answer in one.responses)
-    taken, clock = time.process_time() - taken, time.perf_counter() - clock
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        recording(Path(folder, "a"), lambda ids: "four" * len(ids), seen, budget=RECORD, steps=RUN, after=0) as record,
+    ):
+        for step in range(steps + 1):
+            if step == 1:
+                taken, clock = time.process_time(), time.perf_counter()
+            delivery = await source.next()
+            assert delivery.batch is not None
+            batch, _ = grpo.credit(delivery.batch, {})
+            await ranks.split(Learns.prepare, grpo.weigh(batch.trained()))
+            await source.done(delivery)
+            progress = Progress(step=1 + step)
+            await record(Moment(progress=progress, delivery=delivery, batch=batch, stats={}, last=False))
+            tokens += (step > 0) * sum(len(answer.tokens) for one in delivery.groups for answer in one.responses)
+        taken, clock = time.process_time() - taken, time.perf_counter() - clock
     await source.close()
     pool.close()
     runtime.end_workers()
-    files.close()
     return tokens / taken, tokens / clock
 
 
@@ -264,7 +264,7 @@ async def measured(options: argparse.Namespace) -> Table:
             Console(width=100).print(paths)
         found = Table("tokens of an answer", "workers", "tokens a second of CPU", "of the clock", title="samples")
         for length, count in itertools.product(options.lengths, options.sizes):
-            fast, clock = await samples(runtime, count, length, prompts=max(16, 64_000 // length), steps=6)
+            fast, clock = await samples(runtime, count, length, prompts=max(16, 64_000 // length), steps=STEPS)
             found.add_row(f"{length:,}", f"{count:,}", f"{fast:,.0f}", f"{clock:,.0f}")
         if options.only == "samples":
             return found

@@ -56,7 +56,7 @@ class Task:
     max_tokens: int = 48
     figures: tuple[str, ...] = FIGURES
     """Columns of a point: FIGURES, or WITH_WORDS."""
-    once: bool = False
+    shared: bool = False
     """All seeds have the files and the SFT policy of seed 0, which take long; labels and judges are their own."""
 
 
@@ -132,11 +132,13 @@ def train(recipe: str, name: str, seed: int, *overrides: str) -> None:
 def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEMO) -> None:
     """Make a seed's data, SFT policy and judge, and further stages, unless they are there."""
     folder, first = lab / f"seed{seed}", lab / "seed0"
-    if task.once and folder != first and not (sft := folder / "runs" / "sft").exists():
+    sft = folder / "runs" / "sft"
+    if task.shared and folder != first and not sft.exists():
         prepare(lab, 0, stages, task)
         shutil.copytree(first / task.folder, folder / task.folder, dirs_exist_ok=True)
         sft.parent.mkdir(exist_ok=True)
-        sft.symlink_to((first / "runs" / "sft").resolve())
+        sft.unlink(missing_ok=True)
+        sft.symlink_to(Path("../..", first.name, "runs", "sft"))
     folder.mkdir(parents=True, exist_ok=True)
     with chdir(folder):
         if not (Path(task.folder) / "about.json").exists():

@@ -154,16 +154,18 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
         "kl": "KL, nats",
         "length": "length, tokens",
     }
-    yield from _ends("Every method on the demo", "method", METHODS, found["frontier"], ends)
+    yield from _ends("Every method on the demo", "method", names=METHODS, found=found["frontier"], figures=ends)
     titles = ("judge", "seeds", "alpha", "beta", "R²", "most gold gained", "at a KL of", "gold gained at the end")
     optimised = [(name.removeprefix("over_"), points) for name, points in found["over"].items()]
     yield from _table("Over-optimisation", titles, [_fitted(name, points) for name, points in optimised])
     ends = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
     stale = {f"minibatches_{n}": f"{n} mini-batches" for n in MINIBATCHES}
     stale |= {lagging(lag, how): f"lag {lag}, {how}" for lag in LAGS for how in CORRECTIONS}
-    yield from _ends("Samples older than the weights", "samples", stale, found["off_policy"], ends)
+    yield from _ends("Samples older than the weights", "samples", names=stale, found=found["off_policy"], figures=ends)
     samples = {f"samples_{k}": str(k) for k in SAMPLED}
-    yield from _ends(f"Samples a prompt, {ANSWERS} answers a step", "samples", samples, found["samples"], ends)
+    yield from _ends(
+        f"Samples a prompt, {ANSWERS} answers a step", "samples", names=samples, found=found["samples"], figures=ends
+    )
     names = {
         f"{name}_{value:g}": f"{title}, {key.partition('.')[2]}={value:g}"
         for name, title in reviews.TITLES.items()
@@ -171,7 +173,7 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
         for value in values
     }
     ends |= {"judge": "judge's reward", "perplexity": "perplexity by SFT", "distinct": "distinct pairs"}
-    yield from _ends("Real reviews", "method", names, found["reviews"], ends)
+    yield from _ends("Real reviews", "method", names=names, found=found["reviews"], figures=ends)
     if shown:
         columns = [[cell(text) for text in texts] for texts in shown.values()]
         yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
@@ -212,7 +214,9 @@ def _fitted(name: str, points: Any) -> list[Any]:
     return [name, len(points), *(f"{value:.2f}" for value in figures)]
 
 
-def _ends(title: str, first: str, names: Mapping[str, str], found: Found, figures: Mapping[str, str]) -> Iterator[str]:
+def _ends(
+    title: str, first: str, *, names: Mapping[str, str], found: Found, figures: Mapping[str, str]
+) -> Iterator[str]:
     """A row for each variant that was measured: figures of its end, means over the seeds."""
     there = [(label, points) for name, label in names.items() if (points := found.get(name))]
     rows = [[label, len(points), *(interval(last(points, figure)) for figure in figures)] for label, points in there]

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--reuse", action="store_true", help="write the page from the runs that are there")
     arguments = parser.parse_args()
     wanted = () if arguments.reuse else arguments.only or PARTS
-    if "reviews" in (arguments.only or ()) and not arguments.reviews:
+    if arguments.only and "reviews" in wanted and not arguments.reviews:
         parser.error("--only reviews needs --reviews FOLDER, with the imdb files")
     seeds = range(arguments.seeds)
     if "demo" in wanted and not finished(demo := arguments.runs / "demo", seeds):

@@ -74,7 +74,7 @@ TASK = Task(
     prompts=str(FOLDER / "prompts_test.jsonl"),
     max_tokens=TOKENS,
     figures=WITH_WORDS,
-    once=True,
+    shared=True,
 )
 TITLES = {
     "ppo_gold": "PPO, gold reward",
@@ -139,7 +139,7 @@ def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[floa
 
 
 def side_by_side(lab: Path) -> dict[str, list[str]]:
-    """The first prompts, and the last answers of each method's middle variant to them, all of seed 0."""
+    """The first prompts, and what policies of seed 0 answer: of each method the middle variant, of two the second."""
     rows = (lab / "seed0" / FOLDER / "prompts_test.jsonl").read_text(encoding="utf-8").splitlines()
     shown = {"prompt": [json.loads(row)["prompt"] for row in rows[:EXAMPLES]]}
     for name, (_, values) in SWEPT.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from lab import FIGURES, WITH_WORDS, Point, Stage, Variant
+from lab import WITH_WORDS, Point, Stage, Variant
 
 from plaudit.evaluate.statistics import mean_interval
 
@@ -117,7 +117,7 @@ def last(points: Mapping[str, Sequence[Point]], figure: str) -> list[float]:
 
 def over_seeds(points: Mapping[str, Sequence[Point]], figure: str) -> list[float]:
     """A figure's mean over the seeds, at each step that all of them have."""
-    place, runs = FIGURES.index(figure), [{point[0]: point for point in own} for own in points.values()]
+    place, runs = WITH_WORDS.index(figure), [{point[0]: point for point in own} for own in points.values()]
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     return [fmean(run[step][place] for run in runs) for step in steps]
 

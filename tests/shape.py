@@ -57,7 +57,7 @@ ROOMS = {
         880,
         "new weights to every process with a copy, from all who have a part (170), or what changed of them (170)",
     ),
-    "tasks": (680, "the demo's language and real reviews"),
+    "tasks": (690, "the demo's language and real reviews"),
     "rollout": (
         3400,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from lab import FIGURES, FIRST, ROOT, Stage, Variant, kept, measure, train
+from lab import FIGURES, FIRST, ROOT, Stage, Task, Variant, kept, measure, prepare, train
 from pictures import PICTURES, gained
 from results import KEPT, PAGE, points_of, shown_tables
 from studies import METHODS, STUDIES, gao, interval, last, over_seeds
@@ -75,6 +75,26 @@ def test_a_run_is_measured_beside_its_sft_policy(tmp_path: Path, monkeypatch: py
     assert all(len(point) == len(FIGURES) and -1 <= point[FIGURES.index("gold")] <= 1 for point in points)
     assert not Path("runs", "few", "checkpoints").exists()
     assert kept([replace(variant, overrides=few[:2])], tmp_path, [3]) == {}
+
+
+def small(folder: Path, seed: int) -> None:
+    make_demo(folder, seed=seed, size=DemoSize(sft=60, pairs=20, prompts=4, prompts_test=4))
+
+
+@pytest.mark.slow
+def test_seeds_may_share_files_and_the_sft_policy(tmp_path: Path) -> None:
+    tiny = ("model.config.n_embd=16", "model.config.n_layer=1", "model.config.n_head=2", "train.steps=1")
+    first: tuple[Stage, ...] = (("sft", "sft", tiny), ("reward", "reward", ("train.steps=1",)))
+    task = Task(make=small, shared=True, first=first)
+    before = tmp_path / "before"
+    for _ in range(2):  # the second time finds all of it
+        prepare(before, 1, task=task)
+    moved = before.rename(tmp_path / "moved")
+    zero, one = moved / "seed0", moved / "seed1"
+    assert (one / "runs" / "sft").samefile(zero / "runs" / "sft")
+    assert not (one / "runs" / "reward").samefile(zero / "runs" / "reward"), "a judge of its own"
+    same = [(seed / "data" / "demo" / "sft.jsonl").read_bytes() for seed in (zero, one)]
+    assert same[0] == same[1]
 
 
 def test_figures_over_seeds() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +77,17 @@ def test_a_policy_fills_the_proximal_column_with_the_same_numbers_as_a_reference
     assert reference.reference is not None
     assert torch.equal(proximal.proximal, reference.reference)
     assert proximal.reference is None
+
+
+@pytest.mark.parametrize("role", [Role.POLICY, Role.REFERENCE, Role.CRITIC])
+def test_a_pass_reads_sequences_alone(role: Role) -> None:
+    """Nothing else of a batch travels to ranks; what they add survives the way."""
+    batch = Batch.of([replace(row, logprobs=[0.5] * len(row.tokens), reward=3.0) for row in ROWS])
+    scorer = Scorer(tiny(head="scalar" if role is Role.CRITIC else "lm"), role)
+    whole, some = scorer.columns(batch), scorer.columns(batch.sequences())
+    assert whole.keys() == some.keys() and whole
+    for name, column in pickle.loads(pickle.dumps(some)).items():
+        assert torch.equal(column, whole[name]), name
 
 
 def test_blend_moves_by_its_share() -> None:

@@ -90,9 +90,9 @@ def test_every_group_of_a_step_is_recorded_with_its_kind(tmp_path: Path) -> None
     assert [(one.step, one.answers, one.groups, one.of) for one in stretches(path)] == [(1, 8, 4, 4), (2, 6, 3, 3)]
 
 
-def test_a_step_above_its_share_asks_for_the_groups_that_fit_alone(tmp_path: Path) -> None:
-    """A group is taken to have 2 * 600 + 2 * 60 bytes. The first step has 5 % of the budget, 10,000 bytes: room for
-    seven. The last one has all the rest."""
+def test_a_step_above_its_share_asks_only_for_groups_that_fit(tmp_path: Path) -> None:
+    """A group is taken to have 2 * (450 + 3) + 2 * 45 bytes. The first step has 5 % of the budget, 10,000 bytes: room
+    for ten. The last one has all the rest."""
     rows = [replace(ROW, group=index) for index in range(400)]
     batch = Batch.of(rows).with_columns(advantages=torch.arange(1600.0))
     delivery = Delivery(batch=None, epoch=1, groups=tuple(map(group, range(400))))
@@ -108,9 +108,9 @@ def test_a_step_above_its_share_asks_for_the_groups_that_fit_alone(tmp_path: Pat
             watched.watching(lambda output, batch: (torch.zeros(()), {}))(output(batch), sampled(batch))
             asyncio.run(record(replace(moment(step, batch=batch), delivery=delivery)))
             assert watched.taken([0]) == [], "what was not asked for is forgotten"
-    assert asked[0] == list(range(7)) and len(asked[1]) > 100
+    assert asked[0] == list(range(10)) and len(asked[1]) > 100
     first, last = stretches(path)
-    assert (first.groups, first.of, last.groups, last.of) == (7, 400, len(asked[1]), 400)
+    assert (first.groups, first.of, last.groups, last.of) == (10, 400, len(asked[1]), 400)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     fourth = next(one for one in records if (one["step"], one["group"], one["sample"]) == (10, 4, 0))
     assert (fourth["advantage"], fourth["learner"], fourth["entropies"]) == (18.5, [18.0, 19.0], [18.0, 19.0])

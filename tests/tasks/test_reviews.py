@@ -57,3 +57,9 @@ def test_labels_follow_gold_with_noise(tmp_path: Path) -> None:
     assert share == pytest.approx(0.881, abs=0.02)  # four deviations
     preferred = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
     assert rows(tmp_path / "preferred.jsonl") == preferred
+
+
+def test_a_folder_without_the_files_is_refused(imdb: Path, tmp_path: Path) -> None:
+    (imdb / "imdb-train.jsonl.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"imdb-train\.jsonl\.gz.*imdb-test"):
+        make_reviews(imdb, tmp_path)

@@ -41,10 +41,10 @@ class Followed:
 
     def check_follows(self) -> None:
         """Refuse a reference that could not follow, before anything is trained. Raises SettingsError."""
-        apart = self.models.keys() == {Role.REFERENCE} and self.settings.reference.ema
-        if apart and self.placements[Role.REFERENCE].share() is None:
+        ema = self.settings.reference.ema
+        if ema and self.models.keys() == {Role.REFERENCE} and self.placements[Role.REFERENCE].share() is None:
             raise SettingsError(
-                f"runtime.placement.reference cannot be used with reference.ema={apart}: this model runs through "
+                f"runtime.placement.reference cannot be used with reference.ema={ema}: this model runs through "
                 "transformers, and moves only beside its policy. Leave the placement out, or set reference.ema=0"
             )
 

@@ -22,25 +22,25 @@ from plaudit.models.lowrank import adapters_off
 from plaudit.types import Role
 
 
-class Columns(dict[str, Tensor]):
-    """Columns of a batch, by name."""
+class Annotations(dict[str, Tensor]):
+    """Columns that a pass adds to a batch, by name."""
 
 
 def _arrays(columns: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: column.detach().cpu().numpy() for name, column in columns.items()}
 
 
-def _tensors(arrays: Mapping[str, Any]) -> Columns:
-    return Columns({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+def _tensors(arrays: Mapping[str, Any]) -> Annotations:
+    return Annotations({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
 def _batch(unit: int, arrays: Mapping[str, Any]) -> Batch:
     return Batch(unit=unit, **_tensors(arrays))
 
 
-# On their way to ranks and back: torch would copy each tensor several times.
+# Batches and columns travel as numpy arrays: torch would copy each tensor several times.
 copyreg.pickle(Batch, lambda batch: (_batch, (batch.unit, _arrays(batch.columns()))))
-copyreg.pickle(Columns, lambda columns: (_tensors, (_arrays(columns),)))
+copyreg.pickle(Annotations, lambda columns: (_tensors, (_arrays(columns),)))
 
 COLUMNS: Mapping[Role, Callable[[Output], dict[str, Tensor | None]]] = {
     Role.POLICY: lambda output: {"proximal": output.logprobs},
@@ -74,14 +74,14 @@ class Scorer:
         """Return the batch with this role's columns."""
         return batch.with_columns(**self.columns(batch))
 
-    def columns(self, batch: Batch) -> Columns:
+    def columns(self, batch: Batch) -> Annotations:
         """Return this role's columns of the batch; none on a stage before the last."""
         parts: dict[str, list[Tensor]] = {}
         for output in self.outputs(batch):
             for name, column in COLUMNS[self.role](output).items():
                 assert column is not None, (self.role, name)
                 parts.setdefault(name, []).append(column.to(batch.tokens.device))
-        return Columns({name: torch.cat(part) for name, part in parts.items()})
+        return Annotations({name: torch.cat(part) for name, part in parts.items()})
 
     @torch.no_grad()
     def outputs(self, batch: Batch) -> list[Output]:

@@ -58,7 +58,7 @@ class Watched:
         return watched
 
     def taken(self, groups: Sequence[int]) -> list[Seen]:
-        """Return what was kept of these groups' rows, in the order of passes, and forget all."""
+        """Return what was kept of these groups' rows, in the order of passes, and forget everything."""
         seen, self._seen = self._seen, []
         wanted = torch.tensor(groups, dtype=torch.int64)
         return [one.of(wanted) for one in seen if groups]

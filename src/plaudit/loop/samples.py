@@ -21,14 +21,15 @@ from torch import Tensor
 from plaudit.batch import Batch
 from plaudit.learn.watched import Seen
 from plaudit.loop.progress import Moment
-from plaudit.monitor.samples import Groups, Samples, surely
+from plaudit.monitor.samples import Groups, Samples, guaranteed
 from plaudit.types import Group, Response, Stats
 
 DIGITS = 5
 """Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
 
-SIZE = (600, 60)
-"""Bytes that a record is taken to have, and each token in it."""
+SIZE = (450, 45)
+"""Bytes that a record is taken to have beside the prompt's text, and each token in it: rather few, as what then does
+not fit is left out when it is written."""
 
 PART = "\ufffd"
 """What a tokenizer writes for bytes that do not form a whole character."""
@@ -102,7 +103,7 @@ class RecordSamples:
         kinds = {"validation": validation, "train": delivery.groups, "dropped": delivery.dropped}
         fit, room = dict[str, list[Group]](), self.samples.room(step)
         for kind, groups in kinds.items():
-            fit[kind], room = _first(groups, room, surely(kind, step))
+            fit[kind], room = _first(groups, room, guaranteed(kind, step))
         wanted = [group.index for group in fit["train"]]
         rows = row_columns(_of_groups(moment.batch, wanted), await self.seen(wanted))
         made = {
@@ -132,9 +133,10 @@ def recording(
 
 
 def _first(groups: Sequence[Group], room: int, least: int) -> tuple[list[Group], int]:
-    """Return the first groups that fit into `room` bytes, and what they leave; at least some in any case."""
+    """Return the first groups that fit into `room` bytes, at least `least` of them, and the room that is left."""
     for number, group in enumerate(groups):
-        size = sum(SIZE[0] + SIZE[1] * len(response.tokens) for response in group.responses)
+        each = SIZE[0] + len(group.prompt.text)
+        size = sum(each + SIZE[1] * len(response.tokens) for response in group.responses)
         if size > room and number >= least:
             return list(groups[:number]), room
         room -= size

@@ -60,12 +60,12 @@ class Samples:
     def write(self, step: int, kinds: Mapping[str, tuple[int, Groups]]) -> None:
         """Record a step's groups: for each kind, such as "train", their number and their answers."""
         lines: list[bytes] = []
-        groups, limit = 0, self._room(step)
+        groups, limit = 0, self._limit(step)
         for kind, (_, found) in kinds.items():
             for number, group in enumerate(found):
                 made = [as_line({"step": step, "kind": kind, **record}).encode() for record in group]
                 size = self._size + sum(map(len, lines)) + sum(map(len, made))
-                if size > (self.budget if number < surely(kind, step) else limit):
+                if size > (self.budget if number < guaranteed(kind, step) else limit):
                     break
                 lines += made
                 groups += 1
@@ -78,9 +78,9 @@ class Samples:
 
     def room(self, step: int) -> int:
         """Most bytes that a step may take, but for groups that are recorded in any case."""
-        return max(0, self._room(step) - self._size)
+        return max(0, self._limit(step) - self._size)
 
-    def _room(self, step: int) -> int:
+    def _limit(self, step: int) -> int:
         """Largest size of the file after a step."""
         if step >= self.steps:
             return self.budget
@@ -103,8 +103,8 @@ class Samples:
                 file.close()
 
 
-def surely(kind: str, step: int) -> int:
-    """Groups of a kind that a step records even if they need more than its share of the budget."""
+def guaranteed(kind: str, step: int) -> int:
+    """Number of groups of a kind that a step records even if they need more than its share of the budget."""
     return 1 if kind == "validation" or step == 1 else 0
 
 

@@ -29,6 +29,8 @@ NOISE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewsSize:
+    """How many rows of each kind are made."""
+
     seen: int = 240_000
     """Passages to imitate."""
     labelled: int = 8_000
@@ -36,6 +38,7 @@ class ReviewsSize:
     held_out: int = 256
     """Rows to measure by, of each kind."""
     vocabulary: int = 8192
+    """Tokens of the tokenizer."""
 
 
 def passages(path: Path) -> Iterator[tuple[str, bool | None]]:
@@ -54,14 +57,17 @@ def passages(path: Path) -> Iterator[tuple[str, bool | None]]:
 
 def make_reviews(source: Path, folder: Path, *, seed: int = 0, size: ReviewsSize | None = None) -> float:
     """Write into `folder` what needs no policy, and return the gold classifier's accuracy on a tenth of its half.
-    `source` has the imdb files. Needs scikit-learn."""
+    `source` has the imdb files; raises FileNotFoundError if it lacks one. Needs scikit-learn."""
+    names = [f"imdb-{name}.jsonl.gz" for name in ("test", "train", "unlabelled")]
+    if missing := [name for name in names if not (source / name).is_file()]:
+        raise FileNotFoundError(f"{source} has no {', '.join(missing)}: give the folder that holds {', '.join(names)}")
     size, rng = size or ReviewsSize(), random.Random(seed)
-    judged = [Sentence(text, side) for text, side in passages(source / "imdb-test.jsonl.gz") if side is not None]
+    judged = [Sentence(text, side) for text, side in passages(source / names[0]) if side is not None]
     rng.shuffle(judged)
     tenth = len(judged) // 10
     gold = train_gold(judged[tenth:])
     gold.save(folder / "gold")
-    texts = [text for name in ("train", "unlabelled") for text, _ in passages(source / f"imdb-{name}.jsonl.gz")]
+    texts = [text for name in names[1:] for text, _ in passages(source / name)]
     rng.shuffle(texts)
     rows = [_begun(text, rng) for text in texts[: size.seen + size.labelled + 2 * size.held_out]]
     imitated, validation = rows[: size.seen], rows[size.seen : size.seen + size.held_out]
@@ -88,7 +94,7 @@ def label_answers(
     seed: int = 0,
     size: ReviewsSize | None = None,
 ) -> None:
-    """Write pairs of each prompt's two answers, if they differ, and the chosen ones alone."""
+    """Write pairs of each prompt's two answers, if they differ, and the chosen answers separately."""
     held_out = (size or ReviewsSize()).held_out
     rng, rows = random.Random(seed), list[dict[str, str]]()
     for prompt, answers in answered:
