@@ -63,7 +63,7 @@ OPTIMISED = (
 )
 
 MINIBATCHES = (1, 2, 4, 8, 16, 32, 64)
-LAGS = (1, 2, 4, 8)
+LAGS = (1, 4, 8)
 STALE = ("train.steps=60",)
 CORRECTIONS = {
     "naive": ("algorithm.recompute_old=true", "algorithm.correction=none"),
