@@ -8,6 +8,7 @@ once they are measured. Every figure is of answers to the same 256 held-out prom
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -76,11 +77,15 @@ class Variant:
     judge: str = "reward"
     """The run of the judge that it is trained on."""
     task: Task = DEMO
+    behind: bool = False
+    """True if sampling runs ahead, so that samples are as old as rollout.max_lag lets them be. In one process they are
+    not, since nothing is sampled while it learns."""
 
     @property
     def about(self) -> dict[str, Any]:
         """What its record is of."""
-        return {"recipe": recipe_of(self.recipe), "overrides": list(self.overrides)}
+        about = {"recipe": recipe_of(self.recipe), "overrides": list(self.overrides)}
+        return about | {"behind": True} if self.behind else about
 
     def measured(self, lab: Path, seed: int) -> list[Point]:
         """Return the points of its checkpoints: those of an earlier call if there are any, else of a new run."""
@@ -113,7 +118,7 @@ class Variant:
 
         judge = () if self.judge == "reward" else (f"rewards.0.path=runs/{self.judge}",)
         saves = (f"save.every={self.every or 10**6}", "save.keep=0")
-        train(self.recipe, self.name, seed, *self.overrides, *judge, *saves)
+        train(self.recipe, self.name, seed, *self.overrides, *judge, *saves, hooks=(run_ahead,) * self.behind)
         run = Run(Path("runs") / self.name)
         meter = Meter(self.judge, self.task)
         found = [[step_of(name), *meter.figures(str(run.checkpoint("policy", name)))] for name in run.saved]
@@ -122,11 +127,18 @@ class Variant:
         return points, meter.texts
 
 
-def train(recipe: str, name: str, seed: int, *overrides: str) -> None:
+def train(recipe: str, name: str, seed: int, *overrides: str, hooks: Sequence[Any] = ()) -> None:
     """Run a recipe. Its paths are relative to the folder of its seed, which is the working one."""
     from plaudit import load_settings, run
 
-    run(load_settings(str(ROOT / "configs" / f"{recipe}.yaml"), [*QUIET, *overrides, f"name={name}", f"seed={seed}"]))
+    said = [*QUIET, *overrides, f"name={name}", f"seed={seed}"]
+    run(load_settings(str(ROOT / "configs" / f"{recipe}.yaml"), said), hooks=hooks)
+
+
+async def run_ahead(moment: Any) -> None:
+    """A hook that waits until all prompts that have begun are answered."""
+    while any(getattr(task.get_coro(), "__name__", "") == "rollout" for task in asyncio.all_tasks()):
+        await asyncio.sleep(0.001)
 
 
 def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEMO) -> None:

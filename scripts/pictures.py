@@ -126,7 +126,7 @@ def off_policy(found: Found, path: Path) -> None:
         left.set_xlabel(f"optimizer steps on the same {ANSWERS} answers")
         right = figure.add_subplot(1, 2, 2, sharey=left)
         for number, how in enumerate(CORRECTIONS):
-            names = [(0, "minibatches_1"), *((lag, lagging(lag, how)) for lag in LAGS)]
+            names = [(0, "minibatches_4"), *((lag, lagging(lag, how)) for lag in LAGS)]
             _means(right, found, names, how, PALETTE[number])
         right.set_title("lag")
         right.set_xlabel("most policy versions that a sample may be old")

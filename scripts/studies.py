@@ -63,8 +63,10 @@ OPTIMISED = (
 )
 
 MINIBATCHES = (1, 2, 4, 8, 16, 32, 64)
-LAGS = (1, 4, 8)
+LAGS = (2, 8)
 STALE = ("train.steps=60",)
+UPDATES = "algorithm.minibatches=4"
+"""With lag each version is some optimizer steps from the last, so that age tells."""
 CORRECTIONS = {
     "naive": ("algorithm.recompute_old=true", "algorithm.correction=none"),
     "clipped at the sampler": ("algorithm.recompute_old=false",),
@@ -90,7 +92,8 @@ OFF_POLICY = (
         Variant(
             name=lagging(lag, how),
             recipe="grpo",
-            overrides=(*STALE, f"rollout.max_lag={lag}", *words),
+            overrides=(*STALE, UPDATES, f"rollout.max_lag={lag}", *words),
+            behind=True,
         )
         for lag in LAGS
         for how, words in CORRECTIONS.items()
