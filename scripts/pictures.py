@@ -81,10 +81,10 @@ def _line(axes: Axes, points: Any, name: str, colour: str) -> None:
 
 def over(found: Found, path: Path) -> None:
     """Judge's and gold reward against d = sqrt(KL), for judges of three sizes and of three amounts of data."""
-    sizes = {f"over_{n}": f"width {w}, {k} layers" for n, (w, k) in SIZES.items()}
+    sizes = {f"over_{n}": f"width {w}, layers: {k}" for n, (w, k) in SIZES.items()}
     amounts = {f"over_{n}": f"{n:,} pairs" for n in PAIRS}
     panels = {
-        "judges of three sizes": sizes | {"over_whole": "width 192, 3 layers"},
+        "judges of three sizes": sizes | {"over_whole": "width 192, layers: 3"},
         "judges of three amounts of data": amounts | {"over_whole": "12,000 pairs"},
     }
     x, y = "d = sqrt(KL), KL in nats an answer", "gain: gold (points, fitted line), judge (dashed)"
@@ -128,10 +128,11 @@ def off_policy(found: Found, path: Path) -> None:
         for number, how in enumerate(CORRECTIONS):
             names = [(0, "minibatches_4"), *((lag, lagging(lag, how)) for lag in LAGS)]
             _means(right, found, names, how, PALETTE[number])
-        right.set_title("lag")
+        right.set_title("lag, 4 optimizer steps a version")
         right.set_xlabel("most policy versions that a sample may be old")
         right.legend(loc="lower left")
         left.set_xscale("log", base=2)
+        left.set_xticks(MINIBATCHES, [str(n) for n in MINIBATCHES])
         left.set_ylabel("gold reward after 60 rollouts")
 
     drawn(path, (11, 4.3), draw)
@@ -159,7 +160,7 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
     optimised = [(name.removeprefix("over_"), points) for name, points in found["over"].items()]
     yield from _table("Over-optimisation", titles, [_fitted(name, points) for name, points in optimised])
     ends = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
-    stale = {f"minibatches_{n}": f"{n} mini-batches" for n in MINIBATCHES}
+    stale = {f"minibatches_{n}": f"mini-batches: {n}" for n in MINIBATCHES}
     stale |= {lagging(lag, how): f"lag {lag}, {how}" for lag in LAGS for how in CORRECTIONS}
     yield from _ends("Samples older than the weights", "samples", names=stale, found=found["off_policy"], figures=ends)
     samples = {f"samples_{k}": str(k) for k in SAMPLED}
