@@ -49,7 +49,8 @@ def test_files_share_no_passage_with_the_gold_classifier(imdb: Path, tmp_path: P
 def test_labels_follow_gold_with_noise(tmp_path: Path) -> None:
     """Log-odds of 2 and 0 apart from the intercept: the first is preferred with sigma(2) = 0.881."""
     gold = Gold({"good": (1.0, 2.0)}, -1.0)
-    answered = [(f"prompt {number}", [" good", " else"]) for number in range(4000)] + [("same", [" x", " x"])]
+    answered = [(f"prompt {number}", [" good", " else"]) for number in range(4000)]
+    answered += [("same", [" x", " x"]), ("first is empty", ["", " good"]), ("second is empty", [" good", "\n"])]
     label_answers(tmp_path, answered, gold, seed=3, size=ReviewsSize(held_out=10))
     pairs = rows(tmp_path / "preferences.jsonl")
     assert len(pairs) == 3990 and len(rows(tmp_path / "preferences_validation.jsonl")) == 10

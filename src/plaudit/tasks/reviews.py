@@ -94,14 +94,14 @@ def label_answers(
     seed: int = 0,
     size: ReviewsSize | None = None,
 ) -> None:
-    """Write pairs of each prompt's two answers, if they differ, and the chosen answers separately."""
+    """Write pairs of each prompt's two answers, if they differ and none is empty, and the chosen answers separately."""
     held_out = (size or ReviewsSize()).held_out
     rng, rows = random.Random(seed), list[dict[str, str]]()
     for prompt, answers in answered:
         first, second = (gold.log_odds(prompt + answer) for answer in answers)
         better = rng.random() < 1 / (1 + math.exp(-(first - second) / NOISE))
         chosen, rejected = answers if better else answers[::-1]
-        if chosen != rejected:
+        if chosen != rejected and chosen.strip() and rejected.strip():
             rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     pairs = rows[held_out:]
     write_rows(folder / "preferences_validation.jsonl", rows[:held_out])
