@@ -11,14 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import chdir
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from plaudit.tasks.demo import make_demo
+
+if TYPE_CHECKING:
+    from plaudit.evaluate.bench import Bench
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = 4
@@ -33,20 +39,13 @@ Stage = tuple[str, str, tuple[str, ...]]
 FIRST: tuple[Stage, ...] = (("sft", "sft", ()), ("reward", "reward", ()))
 
 
-def demo_files(folder: Path, seed: int) -> None:
-    """Write the demo's files."""
-    from plaudit.tasks.demo import make_demo
-
-    make_demo(folder, seed=seed)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What variants are trained on, and what measures them."""
 
     folder: str = "data/demo"
-    make: Callable[[Path, int], None] = demo_files
-    """Writes a seed's files into a folder; its `about.json` comes last."""
+    make: Callable[..., Any] = make_demo
+    """Writes a seed's files into a folder, given as `folder, seed=seed`; its `about.json` comes last."""
     label: Callable[[Path, int], None] | None = None
     """Writes files that need the SFT policy, before the judge is trained."""
     first: tuple[Stage, ...] = FIRST
@@ -84,21 +83,20 @@ class Variant:
     @property
     def about(self) -> dict[str, Any]:
         """What its record is of."""
-        about = {"recipe": recipe_of(self.recipe), "overrides": list(self.overrides)}
+        recipe = yaml.safe_load((ROOT / "configs" / f"{self.recipe}.yaml").read_text(encoding="utf-8"))
+        about = {"recipe": recipe, "overrides": list(self.overrides)}
         return about | {"behind": True} if self.behind else about
 
     def measured(self, lab: Path, seed: int) -> list[Point]:
         """Return the points of its checkpoints: those of an earlier call if there are any, else of a new run."""
         if points := self.kept(lab, seed):
             return points
-        began = time.monotonic()
         prepare(lab, seed, self.needs, self.task)
         with chdir(lab / f"seed{seed}"):
             points, texts = self._run(seed)
         path = self._path(lab, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"about": self.about, "points": points, "seconds": round(time.monotonic() - began)}
-        record["texts"] = texts
+        record = {"about": self.about, "points": points, "texts": texts}
         path.with_suffix(".part").write_text(json.dumps(record) + "\n", encoding="utf-8")
         path.with_suffix(".part").replace(path)
         return points
@@ -121,8 +119,10 @@ class Variant:
         train(self.recipe, self.name, seed, *self.overrides, *judge, *saves, hooks=(run_ahead,) * self.behind)
         run = Run(Path("runs") / self.name)
         meter = Meter(self.judge, self.task)
-        found = [[step_of(name), *meter.figures(str(run.checkpoint("policy", name)))] for name in run.saved]
-        points = [[0, 0.0, *meter.before], *found]
+        points = [[0, 0.0, *meter.before]]
+        for name in run.saved:
+            step = int(name.rpartition("globalstep")[2])
+            points.append([step, *meter.figures(str(run.checkpoint("policy", name)))])
         shutil.rmtree(run.folder / "checkpoints")
         return points, meter.texts
 
@@ -154,7 +154,7 @@ def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEM
     folder.mkdir(parents=True, exist_ok=True)
     with chdir(folder):
         if not (Path(task.folder) / "about.json").exists():
-            task.make(Path(task.folder), seed)
+            task.make(Path(task.folder), seed=seed)
         for number, (recipe, name, overrides) in enumerate((*task.first, *stages)):
             done = Path("runs") / name / "done"
             if not done.exists():
@@ -164,18 +164,24 @@ def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEM
                 done.touch()
 
 
+def bench(task: Task, samples: int = 1, **how: Any) -> Bench:
+    """What answers the task's held-out prompts, or others, and asks gold."""
+    from plaudit.evaluate.bench import Bench
+    from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
+    from plaudit.monitor.console import Reporter
+
+    sampling = SamplingSettings(max_tokens=task.max_tokens, samples=samples)
+    given: dict[str, Any] = {"gold": task.gold, "gold_options": dict(task.options), "prompts": task.prompts} | how
+    return Bench(BeforeAfterSettings(sampling=sampling, **given), Reporter(quiet=True))
+
+
 class Meter:
     """Figures of answers to the held-out prompts, beside the SFT policy's."""
 
     def __init__(self, judge: str, task: Task = DEMO):
-        from plaudit.evaluate.bench import Bench
-        from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
-        from plaudit.monitor.console import Reporter
         from plaudit.runs.records import Run
 
-        sampling, options = SamplingSettings(max_tokens=task.max_tokens), dict(task.options)
-        settings = BeforeAfterSettings(gold=task.gold, gold_options=options, prompts=task.prompts, sampling=sampling)
-        self._task, self._bench = task, Bench(settings, Reporter(quiet=True))
+        self._task, self._bench = task, bench(task)
         self._sft = self._bench.policy(str(Run("runs/sft").model))
         self._rewards = self._bench.rewards(str(Run(f"runs/{judge}").model), self._sft.tokenizer)
         self.texts: list[str] = []
@@ -208,18 +214,6 @@ class Meter:
 
 def rounded(value: float) -> float:
     return round(value, 4)
-
-
-def step_of(checkpoint: str) -> int:
-    return int(checkpoint.rpartition("globalstep")[2])
-
-
-def recipe_of(name: str) -> dict[str, Any]:
-    """Return a recipe's settings, by which a record says what it is of."""
-    import yaml
-
-    found: dict[str, Any] = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
 
 
 def kept(variants: Sequence[Variant], lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[Point]]]:

@@ -5,104 +5,86 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import reviews
-from studies import (
-    ANSWERS,
-    CORRECTIONS,
-    FAMILIES,
-    LAGS,
-    METHODS,
-    MINIBATCHES,
-    PAIRS,
-    SAMPLED,
-    SIZES,
-    Found,
-    gao,
-    interval,
-    lagging,
-    last,
-    over_seeds,
-)
+import studies
+from studies import Found, interval, last, over_seeds
 
 from plaudit.monitor.plots import PALETTE, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-def drawn(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Write a picture in the style of the project's plots."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained", dpi=110)
-        FigureCanvasAgg(figure)
-        draw(figure)
-        figure.savefig(path)
+Draw = Callable[[Found, Any], None]
 
 
-def frontier(found: Found, path: Path) -> None:
+def picture(width: float, height: float) -> Callable[[Draw], Callable[[Found, Path], None]]:
+    """Let a function that draws write its picture, in the style of the project's plots."""
+
+    def of(draw: Draw) -> Callable[[Found, Path], None]:
+        def write(found: Found, path: Path) -> None:
+            from matplotlib import rc_context
+            from matplotlib.figure import Figure
+
+            with rc_context(STYLE):
+                figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
+                draw(found, figure)
+                figure.savefig(path)
+
+        return write
+
+    return of
+
+
+@picture(13.5, 4.3)
+def frontier(found: Found, figure: Any) -> None:
     """Gold against KL: a line a method, a point each twenty steps, the last one larger, means over the seeds; bars are
     the seeds' range."""
-    families = {title: family for title, family in FAMILIES.items() if found.keys() & family.keys()}
-
-    def draw(figure: Any) -> None:
-        for axes, family in _side_by_side(figure, families, "KL to the SFT policy, nats an answer", "gold reward"):
-            for number, (recipe, name) in enumerate(family.items()):
-                if points := found.get(recipe):
-                    _line(axes, points, name, PALETTE[number])
-            axes.legend(loc="lower right")
-
-    drawn(path, (4.5 * len(families), 4.3), draw)
+    _panels(figure, found, studies.FAMILIES, _line, "KL to the SFT policy, nats an answer", "gold reward")
 
 
-def _side_by_side(figure: Any, panels: Mapping[str, Any], x: str, y: str) -> Iterator[tuple[Axes, Any]]:
-    """Yield axes of one scale with a title each, and what each is to show."""
-    shared = None
-    for column, (title, content) in enumerate(panels.items(), start=1):
-        axes = shared = figure.add_subplot(1, len(panels), column, sharex=shared, sharey=shared)
-        axes.set_title(title)
-        axes.set_xlabel(x)
-        yield axes, content
-    figure.axes[0].set_ylabel(y)
+def _panels(figure: Any, found: Found, panels: Mapping[str, Mapping[str, str]], line: Any, x: str, y: str) -> None:
+    """Draw titled panels of one scale side by side, each with a line for some variants, given with their labels."""
+    axes = None
+    for column, (title, lines) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), column, sharex=axes, sharey=axes)
+        axes.set(title=title, xlabel=x, ylabel=y if column == 1 else "")
+        for number, (name, label) in enumerate(lines.items()):
+            if points := found.get(name):
+                line(axes, points, label, PALETTE[number])
+        axes.legend()
 
 
-def _line(axes: Axes, points: Any, name: str, colour: str) -> None:
+def _line(axes: Axes, points: Any, label: str, colour: str) -> None:
     kl, gold = over_seeds(points, "kl"), over_seeds(points, "gold")
-    axes.plot(kl, gold, "o-", color=colour, markersize=3.5, linewidth=1.6, label=name)
+    axes.plot(kl, gold, "o-", color=colour, markersize=3.5, linewidth=1.6, label=label)
     axes.plot(kl[-1], gold[-1], "o", color=colour, markersize=7)
-    ends = last(points, "gold")
-    axes.vlines(kl[-1], min(ends), max(ends), color=colour, linewidth=1, alpha=0.6)
+    _range(axes, kl[-1], last(points, "gold"), colour)
 
 
-def over(found: Found, path: Path) -> None:
+def _range(axes: Axes, x: float, values: Sequence[float], colour: str) -> None:
+    axes.vlines(x, min(values), max(values), color=colour, linewidth=1, alpha=0.6)
+
+
+@picture(11, 4.5)
+def over(found: Found, figure: Any) -> None:
     """Judge's and gold reward against d = sqrt(KL), for judges of three sizes and of three amounts of data."""
-    sizes = {f"over_{n}": f"width {w}, layers: {k}" for n, (w, k) in SIZES.items()}
-    amounts = {f"over_{n}": f"{n:,} pairs" for n in PAIRS}
+    sizes = {f"over_{n}": f"width {w}, layers: {k}" for n, (w, k) in studies.SIZES.items()}
+    amounts = {f"over_{n}": f"{n:,} pairs" for n in studies.PAIRS}
     panels = {
         "judges of three sizes": sizes | {"over_whole": "width 192, layers: 3"},
         "judges of three amounts of data": amounts | {"over_whole": "12,000 pairs"},
     }
-    x, y = "d = sqrt(KL), KL in nats an answer", "gain: gold (points, fitted line), judge (dashed)"
-
-    def draw(figure: Any) -> None:
-        for axes, lines in _side_by_side(figure, panels, x, y):
-            for number, (name, label) in enumerate(lines.items()):
-                if points := found.get(name):
-                    _optimised(axes, points, label, PALETTE[number])
-            axes.legend(loc="lower left")
-
-    drawn(path, (11, 4.5), draw)
+    y = "gain: gold (points, fitted line), judge (dashed)"
+    _panels(figure, found, panels, _optimised, "d = sqrt(KL), KL in nats an answer", y)
 
 
 def _optimised(axes: Axes, points: Any, label: str, colour: str) -> None:
     pairs = gained(points, "gold")
     d = [math.sqrt(max(kl, 0)) for kl, _ in pairs]
-    alpha, beta, _ = gao(pairs)
+    alpha, beta, _ = studies.gao(pairs)
     axes.plot(d, [gold for _, gold in pairs], "o", color=colour, markersize=3.5, label=label)
     grid = [max(d) * k / 100 for k in range(1, 101)]
     axes.plot(grid, [x * (alpha - beta * math.log(x)) for x in grid], color=colour, linewidth=1.6)
@@ -116,90 +98,83 @@ def gained(points: Any, figure: str) -> list[tuple[float, float]]:
     return list(zip(over_seeds(points, "kl"), [value - values[0] for value in values], strict=True))
 
 
-def off_policy(found: Found, path: Path) -> None:
+@picture(11, 4.3)
+def off_policy(found: Found, figure: Any) -> None:
     """Gold at the end against mini-batches a rollout, and against the lag for each correction."""
-
-    def draw(figure: Any) -> None:
-        left = figure.add_subplot(1, 2, 1)
-        _means(left, found, [(n, f"minibatches_{n}") for n in MINIBATCHES], "gold", PALETTE[0])
-        left.set_title("mini-batches a rollout")
-        left.set_xlabel(f"optimizer steps on the same {ANSWERS} answers")
-        right = figure.add_subplot(1, 2, 2, sharey=left)
-        for number, how in enumerate(CORRECTIONS):
-            names = [(0, "minibatches_4"), *((lag, lagging(lag, how)) for lag in LAGS)]
-            _means(right, found, names, how, PALETTE[number])
-        right.set_title("lag, 4 optimizer steps a version")
-        right.set_xlabel("most policy versions that a sample may be old")
-        right.legend(loc="lower left")
-        left.set_xscale("log", base=2)
-        left.set_xticks(MINIBATCHES, [str(n) for n in MINIBATCHES])
-        left.set_ylabel("gold reward after 60 rollouts")
-
-    drawn(path, (11, 4.3), draw)
+    left = figure.add_subplot(1, 2, 1)
+    right = figure.add_subplot(1, 2, 2, sharey=left)
+    x, steps = f"optimizer steps on the same {studies.ANSWERS} answers", studies.MINIBATCHES
+    left.set(title="mini-batches a rollout", xlabel=x, ylabel="gold reward after 60 rollouts")
+    _means(left, found, {n: f"minibatches_{n}" for n in steps}, "gold", PALETTE[0])
+    left.set_xscale("log", base=2)
+    left.set_xticks(steps, [str(n) for n in steps])
+    x = "most policy versions that a sample may be old"
+    right.set(title="lag, 4 optimizer steps a version", xlabel=x)
+    for number, how in enumerate(studies.CORRECTIONS):
+        names = {0: "minibatches_4"} | {lag: studies.lagging(lag, how) for lag in studies.LAGS}
+        _means(right, found, names, how, PALETTE[number])
+    right.legend(loc="lower left")
 
 
-def _means(axes: Axes, found: Found, names: Sequence[tuple[int, str]], label: str, colour: str) -> None:
-    there = [(x, last(found[name], "gold")) for x, name in names if found.get(name)]
-    means = [sum(values) / len(values) for _, values in there]
-    axes.plot([x for x, _ in there], means, "o-", color=colour, markersize=4, label=label)
-    for x, values in there:
-        axes.vlines(x, min(values), max(values), color=colour, linewidth=1, alpha=0.6)
+def _means(axes: Axes, found: Found, names: Mapping[int, str], label: str, colour: str) -> None:
+    there = {x: last(found[name], "gold") for x, name in names.items() if found.get(name)}
+    axes.plot(list(there), [fmean(values) for values in there.values()], "o-", color=colour, markersize=4, label=label)
+    for x, values in there.items():
+        _range(axes, x, values, colour)
+
+
+ENDS = {
+    "gold": "gold",
+    "win": "wins over SFT",
+    "judge": "judge's reward",
+    "kl": "KL, nats",
+    "length": "length, tokens",
+    "perplexity": "perplexity by SFT",
+    "distinct": "distinct pairs",
+}
+"""Titles of the figures of a run's end."""
 
 
 def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """The studies' tables in Markdown, and answers to the same prompts side by side."""
-    ends = {
-        "gold": "gold",
-        "win": "wins over SFT",
-        "judge": "judge's reward",
-        "kl": "KL, nats",
-        "length": "length, tokens",
-    }
-    yield from _ends("Every method on the demo", "method", names=METHODS, found=found["frontier"], figures=ends)
+    yield from _ends("Every method on the demo", "method", studies.METHODS, found["frontier"], tuple(ENDS)[:5])
     titles = ("judge", "seeds", "alpha", "beta", "R²", "most gold gained", "at a KL of", "gold gained at the end")
-    optimised = [(name.removeprefix("over_"), points) for name, points in found["over"].items()]
-    yield from _table("Over-optimisation", titles, [_fitted(name, points) for name, points in optimised])
-    ends = {"gold": "gold", "kl": "KL, nats", "length": "length, tokens"}
-    stale = {f"minibatches_{n}": f"mini-batches: {n}" for n in MINIBATCHES}
-    stale |= {lagging(lag, how): f"lag {lag}, {how}" for lag in LAGS for how in CORRECTIONS}
-    yield from _ends("Samples older than the weights", "samples", names=stale, found=found["off_policy"], figures=ends)
-    samples = {f"samples_{k}": str(k) for k in SAMPLED}
-    yield from _ends(
-        f"Samples a prompt, {ANSWERS} answers a step", "samples", names=samples, found=found["samples"], figures=ends
-    )
+    fitted = [_fitted(name.removeprefix("over_"), points) for name, points in found["over"].items()]
+    yield from _table("Over-optimisation", titles, fitted)
+    few = ("gold", "kl", "length")
+    stale = {f"minibatches_{n}": f"mini-batches: {n}" for n in studies.MINIBATCHES}
+    stale |= {studies.lagging(n, how): f"lag {n}, {how}" for n in studies.LAGS for how in studies.CORRECTIONS}
+    yield from _ends("Samples older than the weights", "samples", stale, found["off_policy"], few)
+    names = {f"samples_{k}": str(k) for k in studies.SAMPLED}
+    title = f"Samples a prompt, {studies.ANSWERS} answers a step"
+    yield from _ends(title, "samples", names, found["samples"], few)
     names = {
         f"{name}_{value:g}": f"{title}, {key.partition('.')[2]}={value:g}"
-        for name, title in reviews.TITLES.items()
-        for key, values in (reviews.SWEPT[name],)
+        for name, (title, _, key, values) in reviews.SWEPT.items()
         for value in values
     }
-    ends |= {"judge": "judge's reward", "perplexity": "perplexity by SFT", "distinct": "distinct pairs"}
-    yield from _ends("Real reviews", "method", names=names, found=found["reviews"], figures=ends)
+    yield from _ends("Real reviews", "method", names, found["reviews"], (*few, "judge", "perplexity", "distinct"))
     if shown:
         columns = [[cell(text) for text in texts] for texts in shown.values()]
         yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
 
 
-def reviewed(found: Found, path: Path) -> None:
+@picture(8, 5)
+def reviewed(found: Found, figure: Any) -> None:
     """Gold against KL on real reviews: a line through each variant's points, its end larger; best of n as crosses."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        for number, (name, title) in enumerate(reviews.TITLES.items()):
-            for order, value in enumerate(reviews.SWEPT[name][1]):
-                if points := found.get(f"{name}_{value:g}"):
-                    _line(axes, points, title if not order else "", PALETTE[number])
-        for by, colour in (("gold", "black"), ("judge", "grey")):
-            if own := found.get(f"best_of_n_{by}"):
-                means = [
-                    [sum(column) / len(own) for column in zip(*n, strict=True)] for n in zip(*own.values(), strict=True)
-                ]
-                axes.plot([m[1] for m in means], [m[2] for m in means], "x--", color=colour, label=f"best of n by {by}")
-        axes.set_xlabel("KL to the SFT policy, nats an answer")
-        axes.set_ylabel("gold: probability of positive")
-        axes.legend(loc="lower right")
-
-    drawn(path, (8, 5), draw)
+    axes = figure.add_subplot()
+    for number, (name, (title, _, _, values)) in enumerate(reviews.SWEPT.items()):
+        for order, value in enumerate(values):
+            if points := found.get(f"{name}_{value:g}"):
+                _line(axes, points, "" if order else title, PALETTE[number])
+    for by, colour in (("gold", "black"), ("judge", "grey")):
+        if own := found.get(f"best_of_n_{by}"):
+            kl, gold = (
+                [fmean(point[column] for point in n) for n in zip(*own.values(), strict=True)] for column in (1, 2)
+            )
+            axes.plot(kl, gold, "x--", color=colour, label=f"best of n by {by}")
+    axes.set(xlabel="KL to the SFT policy, nats an answer", ylabel="gold: probability of positive")
+    axes.legend(loc="lower right")
 
 
 def cell(text: str) -> str:
@@ -209,19 +184,17 @@ def cell(text: str) -> str:
 
 def _fitted(name: str, points: Any) -> list[Any]:
     pairs = gained(points, "gold")
-    alpha, beta, explained = gao(pairs)
+    alpha, beta, explained = studies.gao(pairs)
     kl, best = max(pairs, key=lambda pair: pair[1])
     figures = (alpha, beta, explained, best, kl, pairs[-1][1])
     return [name, len(points), *(f"{value:.2f}" for value in figures)]
 
 
-def _ends(
-    title: str, first: str, *, names: Mapping[str, str], found: Found, figures: Mapping[str, str]
-) -> Iterator[str]:
+def _ends(title: str, first: str, names: Mapping[str, str], found: Found, figures: Sequence[str]) -> Iterator[str]:
     """A row for each variant that was measured: figures of its end, means over the seeds."""
     there = [(label, points) for name, label in names.items() if (points := found.get(name))]
     rows = [[label, len(points), *(interval(last(points, figure)) for figure in figures)] for label, points in there]
-    yield from _table(title, (first, "seeds", *figures.values()), rows)
+    yield from _table(title, (first, "seeds", *(ENDS[figure] for figure in figures)), rows)
 
 
 def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
@@ -231,9 +204,4 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         yield ""
 
 
-PICTURES: dict[str, Callable[[Found, Path], None]] = {
-    "frontier": frontier,
-    "over": over,
-    "off_policy": off_policy,
-    "reviews": reviewed,
-}
+PICTURES = {"frontier": frontier, "over": over, "off_policy": off_policy, "reviews": reviewed}

@@ -19,11 +19,10 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from lab import EXAMPLES, WITH_WORDS, Task, Variant, kept, measure, rounded
+from lab import EXAMPLES, WITH_WORDS, Task, Variant, bench, kept, measure, rounded
 
 SOURCE = "PLAUDIT_REVIEWS"
 """Variable of the environment with the folder of reviews."""
-TOKENS = 64
 DRAWN, BEST = (4, 16, 64), 64
 """Answers of best of n, and prompts that it is measured with."""
 FOLDER = Path("data/reviews")
@@ -50,18 +49,11 @@ def label(folder: Path, seed: int) -> None:
 
 def drawn(prompts: Path, samples: int, seed: int, *, limit: int | None = None, judge: str | None = None) -> Any:
     """The SFT policy's answers to the prompts of a file, scored by gold and a judge."""
-    from plaudit.evaluate.bench import Bench
-    from plaudit.evaluate.settings import BeforeAfterSettings, SamplingSettings
-    from plaudit.monitor.console import Reporter
     from plaudit.runs.records import Run
 
-    sampling = SamplingSettings(max_tokens=TOKENS, samples=samples)
-    settings = BeforeAfterSettings(
-        gold=TASK.gold, gold_options=dict(GOLD), prompts=str(prompts), limit=limit, sampling=sampling, seed=seed
-    )
-    bench = Bench(settings, Reporter(quiet=True))
-    policy = bench.policy(str(Run("runs/sft").model))
-    return bench.answers(policy, bench.prompts(policy), bench.rewards(judge, policy.tokenizer), name="answers")
+    asked = bench(TASK, samples, prompts=str(prompts), limit=limit, seed=seed)
+    policy = asked.policy(str(Run("runs/sft").model))
+    return asked.answers(policy, asked.prompts(policy), asked.rewards(judge, policy.tokenizer), name="answers")
 
 
 TASK = Task(
@@ -72,32 +64,23 @@ TASK = Task(
     gold="plaudit.tasks.polarity:gold_probability",
     options=GOLD,
     prompts=str(FOLDER / "prompts_test.jsonl"),
-    max_tokens=TOKENS,
+    max_tokens=64,
     figures=WITH_WORDS,
     shared=True,
 )
-TITLES = {
-    "ppo_gold": "PPO, gold reward",
-    "ppo": "PPO, judge",
-    "grpo": "GRPO, judge",
-    "rloo": "RLOO, judge",
-    "dpo": "DPO",
-    "kto": "KTO",
-    "preferred": "SFT on the preferred",
+SWEPT: dict[str, tuple[str, int, str, tuple[float, ...]]] = {
+    "ppo_gold": ("PPO, gold reward", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
+    "ppo": ("PPO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
+    "grpo": ("GRPO, judge", 10, "algorithm.kl_in_loss", (0.05, 0.2)),
+    "rloo": ("RLOO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
+    "dpo": ("DPO", 50, "algorithm.beta", (0.1, 0.3, 1.0)),
+    "kto": ("KTO", 50, "algorithm.beta", (0.1, 0.3)),
+    "preferred": ("SFT on the preferred", 50, "train.epochs", (2,)),
 }
-SWEPT: dict[str, tuple[str, tuple[float, ...]]] = {
-    "ppo_gold": ("algorithm.kl_coefficient", (0.05, 0.2)),
-    "ppo": ("algorithm.kl_coefficient", (0.05, 0.2)),
-    "grpo": ("algorithm.kl_in_loss", (0.05, 0.2)),
-    "rloo": ("algorithm.kl_coefficient", (0.05, 0.2)),
-    "dpo": ("algorithm.beta", (0.1, 0.3, 1.0)),
-    "kto": ("algorithm.beta", (0.1, 0.3)),
-    "preferred": ("train.epochs", (2,)),
-}
-"""What is swept of each recipe in configs/reviews, and over which values."""
+"""Recipes in configs/reviews: title, steps between points, what is swept, and over which values."""
 REVIEWS = tuple(
-    Variant(name=f"{name}_{value:g}", recipe=f"reviews/{name}", overrides=(f"{key}={value:g}",), every=50, task=TASK)
-    for name, (key, values) in SWEPT.items()
+    Variant(name=f"{name}_{value:g}", recipe=f"reviews/{name}", overrides=(f"{key}={value:g}",), every=every, task=TASK)
+    for name, (_, every, key, values) in SWEPT.items()
     for value in values
 )
 
@@ -140,10 +123,13 @@ def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[floa
 
 def side_by_side(lab: Path) -> dict[str, list[str]]:
     """The first prompts, and what policies of seed 0 answer: of each method the middle variant, of two the second."""
-    rows = (lab / "seed0" / FOLDER / "prompts_test.jsonl").read_text(encoding="utf-8").splitlines()
-    shown = {"prompt": [json.loads(row)["prompt"] for row in rows[:EXAMPLES]]}
-    for name, (_, values) in SWEPT.items():
+    prompts = lab / "seed0" / FOLDER / "prompts_test.jsonl"
+    if not prompts.exists():
+        return {}
+    rows = prompts.read_text(encoding="utf-8").splitlines()[:EXAMPLES]
+    shown = {"prompt": [json.loads(row)["prompt"] for row in rows]}
+    for name, (title, _, _, values) in SWEPT.items():
         path = lab / "measured" / f"{name}_{values[len(values) // 2]:g}_0.json"
         if path.exists():
-            shown[TITLES[name]] = json.loads(path.read_text(encoding="utf-8"))["texts"]
+            shown[title] = json.loads(path.read_text(encoding="utf-8"))["texts"]
     return shown

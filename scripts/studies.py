@@ -64,9 +64,6 @@ OPTIMISED = (
 
 MINIBATCHES = (1, 2, 4, 8, 16, 32, 64)
 LAGS = (2, 8)
-STALE = ("train.steps=60",)
-UPDATES = "algorithm.minibatches=4"
-"""With lag each version is some optimizer steps from the last, so that age tells."""
 CORRECTIONS = {
     "naive": ("algorithm.recompute_old=true", "algorithm.correction=none"),
     "clipped at the sampler": ("algorithm.recompute_old=false",),
@@ -83,19 +80,15 @@ def lagging(lag: int, how: str) -> str:
     return f"lag_{lag}_{how.replace(' ', '_')}"
 
 
+def _grpo(name: str, *overrides: str, behind: bool = False) -> Variant:
+    return Variant(name=name, recipe="grpo", overrides=("train.steps=60", *overrides), behind=behind)
+
+
 OFF_POLICY = (
+    *(_grpo(f"minibatches_{n}", f"algorithm.minibatches={n}") for n in MINIBATCHES),
     *(
-        Variant(name=f"minibatches_{n}", recipe="grpo", overrides=(*STALE, f"algorithm.minibatches={n}"))
-        for n in MINIBATCHES
-    ),
-    *(
-        Variant(
-            name=lagging(lag, how),
-            recipe="grpo",
-            overrides=(*STALE, UPDATES, f"rollout.max_lag={lag}", *words),
-            behind=True,
-        )
-        for lag in LAGS
+        _grpo(lagging(lag, how), "algorithm.minibatches=4", f"rollout.max_lag={lag}", *words, behind=True)
+        for lag in LAGS  # each version is some optimizer steps from the last, so that age tells
         for how, words in CORRECTIONS.items()
     ),
 )
@@ -103,12 +96,7 @@ SAMPLED = (2, 4, 8, 16, 32)
 ANSWERS = 128
 """Answers of a step, whatever the number of samples."""
 SAMPLES = tuple(
-    Variant(
-        name=f"samples_{k}",
-        recipe="grpo",
-        overrides=(*STALE, f"algorithm.samples={k}", f"rollout.prompts_per_step={ANSWERS // k}"),
-    )
-    for k in SAMPLED
+    _grpo(f"samples_{k}", f"algorithm.samples={k}", f"rollout.prompts_per_step={ANSWERS // k}") for k in SAMPLED
 )
 STUDIES = {"frontier": FRONTIER, "over": OPTIMISED, "off_policy": OFF_POLICY, "samples": SAMPLES}
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from lab import FIGURES, FIRST, ROOT, Stage, Task, Variant, kept, measure, prepare, train
 from pictures import PICTURES, gained
-from results import KEPT, PAGE, points_of, shown_tables
+from results import KEPT, PAGE, read, shown_tables
 from studies import METHODS, STUDIES, gao, interval, last, over_seeds
 
 from plaudit import load_settings
+from plaudit.monitor.sinks import read_jsonl
 from plaudit.tasks.demo import DemoSize, make_demo
 
 POINTS: Any = {
@@ -66,18 +67,28 @@ def test_a_run_is_measured_beside_its_sft_policy(tmp_path: Path, monkeypatch: py
     for name in ("sft", "reward"):
         Path("runs", name, "done").touch()
     judge: Stage = ("reward", "judge_other", ("train.steps=2",))
-    few = ("rollout.prompts_per_step=2", "rollout.max_tokens=8", "train.steps=3")
-    variant = Variant(name="few", recipe="rloo", overrides=few, every=2, needs=(judge,), judge="judge_other")
+    few = (
+        "rollout.prompts_per_step=8",
+        "rollout.slots=4",
+        "rollout.max_tokens=8",
+        "rollout.max_lag=4",
+        "train.steps=6",
+    )
+    variant = Variant(
+        name="few", recipe="rloo", overrides=few, every=2, needs=(judge,), judge="judge_other", behind=True
+    )
     measure([variant], tmp_path, [3], jobs=1)
     points = kept([variant], tmp_path, [3, 4])["few"]["3"]
-    assert [point[0] for point in points] == [0, 2, 3]
+    assert [point[0] for point in points] == [0, 2, 4, 6]
     assert points[0][1] == 0 and points[0][FIGURES.index("win")] == 0.5
     assert all(len(point) == len(FIGURES) and -1 <= point[FIGURES.index("gold")] <= 1 for point in points)
     assert not Path("runs", "few", "checkpoints").exists()
+    *_, end = read_jsonl(Path("runs", "few", "metrics.jsonl"))
+    assert end["lag/max"] == 4, "sampling ran ahead; without that, 2 at most"
     assert kept([replace(variant, overrides=few[:2])], tmp_path, [3]) == {}
 
 
-def small(folder: Path, seed: int) -> None:
+def small(folder: Path, *, seed: int) -> None:
     make_demo(folder, seed=seed, size=DemoSize(sft=60, pairs=20, prompts=4, prompts_test=4))
 
 
@@ -113,7 +124,7 @@ def test_the_form_of_gao_et_al_is_found_again() -> None:
 
 
 def test_the_page_shows_what_the_files_hold() -> None:
-    found = {study: points_of(study) for study in STUDIES}
+    found = {study: read(study) for study in STUDIES}
     page = PAGE.read_text(encoding="utf-8")
     assert shown_tables().rstrip() in page
     for study, variants in STUDIES.items():
@@ -124,6 +135,6 @@ def test_the_page_shows_what_the_files_hold() -> None:
 
 
 def test_recipes_that_were_measured_reach_a_gold_of_0_6() -> None:
-    found = points_of("frontier")
+    found = read("frontier")
     means = {recipe: fmean(last(found[recipe], "gold")) for recipe in METHODS if recipe in found}
     assert not {recipe for recipe, mean in means.items() if mean < 0.6}
