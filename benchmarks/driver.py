@@ -44,11 +44,13 @@ from plaudit.rollout.queued import Draft, QueuedEngine
 from plaudit.rollout.rollouter import Rollouter, ShapingSettings
 from plaudit.runtime.memory import keep_freed_memory
 from plaudit.runtime.places import Places
+from plaudit.runtime.plain import dumps
 from plaudit.runtime.ray import RayRuntime
 from plaudit.runtime.ray_gang import RayGang
 from plaudit.runtime.ray_worker import Hearts, RayWorker
 from plaudit.runtime.settings import RuntimeSettings
 from plaudit.types import Completion, Finish, Prompt, Sampling, Score
+from plaudit.types.distant import LARGE, apart
 
 SIZES = (64, 512, 4096)
 A_NODE = 8
@@ -118,6 +120,10 @@ class Answers:
     async def generate(self, attempt: int, prompt_tokens: Any, plan: Sequence[Sampling]) -> list[Completion]:
         return self.found[: len(plan)]
 
+    async def generate_apart(self, attempt: int, prompt_tokens: Any, plan: Any, least: int) -> Any:
+        columns, told = apart(self.found[: len(plan)], least)
+        return columns, dumps(told)
+
 
 class Sampled(QueuedEngine):
     """Makes answers as engines do, without steps."""
@@ -145,6 +151,7 @@ class Learns(Watched):
     """A rank that has learned as soon as it is asked, and keeps what it saw."""
 
     def prepare(self, batch: Batch) -> float:
+        batch = batch.landed()
         output = Output(logprobs=batch.behaviour, entropy=batch.behaviour)
         total, _ = self.watching(lambda output, batch: (torch.tensor(len(batch.tokens)), {}))(output, batch)
         return float(total)
@@ -157,8 +164,10 @@ class Chance:
         return [Score(value=random.random()) for _ in completions]
 
 
-async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, steps: int) -> tuple[float, float]:
-    """Tokens a second of the driver's CPU time, and of the clock."""
+async def samples(
+    runtime: RayRuntime, workers: int, length: int, prompts: int, steps: int, stay: int | None
+) -> tuple[float, float]:
+    """Tokens a second of the driver's CPU time, and of the clock. `stay` is as in `Pool`."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as runs do
     group = runtime.reserve([{"CPU": 0.5}] * 2)
@@ -170,7 +179,7 @@ async def samples(runtime: RayRuntime, workers: int, length: int, prompts: int, 
     async def start(number: int) -> Any:
         return RayWorker[Any](f"worker {number}", real._actor, runtime.settings)
 
-    pool = Pool(start, workers, patience=60.0, failures=lambda lost: None)
+    pool = Pool(start, workers, patience=60.0, failures=lambda lost: None, stay=stay)
     await pool.open()
     rollouter = Rollouter(pool, Chance(), ShapingSettings(), grpo.plan(Sampling(max_tokens=length)), seed=0)
     items = [Prompt(id=f"{n}", text="", tokens=tuple(range(n, n + 200))) for n in range(1000)]
@@ -262,10 +271,14 @@ async def measured(options: argparse.Namespace) -> Table:
             if options.only == "ways":
                 return paths
             Console(width=100).print(paths)
-        found = Table("tokens of an answer", "workers", "tokens a second of CPU", "of the clock", title="samples")
-        for length, count in itertools.product(options.lengths, options.sizes):
-            fast, clock = await samples(runtime, count, length, prompts=max(16, 64_000 // length), steps=STEPS)
-            found.add_row(f"{length:,}", f"{count:,}", f"{fast:,.0f}", f"{clock:,.0f}")
+        found = Table(
+            "tokens of an answer", "workers", "numbers", "tokens a second of CPU", "of the clock", title="samples"
+        )
+        ways_of = {"through the driver": None, "stay if large": LARGE}
+        for length, count, (way, stay) in itertools.product(options.lengths, options.sizes, ways_of.items()):
+            prompts = max(16, 64_000 // length)
+            fast, clock = await samples(runtime, count, length, prompts=prompts, steps=STEPS, stay=stay)
+            found.add_row(f"{length:,}", f"{count:,}", way, f"{fast:,.0f}", f"{clock:,.0f}")
         if options.only == "samples":
             return found
         Console(width=100).print(found)

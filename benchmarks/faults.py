@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # workers import this file by its path, and find no other
 
 PHASES = ("rollout", "reward", "update", "apply", "publish", "save")
 """What the driver has just asked for: answers, scores, gradients, the optimizer's step, new weights, a checkpoint."""
-CALLS = {"generate": "rollout", "of_sequences": "reward", "load": "publish", "write": "save"}
+CALLS = {"generate": "rollout", "of_sequences": "reward", "of_distant": "reward", "load": "publish", "write": "save"}
 """The phase of a call to a worker; ranks' parts have their own."""
 PARTS = {"prepare": "update", "apply": "apply"}
 WORKERS = {"rank": "training rank", "rollout": "rollout worker", "judge": "judge"}

@@ -23,8 +23,8 @@ CORE = ("types", "batch", "partition", "algorithms", "maths", "loop", "learn", "
 
 ROOMS = {
     "__init__": (80, "the names that `import plaudit` gives"),
-    "types": (205, "rows, prompts and answers, as every room speaks of them"),
-    "batch": (250, "rows as tensors; the line between plain values and arithmetic"),
+    "types": (435, "rows, prompts and answers, as every room speaks of them; numbers that stay where they are (235)"),
+    "batch": (255, "rows as tensors; the line between plain values and arithmetic"),
     "partition": (80, "which units of a batch go together, as plain integers"),
     "support": (
         875,
@@ -36,7 +36,7 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2660,
+        2710,
         "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (75)",
     ),
     "monitor": (
@@ -46,7 +46,7 @@ ROOMS = {
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (
-        2345,
+        2355,
         "rules, functions, judges, HTTP; half of it is the sandbox and the protocol; functions' processes (115)",
     ),
     "models": (
@@ -59,15 +59,15 @@ ROOMS = {
     ),
     "tasks": (690, "the demo's language and real reviews"),
     "rollout": (
-        3400,
+        3415,
         "two engines, one of them our own decoder, and the way from prompts to rows; many processes a worker (370)",
     ),
     "learn": (
-        2670,
+        2680,
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2530,
+        2535,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes (30), answers (40)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
@@ -76,7 +76,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        3020,
+        3035,
         "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards (150)",
     ),
     "runs": (

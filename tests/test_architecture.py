@@ -60,7 +60,7 @@ HEAVY = {"torch", "transformers", "datasets", "matplotlib", "sklearn"}
 HEAVY_ALL_THE_SAME = {"rewards/judge.py": "it runs the judge, a model"}
 
 READING_PATH = (
-    "types.py",
+    "types/__init__.py",
     "batch.py",
     "algorithms/base.py",
     "algorithms/policy_gradient.py",

@@ -13,6 +13,11 @@ def varied(tokens: tuple[int, ...]) -> float:
     return sum(tokens) % 11 / 5 - 1
 
 
+def of_text(completion: str) -> float:
+    """The same without tokens."""
+    return sum(map(ord, completion)) % 11 / 5 - 1
+
+
 def often_equal(tokens: tuple[int, ...]) -> float:
     """Most groups agree on it."""
     return float(tokens[0] % 8 == 0)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from plaudit.partition import Unit, by_group, passes, spread
 from plaudit.types import Row
+from plaudit.types.distant import Source, laid, landed
 
 ROW_COLUMNS = ("lengths", "group", "reward", "baseline", "row_weight", "margin", "continues", "bootstrap")
 READ = ("tokens", "trainable", "lengths", "group")
@@ -42,6 +42,8 @@ class Batch:
     group: Tensor  # (r,) int64, rows of one prompt share it
     unit: int = 1
     """Number of adjacent rows that are never separated (2 for pairs)."""
+    sources: tuple[Source, ...] = ()
+    """Where distant numbers are (`distant.py`). Until `landed`, a token of theirs is its place, a log-prob NaN."""
     behaviour: Tensor | None = None  # (n,) sampler's log-probs, 0 where not sampled
     version: Tensor | None = None  # (n,) int64 policy version of each token, -1 where not sampled
     reference: Tensor | None = None  # (n,) reference log-probs
@@ -67,15 +69,17 @@ class Batch:
             raise ValueError(f"{len(rows)} rows cannot be kept in units of {unit}")
         for number, row in enumerate(rows):
             _check(number, row, rows[0])
+        tokens, sources = laid([row.tokens for row in rows], "int64")
         return cls(
-            tokens=_flat([row.tokens for row in rows], torch.int64),
-            trainable=_flat([row.trainable for row in rows], torch.bool),
+            tokens=torch.from_numpy(tokens),
+            sources=sources,
+            trainable=torch.from_numpy(laid([row.trainable for row in rows], "bool")[0]),
             lengths=torch.tensor([len(row.tokens) for row in rows]),
             group=torch.tensor([row.group for row in rows]),
             unit=unit,
-            behaviour=_flat_if_given([row.logprobs for row in rows], torch.float32),
-            version=_flat_if_given([row.versions for row in rows], torch.int64),
-            reference=_flat_if_given([row.reference for row in rows], torch.float32),
+            behaviour=_flat([row.logprobs for row in rows], "float32"),
+            version=_flat([row.versions for row in rows], "int64"),
+            reference=_flat([row.reference for row in rows], "float32"),
             reward=torch.tensor([row.reward for row in rows], dtype=torch.float32),
             baseline=torch.tensor([row.baseline for row in rows], dtype=torch.float32),
             row_weight=torch.tensor([row.weight for row in rows], dtype=torch.float32),
@@ -123,7 +127,14 @@ class Batch:
             raise ValueError(f"{name} has {given}, but needs an entry a {of}: give a tensor of the shape ({size},)")
 
     def _mapped(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
-        return Batch(unit=self.unit, **{name: change(name, column) for name, column in self.columns().items()})
+        return replace(self, **dict[str, Any]((name, change(name, one)) for name, one in self.columns().items()))
+
+    def landed(self) -> Batch:
+        """Return the batch with its distant numbers, fetched from where they were sampled."""
+        if not self.sources:
+            return self
+        found = landed({name: column.numpy() for name, column in self.columns().items()}, self.sources)
+        return replace(self, sources=(), **dict[str, Any]((name, torch.from_numpy(one)) for name, one in found.items()))
 
     def select(self, rows: Tensor) -> Batch:
         """Return the given rows (indices, in that order) with all columns."""
@@ -163,7 +174,8 @@ class Batch:
 
     def sequences(self) -> Batch:
         """Return the rows with what a pass reads, and nothing else."""
-        return Batch(unit=self.unit, **{name: column for name, column in self.columns().items() if name in READ})
+        lacks = ("behaviour",) if self.sources else ()  # which comes back with what the pass finds
+        return self.with_columns(**{name: None for name in self.columns() if name not in (*READ, *lacks)})
 
     def rejoined(self, shards: Sequence[Mapping[str, Tensor]]) -> Batch:
         """Return this batch with the columns that were found of its shards, given in rank order."""
@@ -214,32 +226,28 @@ class Batch:
         return self._mapped(lambda name, column: column.to(device))
 
 
-TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in ("unit", *ROW_COLUMNS))
+TOKEN_COLUMNS = tuple(field.name for field in fields(Batch) if field.name not in ("unit", "sources", *ROW_COLUMNS))
 
 
-def _flat(columns: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.asarray(column) for column in columns])).to(dtype)
-
-
-def _flat_if_given(columns: Sequence[Sequence[Any] | None], dtype: torch.dtype) -> Tensor | None:
+def _flat(columns: Sequence[Sequence[Any] | None], kind: str) -> Tensor | None:
     given = [column for column in columns if column is not None]
-    return _flat(given, dtype) if given else None
+    return torch.from_numpy(laid(given, kind)[0]) if given else None
 
 
 def _check(number: int, row: Row, first: Row) -> None:
-    size, expected = len(row.tokens), _optional(first)
+    size = len(row.tokens)
     if size == 0:
         raise ValueError(f"row {number} has no tokens: give it at least one")
-    for name, column in {"trainable": row.trainable, **_optional(row)}.items():
+    for (name, column), other in zip(_by_token(row).items(), _by_token(first).values(), strict=True):
         if column is not None and len(column) != size:
             raise ValueError(f"row {number}: {name} has {len(column)} entries for {size} tokens: give one a token")
-    if row.trainable[0]:
-        raise ValueError(f"row {number}: its first token is trained, but nothing precedes it; put a BOS before it")
-    for name, column in _optional(row).items():
-        if (column is None) != (expected[name] is None):
+        if (column is None) != (other is None):
             has, lacks = (0, number) if column is None else (number, 0)
             raise ValueError(f"row {has} has {name} and row {lacks} has none: give them to every row or to none")
+    if row.trainable[0]:
+        raise ValueError(f"row {number}: its first token is trained, but nothing precedes it; put a BOS before it")
 
 
-def _optional(row: Row) -> Mapping[str, Sequence[Any] | None]:
-    return {"logprobs": row.logprobs, "versions": row.versions, "reference": row.reference}
+def _by_token(row: Row) -> Mapping[str, Sequence[Any] | None]:
+    optional = {"logprobs": row.logprobs, "versions": row.versions, "reference": row.reference}
+    return {"trainable": row.trainable, **optional}

@@ -80,17 +80,17 @@ def test_exact_match_and_matches() -> None:
 
 
 def test_length() -> None:
-    assert [length((0,) * n, target=10) for n in (0, 5, 10, 15, 20, 50)] == [0, 0.5, 1, 0.5, 0, -1]
+    assert [length(n, target=10) for n in (0, 5, 10, 15, 20, 50)] == [0, 0.5, 1, 0.5, 0, -1]
     with pytest.raises(ValueError, match="target=0"):
-        length((0,), target=0)
+        length(1, target=0)
 
 
 def test_overlong_by_hand() -> None:
     # max 20, cache 8: free up to 12, then (12 - n) / 8
-    found = [overlong((0,) * n, max_tokens=20, cache_tokens=8) for n in (0, 12, 13, 16, 20, 21, 100)]
+    found = [overlong(n, max_tokens=20, cache_tokens=8) for n in (0, 12, 13, 16, 20, 21, 100)]
     assert found == [0, 0, -0.125, -0.5, -1, -1, -1]
     with pytest.raises(ValueError, match="cache_tokens=30"):
-        overlong((), max_tokens=20, cache_tokens=30)
+        overlong(0, max_tokens=20, cache_tokens=30)
 
 
 PROMPT = Prompt(id="f:1", text="How many?", tokens=(1,), answer="#### 4")

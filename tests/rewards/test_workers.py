@@ -228,7 +228,7 @@ class NumberWorker:
 
 
 def function_workers(start: Any, count: int, **how: Any) -> FunctionWorkers:
-    how = {"waits": False, "deadline": 60.0, "patience": 9.0, "failures": lambda lost: None} | how
+    how = {"waits": False, "tokens": True, "deadline": 60.0, "patience": 9.0, "failures": lambda lost: None} | how
     workers = FunctionWorkers(start, count, **how)
     workers.open()
     return workers

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from plaudit.batch import Batch
 from plaudit.maths.aggregate import Aggregation, token_weights, unit_weights
 from plaudit.support.fields import Section, setting
 from plaudit.types import Group, Numbers, Response, Role, Row, Sampling, Stats
+from plaudit.types.distant import joined
 
 Memory = MutableMapping[str, float]
 Data = Literal["demonstrations", "preferences", "judgements", "prompts"]
@@ -130,20 +131,15 @@ def row_of(group: Group, response: Response, *, baseline: float = 0.0) -> Row:
     prompt, before = group.prompt.tokens, len(group.prompt.tokens)
     assert response.reward is not None or response.continues, "a response without a reward has no row"
     return Row(
-        tokens=_joined(Numbers("i", prompt), response.tokens),
-        trainable=_joined(Numbers("b", bytes(before)), response.trainable),
+        tokens=joined(Numbers("i", prompt), response.tokens),
+        trainable=joined(Numbers("b", bytes(before)), response.trainable),
         group=group.index,
-        logprobs=_joined(Numbers("f", bytes(4 * before)), response.completion.logprobs),
-        versions=_joined(Numbers("i", [-1] * before), response.completion.versions),
+        logprobs=joined(Numbers("f", bytes(4 * before)), response.completion.logprobs),
+        versions=joined(Numbers("i", [-1] * before), response.completion.versions),
         reward=response.reward or 0.0,
         baseline=baseline,
         continues=response.continues,
     )
-
-
-def _joined(prompt: Numbers, answer: Sequence[Any]) -> Numbers:
-    prompt.extend(answer)
-    return prompt
 
 
 def scored(responses: Sequence[Response]) -> list[tuple[float, Response]]:

@@ -121,6 +121,9 @@ class JudgeProcess(Part):
     def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
         return self.judge.of_sequences(sequences)
 
+    def of_distant(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        return self.judge.of_distant(sequences)
+
 
 async def rollout_gang(runtime: RayRuntime, recipe: Mapping[str, Any], name: str, **how: Any) -> Worker[RolloutWorker]:
     """Start a rollout worker of several processes; `how` is as in `_gang`."""

@@ -22,7 +22,7 @@ from plaudit.crew.inside import InProcess
 from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
-from plaudit.crew.scoring import Scoring, reserving
+from plaudit.crew.scoring import Scoring, reserving, stays
 from plaudit.crew.trainer import RankProcess
 from plaudit.evaluate.judge import judge_reward
 from plaudit.loop.cast import Cast
@@ -43,6 +43,7 @@ from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Role, Stats
+from plaudit.types.distant import LARGE
 from plaudit.weights.transport import transport_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class RayCrew:
                 patience=self._patience,
                 failures=failures,
                 say=say,
+                stay=LARGE if stays(settings) else None,
             )
         bundles = (self.ranks.bundles[0], self.rollout_bundle)
         gpus = settings.device != "cpu" and not self.shares and all(bundle.get("GPU", 0.0) >= 1 for bundle in bundles)

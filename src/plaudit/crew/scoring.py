@@ -22,6 +22,7 @@ from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.workers import FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, reserved
+from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Completion, Prompt, Score
@@ -62,6 +63,21 @@ def reserving(settings: Settings) -> list[RewardSettings]:
     return [one for one in settings.rewards for _ in range(one.reserving * settings.samples)]
 
 
+def stays(settings: Settings) -> bool:
+    """True if long answers need not pass the driver: nothing there reads all of their numbers (a plug-in's method may
+    read any column), and mirrors make the loss of a node with answers cost a step and not what a checkpoint does."""
+    read = any(_reads(one) for one in settings.rewards)
+    ours = type(settings.objective).__module__.startswith("plaudit.")
+    return ours and not read and not settings.rollout.record and MIRRORS in settings.runtime.mesh
+
+
+def _reads(reward: RewardSettings) -> bool:
+    """True if the driver reads every answer's tokens for a reward."""
+    if reward.kind in ("judge", "http"):
+        return reward.kind == "http" or not reward.workers
+    return function_reward(reward).reads_tokens
+
+
 class Scoring:
     """The processes of a run's rewards. They stay when ranks are formed again."""
 
@@ -87,9 +103,9 @@ class Scoring:
         """Begin to start functions, within a running event loop."""
         for which, reward in enumerate(self.settings.rewards if self.settings.samples else ()):
             if reward.workers and reward.kind != "judge":
-                make, waits = FunctionProcess.maker(reward, self.settings.plugins), function_reward(reward).waits
+                make, one = FunctionProcess.maker(reward, self.settings.plugins), function_reward(reward)
                 start = partial(self._function, which, reward, make)
-                how = {"waits": waits, "deadline": reward.deadline, **self._how}
+                how = {"waits": one.waits, "tokens": one.reads_tokens, "deadline": reward.deadline, **self._how}
                 self._functions[which] = FunctionWorkers(start, reward.workers, **how)
                 self._functions[which].open()
 

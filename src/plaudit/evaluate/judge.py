@@ -22,6 +22,7 @@ from plaudit.models.described import check_scores
 from plaudit.models.load import load_model, load_tokenizer
 from plaudit.rewards.judge import JudgeReward, ScoreBatch
 from plaudit.types import Completion, Finish, Prompt, Role, Row
+from plaudit.types.distant import joined, values
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class Judge:
             found += output.scores.tolist()
         return found
 
+    def of_distant(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """As `of_sequences`, of numbers that are fetched from where they are."""
+        return self.of_sequences(values(sequences))
+
     def _without_pads(self, sequence: tuple[int, ...]) -> tuple[int, ...]:
         """Remove the pads at its end: tokens after the one that is read cannot change its state."""
         length = len(sequence)
@@ -139,7 +144,8 @@ class JudgeInput:
             body = completion.tokens[:-1] if completion.finish is Finish.EOS else completion.tokens
             end = self._end(chat=chat)
             before = len(body) - len(end) + 1  # a template may write something before the end token
-            return (*asked, *(body[:before] if end[:-1] == body[before:] else body), *end)
+            whole: Tokens = joined(asked, body[:before] if end[:-1] == body[before:] else body, end)
+            return whole
         answer = self._completion(prompt, turns, completion, text) if chat else completion.text
         (tokens,) = encode_texts([text + answer if chat else answer], self.tokenizer)
         tokens = after(asked, tokens, answer, self.tokenizer) if chat else tokens

@@ -107,7 +107,9 @@ def relabel(settings: RelabelSettings, *, reporter: Reporter | None = None) -> R
     asked = _by_prompt(samples) if settings.answers else [_of_pairs(one) for one in samples]
     reward = measures.rewards(settings.judge, None)
     for name, one in reward.items():
-        if isinstance(one, FunctionReward) and any(argument == "tokens" for argument, _ in one.arguments):
+        if isinstance(one, FunctionReward) and any(
+            argument in ("tokens", "token_count") for argument, _ in one.arguments
+        ):
             raise ValueError(f"{name} reads an answer's tokens, and these are texts: name a measure of the text")
     result, rows = _ordered(settings, asked, scored([_answers(one, settings) for one in asked], reward))
     result = replace(result, rows=len(samples) + len(bad), bad=tuple(bad))

@@ -76,7 +76,7 @@ class Learner(Scorer):
         """
         rate *= self.optimizer_settings.learning_rate * schedule(step, self.total_steps, self.optimizer_settings)
         self.optimizer.rate = rate
-        stats = self._backwards(batch)
+        stats = self._backwards(batch.landed())
         self.placement.sum(self.optimizer.collect())
         norm = self.optimizer.gradient_norm()
         stats |= {f"gradient_norm/{self.role}": norm, f"learning_rate/{self.role}": rate, "skipped": 0.0, "halted": 0.0}
@@ -136,8 +136,7 @@ class Learner(Scorer):
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Stats:
         """Return figures of the loss over a weighed batch, without learning from it."""
-        cut = partial(self._micro, batch)
-        found = self.placement.fit(self.passes.score, cut, self._work(trains=False))
+        found = self.placement.fit(self.passes.score, partial(self._micro, batch), self._work(trains=False))
         self.placement.settle()
         return merge_stats(found)
 

@@ -6,7 +6,7 @@ Batch -> consecutive parts within the token budget -> forward -> Output, ... -> 
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from plaudit.learn.sharding import Placement, Whole, finite, local
 from plaudit.models.base import LanguageModel
 from plaudit.models.lowrank import adapters_off
 from plaudit.types import Role
+from plaudit.types.distant import Source, packed, unpacked
 
 
 class Annotations(dict[str, Tensor]):
@@ -34,12 +35,18 @@ def _tensors(arrays: Mapping[str, Any]) -> Annotations:
     return Annotations({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
-def _batch(unit: int, arrays: Mapping[str, Any]) -> Batch:
-    return Batch(unit=unit, **_tensors(arrays))
+def _batch(unit: int, arrays: dict[str, Any], runs: Any = None, sources: Sequence[Source] = ()) -> Batch:
+    arrays = unpacked(arrays, runs) if sources else arrays
+    return Batch(unit=unit, sources=tuple(sources), **_tensors(arrays))
+
+
+def _travelling(batch: Batch) -> tuple[Any, ...]:
+    arrays = _arrays(batch.columns())
+    return _batch, (batch.unit, *(packed(arrays, batch.sources) if batch.sources else (arrays,)))
 
 
 # Batches and columns travel as numpy arrays: torch would copy each tensor several times.
-copyreg.pickle(Batch, lambda batch: (_batch, (batch.unit, _arrays(batch.columns()))))
+copyreg.pickle(Batch, _travelling)
 copyreg.pickle(Annotations, lambda columns: (_tensors, (_arrays(columns),)))
 
 COLUMNS: Mapping[Role, Callable[[Output], dict[str, Tensor | None]]] = {
@@ -75,12 +82,16 @@ class Scorer:
         return batch.with_columns(**self.columns(batch))
 
     def columns(self, batch: Batch) -> Annotations:
-        """Return this role's columns of the batch; none on a stage before the last."""
+        """Return this role's columns of the batch; none on a stage before the last. Log-probs by the sampler that the
+        driver does not have come with those of a reference, from which they are subtracted."""
+        batch = batch.landed()
         parts: dict[str, list[Tensor]] = {}
         for output in self.outputs(batch):
             for name, column in COLUMNS[self.role](output).items():
                 assert column is not None, (self.role, name)
                 parts.setdefault(name, []).append(column.to(batch.tokens.device))
+        if parts and self.role is Role.REFERENCE and batch.behaviour is not None:
+            parts["behaviour"] = [batch.behaviour]
         return Annotations({name: torch.cat(part) for name, part in parts.items()})
 
     @torch.no_grad()

@@ -50,8 +50,7 @@ class OnlineSource:
         """Prompts started."""
         self.consumed = 0
         """Prompts whose groups were delivered or dropped: a resumed run continues here."""
-        self._running: deque[asyncio.Task[Group]] = deque()
-        self._started = asyncio.Event()
+        self._running, self._started = deque[asyncio.Task[Group]](), asyncio.Event()
         self._feeder: asyncio.Task[None] | None = None
 
     async def _feed(self) -> None:

@@ -16,7 +16,7 @@ from plaudit.loop.checkpoint import CheckpointError, Store
 from plaudit.loop.progress import Progress
 from plaudit.loop.train import NonFiniteError
 from plaudit.runtime.memory import RankOutOfMemory
-from plaudit.runtime.worker import WorkerLost
+from plaudit.runtime.worker import AnswersLost, WorkerLost
 from plaudit.support.ends import Ended
 
 ROLLBACKS = 1
@@ -80,7 +80,8 @@ class Restart:
     def _changed(self, error: Exception, failures: Callable[[WorkerLost], None]) -> str:
         """Describe what differs from now on. Raises what ends the run."""
         if isinstance(error, WorkerLost):
-            failures(error)
+            if not isinstance(error, AnswersLost):
+                failures(error)
             return ""
         if isinstance(error, RankOutOfMemory):
             if error.micro_tokens <= self.longest:

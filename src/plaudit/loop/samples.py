@@ -8,8 +8,8 @@ It reads and never changes anything, so a run has the same weights with and with
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from plaudit.batch import Batch
 from plaudit.learn.watched import Seen
 from plaudit.loop.progress import Moment
 from plaudit.monitor.samples import Groups, Samples, guaranteed
+from plaudit.runtime.worker import AnswersLost
 from plaudit.types import Group, Response, Stats
+from plaudit.types.distant import here
 
 DIGITS = 5
 """Decimals of a recorded log-prob, entropy or advantage: enough to read, and half of a file's bytes."""
@@ -105,12 +107,14 @@ class RecordSamples:
         for kind, groups in kinds.items():
             fit[kind], room = _first(groups, room, guaranteed(kind, step))
         wanted = [group.index for group in fit["train"]]
-        rows = row_columns(_of_groups(moment.batch, wanted), await self.seen(wanted))
-        made = {
-            kind: (len(groups), self._records(fit[kind], rows if kind == "train" else {}))
-            for kind, groups in kinds.items()
-        }
-        self.samples.write(step, made)
+        seen = await self.seen(wanted)
+        with suppress(AnswersLost):  # of a step that has been learned: it goes without a record
+            rows = row_columns(_of_groups(moment.batch, wanted), seen)
+            made = {
+                kind: (len(groups), self._records(fit[kind], rows if kind == "train" else {}))
+                for kind, groups in kinds.items()
+            }
+            self.samples.write(step, made)
         return {}
 
     def _records(self, groups: Sequence[Group], rows: dict[Key, list[Columns]]) -> Groups:
@@ -148,7 +152,7 @@ def _of_groups(batch: Batch | None, groups: Sequence[int]) -> Batch | None:
     if batch is None:
         return None
     rows = torch.isin(batch.group, torch.tensor(groups, dtype=torch.int64)).nonzero()[:, 0]
-    return batch.select(rows) if len(rows) else None
+    return batch.select(rows).landed() if len(rows) else None
 
 
 def row_columns(batch: Batch | None, seen: Iterable[Seen] = ()) -> dict[Key, list[Columns]]:
@@ -182,7 +186,9 @@ def _rows(tokens: Tensor, lengths: Tensor, group: Tensor, *columns: Tensor | Non
 def sample_records(group: Group, rows: dict[Key, list[Columns]], pieces: Pieces) -> Iterator[dict[str, Any]]:
     """Yield a group's responses as JSON values. Equal answers get their columns in the order of their rows."""
     prompt, taken = np.array(group.prompt.tokens, dtype=np.int64).tobytes(), dict[Key, int]()
-    for number, response in enumerate(group.responses):
+    completions = here([response.completion for response in group.responses])
+    for number, (response, completion) in enumerate(zip(group.responses, completions, strict=True)):
+        response = replace(response, completion=completion)
         key = (group.index, prompt + np.array(response.tokens, dtype=np.int64).tobytes())
         rowless = response.greedy or not response.trained or (response.reward is None and not response.continues)
         columns = None

@@ -170,8 +170,7 @@ async def check_weights(cast: Cast, step: int) -> None:
 
 async def _figures(hook: Hook, moment: Moment) -> Stats:
     """Return a hook's figures, {} for None. Raises TypeError with the hook's name."""
-    told = hook(moment)
-    name = name_of(hook)
+    told, name = hook(moment), name_of(hook)
     if not isawaitable(told):
         raise TypeError(f"the hook {name} must be async (`async def`): it returned {told!r:.80} at once")
     return plain(await told or {}, f"the figures of the hook {name}")

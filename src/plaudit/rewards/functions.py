@@ -30,6 +30,7 @@ from plaudit.runtime.coroutines import raise_in
 from plaudit.support.fields import nearest
 from plaudit.support.plugins import name_of
 from plaudit.types import LARGEST_SCORE, NOT_APPLICABLE, Completion, Finish, Prompt, Score
+from plaudit.types.distant import here
 
 ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "prompt": lambda prompt, completion: prompt.text,
@@ -41,6 +42,7 @@ ARGUMENTS: Mapping[str, Callable[[Prompt, Completion], Any]] = {
     "messages": lambda prompt, completion: prompt.messages,
     "extra": lambda prompt, completion: prompt.extra,
     "tokens": lambda prompt, completion: tuple(completion.tokens),
+    "token_count": lambda prompt, completion: len(completion.tokens),
     "finished": lambda prompt, completion: completion.finish is not Finish.LENGTH,
 }
 """What a function may ask for by a parameter's name. `tokens` are the completion's, with its end token."""
@@ -96,8 +98,10 @@ class FunctionReward:
         """Seconds in which its calls kept this process from all else."""
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self.arguments = _bindings(function, self.name, self.options)
+        self.reads_tokens = any(get is ARGUMENTS["tokens"] for _, get in self.arguments)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        completions = here(completions) if self.reads_tokens else completions
         if self.waits:
             return list(await asyncio.gather(*(self._awaited(prompt, completion) for completion in completions)))
         scores: list[Score] = []

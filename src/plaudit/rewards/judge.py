@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from plaudit.rewards.base import completed
 from plaudit.runtime.queue import Queue
 from plaudit.types import Completion, Prompt, Score
+from plaudit.types.distant import joined
 
 Tokens = tuple[int, ...]
 ScoreBatch = Callable[[list[Tokens]], list[float] | Awaitable[list[float]]]
@@ -62,7 +63,7 @@ class JudgeReward:
     def read(self, prompt: Prompt, completion: Completion) -> Tokens | Score:
         """Return the tokens that the judge reads, or a failed score if it cannot read them."""
         if self.encode is None:
-            return self.refused((*prompt.tokens, *completion.tokens))
+            return self.refused(joined(prompt.tokens, completion.tokens))
         try:
             return self.refused(self.encode(prompt, completion))
         except (ValueError, TypeError) as error:  # its chat template refuses the chat, or a text is not Unicode

@@ -69,24 +69,24 @@ def matches(completion: str, *, pattern: str) -> float:
     return float(re.search(pattern, completion) is not None)
 
 
-def length(tokens: tuple[int, ...], *, target: int) -> float:
-    """1 - |tokens - target| / target, but not below -1: 1 at the target, 0 for no tokens or twice the target.
+def length(token_count: int, *, target: int) -> float:
+    """1 - |token_count - target| / target, but not below -1: 1 at the target, 0 for no tokens or twice the target.
 
     Raises ValueError for a target below 1.
     """
     if target < 1:
         raise ValueError(f"target={target} must be 1 or more tokens")
-    return max(-1.0, 1 - abs(len(tokens) - target) / target)
+    return max(-1.0, 1 - abs(token_count - target) / target)
 
 
-def overlong(tokens: tuple[int, ...], *, max_tokens: int, cache_tokens: int) -> float:
+def overlong(token_count: int, *, max_tokens: int, cache_tokens: int) -> float:
     """Soft overlong punishment, added to another reward (DAPO, Yu et al. 2025, eq. 13).
 
     0 up to max_tokens - cache_tokens, then falling linearly to -1 at max_tokens, and -1 beyond.
     """
     if not 0 < cache_tokens <= max_tokens:
         raise ValueError(f"cache_tokens={cache_tokens} must be between 1 and max_tokens={max_tokens}")
-    return max(-1.0, min(0.0, (max_tokens - cache_tokens - len(tokens)) / cache_tokens))
+    return max(-1.0, min(0.0, (max_tokens - cache_tokens - token_count) / cache_tokens))
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -62,6 +62,7 @@ class CodeReward:
     """1 if the answer's code passes all tests of its row, else 0."""
 
     waits = True
+    reads_tokens = False
 
     def __init__(self, name: str, options: Mapping[str, Any]):
         try:

@@ -25,6 +25,7 @@ from plaudit.runtime.queue import Queue
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.support.plugins import load_plugins, run_as_sent, sources
 from plaudit.types import Completion, Prompt, Score
+from plaudit.types.distant import Distant, values
 
 Asked = tuple[Prompt, Completion]
 CALL = 3000.0
@@ -40,6 +41,8 @@ class Scores(Protocol):
 
     @plain
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
+
+    def of_distant(self, sequences: list[Tokens]) -> list[float]: ...
 
 
 class JudgeWorkers:
@@ -78,9 +81,9 @@ class JudgeWorkers:
 
     async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> list[float]:
         """Return scores from a place's worker or, if that worker is lost, from another one."""
-        scores = await self._places.asked(
-            len(sequences), lambda one: one.call(Scores.of_sequences, sequences), first=place
-        )
+        far = any(isinstance(sequence, Distant) for sequence in sequences)
+        how = Scores.of_distant if far else Scores.of_sequences
+        scores = await self._places.asked(len(sequences), lambda one: one.call(how, sequences), first=place)
         if len(scores) != len(sequences):
             raise ValueError(f"A judge was asked about {len(sequences)} and scored {len(scores)} sequences.")
         return scores
@@ -128,19 +131,20 @@ class FunctionWorkers:
         count: int,
         *,
         waits: bool,
+        tokens: bool,
         deadline: float,
         patience: float,
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
     ):
-        """`waits`: the function waits for something, so that many calls may be under way. `deadline` is that of an
-        answer; the rest is as in `JudgeWorkers`."""
+        """`waits`: the function waits for something, so that many calls may be under way. `tokens`: it is given an
+        answer's tokens. `deadline` is that of an answer; the rest is as in `JudgeWorkers`."""
         none = (
             "no process of a reward function became ready within {patience:g} s, which is twice runtime.start_timeout: "
             "free what the reward's `resources` reserve, or raise runtime.start_timeout"
         )
         self._places = Places(start, count, work="answers", patience=patience, none=none, failures=failures, say=say)
-        self._count, self._waits = count, waits
+        self._count, self._waits, self._tokens = count, waits, tokens
         self._most = max(1, int(CALL / deadline))
         self._queue: Queue[_Answer, Score] = Queue(self._work, tasks=count * (CALLS if waits else 1))
         self._again = asyncio.Lock()
@@ -154,7 +158,10 @@ class FunctionWorkers:
         await self._places.counted()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        lean = [replace(one, logprobs=(), versions=()) for one in completions]  # no function is given these
+        bodies = values([one.tokens for one in completions]) if self._tokens else [()] * len(completions)
+        lean = [  # no function is given log-probs or versions
+            replace(one, tokens=body, logprobs=(), versions=()) for one, body in zip(completions, bodies, strict=True)
+        ]
         return await self._queue.ask([_Answer(prompt, completion) for completion in lean])
 
     async def _work(self) -> None:

@@ -19,8 +19,10 @@ from typing import Any
 
 from plaudit.rollout.worker import RolloutWorker
 from plaudit.runtime.places import Place, Places, Start
+from plaudit.runtime.plain import loads
 from plaudit.runtime.worker import SenderLost, Worker, WorkerLost
 from plaudit.types import Completion, Sampling
+from plaudit.types.distant import BYTES, arrived
 from plaudit.weights.parcel import WeightsError
 from plaudit.weights.transport import Shipment
 
@@ -41,11 +43,13 @@ class Pool:
         patience: float,
         failures: Callable[[WorkerLost], None],
         say: Callable[[str], None] = lambda text: None,
+        stay: int | None = None,
     ):
         """Places beyond `count`, up to `most`, are filled when there is room; their loss does not count as a failure.
         Without any worker, requests wait `patience` seconds. `failures` gets every other lost worker; it may raise,
-        which ends the run."""
-        self._start, self._patience = start, patience
+        which ends the run. Numbers of a prompt's answers stay on the node that sampled them if they
+        are at least `stay` bytes (`types/distant.py`)."""
+        self._start, self._patience, self._stay = start, patience, stay
         none = "no rollout worker became ready within {patience:g} s, twice runtime.start_timeout"
         self.places = Places(
             self._ready,
@@ -87,8 +91,12 @@ class Pool:
         self._open += 1
 
         async def ask(worker: Worker[RolloutWorker]) -> list[Completion]:
+            asked = self.attempt, list(prompt_tokens), list(plan)
             with self.doing(worker.name, "samples"):
-                return await worker.call(RolloutWorker.generate, self.attempt, list(prompt_tokens), list(plan))
+                if self._stay is None or BYTES * cost < self._stay:
+                    return await worker.call(RolloutWorker.generate, *asked)
+                source, told = await worker.call_apart(RolloutWorker.generate_apart, *asked, self._stay)
+                return arrived(loads(told), source)
 
         try:
             return await self.places.asked(cost, ask)

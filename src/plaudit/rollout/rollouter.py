@@ -39,7 +39,6 @@ class Rollouter:
         plan = [replace(s, seed=completion_seed(self.seed, index, k)) for k, s in enumerate(self.plan)]
         completions = await self.engine.generate(prompt.tokens, plan)
         scores = await self.reward.score(prompt, completions)
-        assert len(scores) == len(completions), (len(scores), len(completions))
         responses = [
             shaped(completion, score, self.shaping, greedy=sampling.greedy)
             for completion, score, sampling in zip(completions, scores, plan, strict=True)

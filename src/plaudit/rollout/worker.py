@@ -16,8 +16,9 @@ from plaudit.rollout.accepted import Accepted, Ordered
 from plaudit.rollout.content import Content
 from plaudit.rollout.engine import Engine
 from plaudit.runtime.memory import make_room
-from plaudit.runtime.plain import plain
+from plaudit.runtime.plain import dumps, plain
 from plaudit.types import Completion, Sampling
+from plaudit.types.distant import Columns, apart
 from plaudit.weights.changes import completed
 from plaudit.weights.collective import Invitation, Receiver
 from plaudit.weights.parcel import Parcel, unpack
@@ -65,6 +66,14 @@ class RolloutWorker:
         if task.cancelled():
             raise OutOfDateError(f"attempt {attempt} was cancelled: attempt {self.attempt} is under way")
         return task.result()
+
+    async def generate_apart(
+        self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling], least: int
+    ) -> tuple[Columns | None, bytes]:
+        """As `generate`, for answers that stay here if they are at least `least` bytes: their columns, and what the
+        driver is told."""
+        columns, told = apart(await self.generate(attempt, prompt_tokens, plan), least)
+        return columns, dumps(told)
 
     async def load(self, attempt: int, *sent: Parcel | Invitation) -> tuple[int, str]:
         """Sample with the weights of these parcels from now on. Return their version and digest.

@@ -13,11 +13,10 @@ import asyncio
 import heapq
 import math
 from collections.abc import Awaitable, Callable, Container, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from plaudit.runtime.worker import NodeLost, NoWorkersError, Result, Worker, WorkerLost, reason_of
+from plaudit.runtime.worker import NodeLost, NoWorkersError, Result, SenderLost, Worker, WorkerLost, reason_of
 
 Kind = TypeVar("Kind")
 Start = Callable[[int], Awaitable[Worker[Kind]]]
@@ -106,8 +105,12 @@ class Places(Generic[Kind]):
         """Return the answer of the least busy worker, or of the place `first`. If the worker is lost, ask the next."""
         while True:
             place, first = first, None
-            with suppress(WorkerLost):
+            try:
                 return await (self.once(cost, ask) if place is None else self.call(place, cost, ask))
+            except SenderLost:  # what it is asked about is gone, whoever is asked
+                raise
+            except WorkerLost:
+                continue
 
     async def once(self, cost: int, ask: Callable[[Worker[Kind]], Awaitable[Result]]) -> Result:
         """Return the answer of the least busy worker. Raises WorkerLost if it is lost before it answers."""
@@ -157,6 +160,8 @@ class Places(Generic[Kind]):
         self._count_load(place, cost)
         try:
             return await ask(worker)
+        except SenderLost:
+            raise
         except WorkerLost as lost:
             self.lose(place, worker, lost)
             raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from plaudit.runtime.gang import Gang
-from plaudit.runtime.worker import Arguments, Kind_co, OutOfStep, Result, Worker, WorkerLost, reason_of
+from plaudit.runtime.worker import Arguments, Kind_co, OutOfStep, Result, SenderLost, Worker, WorkerLost, reason_of
 
 if TYPE_CHECKING:
     from plaudit.runtime.ray_worker import RayWorker
@@ -115,8 +115,17 @@ class GangWorker(Generic[Kind_co]):
     @overload
     async def call(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> Result: ...
     async def call(self, method: Callable[[Kind_co, *Arguments], Any], *arguments: *Arguments) -> Any:
+        return await self._answer(self.gang.first.call(method, *arguments))
+
+    async def call_apart(
+        self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, tuple[Any, Any]]], *arguments: *Arguments
+    ) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = await self._answer(self.gang.first.call_apart(method, *arguments))
+        return found
+
+    async def _answer(self, asked: Coroutine[Any, Any, Any]) -> Any:
         try:
-            return await self.gang.first.call(method, *arguments)
+            return await asked
         except WorkerLost as lost:
             self._end(lost)
         except OutOfStep as error:
@@ -148,6 +157,9 @@ class Abreast(GangWorker[Kind_co]):
         async with self._turn:
             try:
                 return (await self.gang.each(method, *arguments))[0]
+            except SenderLost as lost:  # others may be within a pass
+                self._end(lost)
+                raise
             except WorkerLost as lost:
                 self._end(lost)
             except Exception as error:  # noqa: BLE001 - where it failed in one process, others may wait within a pass

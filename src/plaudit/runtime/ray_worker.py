@@ -28,7 +28,7 @@ from plaudit.runtime import beats, stage
 from plaudit.runtime.local import do
 from plaudit.runtime.plain import dumps, is_plain, loads
 from plaudit.runtime.settings import RuntimeSettings
-from plaudit.runtime.worker import Arguments, Kind_co, Result, SenderLost, WorkerLost, reason_of
+from plaudit.runtime.worker import AnswersLost, Arguments, Kind_co, Result, SenderLost, WorkerLost, reason_of
 
 LOST = (
     exceptions.ActorDiedError,
@@ -157,16 +157,7 @@ class RayWorker(Generic[Kind_co]):
             limit, timeout = "runtime.start_timeout", self._start_timeout
         asked = (dumps((method, arguments)),) if plain else (part, method, *arguments)
         call = self._actor.call_plain if plain else self._actor.call
-        answer = asyncio.ensure_future(_plain(call.remote(*asked)))
-        both, first = (answer, self._lost), asyncio.FIRST_COMPLETED
-        try:
-            done, _ = await asyncio.wait(both, timeout=timeout, return_when=first)
-        finally:
-            answer.cancel()  # does nothing to what is done
-        if not done:
-            self._end(f"did not end {method} within {timeout:g} s ({limit})")
-        if not answer.done():
-            raise WorkerLost(self.name, self._lost.result())
+        answer = await self._in_time(call.remote(*asked), timeout, f"did not end {method}", limit)
         try:
             return loads(answer.result()) if plain else answer.result()
         except exceptions.RayTaskError as error:
@@ -178,6 +169,19 @@ class RayWorker(Generic[Kind_co]):
             raise WorkerLost(self.name, _cause(error)) from error
         except GONE as error:
             raise SenderLost("a sender", reason_of(error)) from error
+
+    async def _in_time(self, reference: Any, timeout: float, what: str, limit: str) -> asyncio.Future[Any]:
+        """Wait for an object, or for the worker's loss: after `timeout` seconds it is lost for `what`."""
+        answer = asyncio.ensure_future(_plain(reference))
+        try:
+            done, _ = await asyncio.wait((answer, self._lost), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answer.cancel()  # does nothing to what is done
+        if not done:
+            self._end(f"{what} within {timeout:g} s ({limit})")
+        if not answer.done():
+            raise WorkerLost(self.name, self._lost.result())
+        return answer
 
     async def found(self) -> WorkerLost | None:
         """Ask for a sign now. Return how the worker was lost, or None."""
@@ -222,7 +226,7 @@ class RayWorker(Generic[Kind_co]):
 
     def references(
         self,
-        method: Callable[[Any, *Arguments], tuple[Any, ...]],
+        method: Callable[[Any, *Arguments], Any],
         *arguments: *Arguments,
         parts: int,
         part: str | None = None,
@@ -234,12 +238,9 @@ class RayWorker(Generic[Kind_co]):
 
     async def fetched(self, reference: Any) -> Any:
         """Return the object of a reference."""
-        timeout = self._call_timeout
+        answer = await self._in_time(reference, self._call_timeout, "returned nothing", "one call")
         try:
-            async with asyncio.timeout(timeout):
-                return await _plain(reference)
-        except TimeoutError:
-            self._end(f"returned nothing within {timeout:g} s (one call)")
+            return answer.result()
         except exceptions.RayTaskError as error:
             raise error.cause from error
         except LOST as error:
@@ -253,6 +254,12 @@ class RayWorker(Generic[Kind_co]):
         second part itself."""
         first, second = self.references(method, *arguments, parts=2)
         return first, await self.fetched(second)
+
+    async def call_apart(
+        self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, tuple[Any, Result]]], *arguments: *Arguments
+    ) -> tuple[Stayed, Result]:
+        reference, second = self.references(method, *arguments, parts=2)
+        return Stayed(reference), await self.fetched(second)
 
     async def gone(self) -> WorkerLost:
         return WorkerLost(self.name, await asyncio.shield(self._lost))
@@ -273,6 +280,21 @@ class RayWorker(Generic[Kind_co]):
         ):  # a stopped process cannot receive a request; later its id may belong to another process
             self._killed = True
             _kill_process(self.pid, self.node)
+
+
+class Stayed:
+    """An object in Ray's store, on the node of the worker that made it. It outlives that worker, but not the node."""
+
+    def __init__(self, reference: Any):
+        self.reference = reference
+
+    def all(self, stayed: Sequence[Stayed]) -> list[Any]:
+        """Fetch the objects of some of these. Raises AnswersLost."""
+        try:
+            found: list[Any] = ray.get([one.reference for one in stayed])
+        except GONE as error:
+            raise AnswersLost("answers on a node", _cause(error)) from error
+        return found
 
 
 class Hearts:

@@ -24,6 +24,9 @@ class WorkerLost(RuntimeError):
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.reason)
+
 
 class OutOfStep(Exception):
     """The processes of one worker are not at the same step any more: a pass failed in one of them. It is of no use."""
@@ -35,6 +38,10 @@ class NodeLost(WorkerLost):
 
 class SenderLost(WorkerLost):
     """The object of a reference is lost with the process that made it; the called worker still works."""
+
+
+class AnswersLost(SenderLost):
+    """A node is lost, and with it answers that stayed there. Its workers were counted already."""
 
 
 class NoWorkersError(Ended):
@@ -92,6 +99,13 @@ class Worker(Protocol[Kind_co]):
     @overload
     async def call(self, method: Callable[[Kind_co, *Arguments], Result], *arguments: *Arguments) -> Result:
         """Call a method of the worker. Raises the method's own exception, or WorkerLost."""
+        ...
+
+    async def call_apart(
+        self, method: Callable[[Kind_co, *Arguments], Coroutine[Any, Any, tuple[Any, Result]]], *arguments: *Arguments
+    ) -> tuple[Any, Result]:
+        """As `call`, for a method that returns a pair. The first part stays on the worker's node: return what fetches
+        it from there in any process, by `all`."""
         ...
 
     async def gone(self) -> WorkerLost:
