@@ -192,7 +192,7 @@ class Meter:
         """Return a checkpoint's figures, in the order of the task's after the step."""
         policy = self._bench.policy(path)
         answers, figures = self._answered(policy)
-        return [rounded(self._bench.kl(policy, self._sft, answers)["kl"].value), *figures]
+        return [round(self._bench.kl(policy, self._sft, answers)["kl"].value, 4), *figures]
 
     def _answered(self, policy: Any) -> tuple[Any, list[float]]:
         from plaudit.evaluate.comparison import comparison_figures
@@ -205,15 +205,11 @@ class Meter:
         found |= comparison_figures(answers, theirs, seed=0)
         self.texts = [group[0].completion.text for group in answers[:EXAMPLES]]
         names = ("reward/gold", "reward/judge", "win_rate/gold", "length", "unfinished")
-        own = [rounded(found[name].value) for name in names]
+        own = [round(found[name].value, 4) for name in names]
         if self._task.figures != FIGURES:
             rows = [answer.row() for group in answers for answer in group]
-            own += [rounded(perplexity(self._sft, rows)["perplexity"].value), rounded(found["distinct_2"])]
+            own += [round(perplexity(self._sft, rows)["perplexity"].value, 4), round(found["distinct_2"], 4)]
         return answers, own
-
-
-def rounded(value: float) -> float:
-    return round(value, 4)
 
 
 def kept(variants: Sequence[Variant], lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[Point]]]:

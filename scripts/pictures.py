@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -61,11 +62,8 @@ def _line(axes: Axes, points: Any, label: str, colour: str) -> None:
     kl, gold = over_seeds(points, "kl"), over_seeds(points, "gold")
     axes.plot(kl, gold, "o-", color=colour, markersize=3.5, linewidth=1.6, label=label)
     axes.plot(kl[-1], gold[-1], "o", color=colour, markersize=7)
-    _range(axes, kl[-1], last(points, "gold"), colour)
-
-
-def _range(axes: Axes, x: float, values: Sequence[float], colour: str) -> None:
-    axes.vlines(x, min(values), max(values), color=colour, linewidth=1, alpha=0.6)
+    ends = last(points, "gold")
+    axes.vlines(kl[-1], min(ends), max(ends), color=colour, linewidth=1, alpha=0.6)
 
 
 @picture(11, 4.5)
@@ -120,7 +118,7 @@ def _means(axes: Axes, found: Found, names: Mapping[int, str], label: str, colou
     there = {x: last(found[name], "gold") for x, name in names.items() if found.get(name)}
     axes.plot(list(there), [fmean(values) for values in there.values()], "o-", color=colour, markersize=4, label=label)
     for x, values in there.items():
-        _range(axes, x, values, colour)
+        axes.vlines(x, min(values), max(values), color=colour, linewidth=1, alpha=0.6)
 
 
 ENDS = {
@@ -132,7 +130,6 @@ ENDS = {
     "perplexity": "perplexity by SFT",
     "distinct": "distinct pairs",
 }
-"""Titles of the figures of a run's end."""
 
 
 def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -155,13 +152,15 @@ def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> It
     }
     yield from _ends("Real reviews", "method", names, found["reviews"], (*few, "judge", "perplexity", "distinct"))
     if shown:
-        columns = [[cell(text) for text in texts] for texts in shown.values()]
-        yield from _table("Real reviews, answers side by side", tuple(shown), list(zip(*columns, strict=True)))
+        yield from ("## Real reviews, answers side by side", "")
+        for prompt, *answers in zip(*shown.values(), strict=True):
+            pairs = zip([*shown][1:], answers, strict=True)
+            yield from (f"**{escaped(prompt)} ...**", "", *(f"- {name}: {escaped(text)}" for name, text in pairs), "")
 
 
 @picture(8, 5)
 def reviewed(found: Found, figure: Any) -> None:
-    """Gold against KL on real reviews: a line through each variant's points, its end larger; best of n as crosses."""
+    """Gold against KL on real reviews, up to 25 nats: a line a variant, its end larger; best of n as crosses."""
     axes = figure.add_subplot()
     for number, (name, (title, _, _, values)) in enumerate(reviews.SWEPT.items()):
         for order, value in enumerate(values):
@@ -173,13 +172,13 @@ def reviewed(found: Found, figure: Any) -> None:
                 [fmean(point[column] for point in n) for n in zip(*own.values(), strict=True)] for column in (1, 2)
             )
             axes.plot(kl, gold, "x--", color=colour, label=f"best of n by {by}")
-    axes.set(xlabel="KL to the SFT policy, nats an answer", ylabel="gold: probability of positive")
+    axes.set(xlabel="KL to the SFT policy, nats an answer", ylabel="gold: probability of positive", xlim=(-0.5, 25))
     axes.legend(loc="lower right")
 
 
-def cell(text: str) -> str:
-    """A text that does not end a cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+def escaped(text: str) -> str:
+    """A text on one line of Markdown, as it is."""
+    return re.sub(r"([\\`*_\[\]<|])", r"\\\1", " ".join(text.split()))
 
 
 def _fitted(name: str, points: Any) -> list[Any]:

@@ -14,18 +14,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from lab import EXAMPLES, WITH_WORDS, Task, Variant, bench, kept, measure, rounded
+from lab import EXAMPLES, WITH_WORDS, Task, Variant, bench, kept, measure
 
-SOURCE = "PLAUDIT_REVIEWS"
-"""Variable of the environment with the folder of reviews."""
-DRAWN, BEST = (4, 16, 64), 64
-"""Answers of best of n, and prompts that it is measured with."""
+SOURCE = "PLAUDIT_REVIEWS"  # variable of the environment: the folder of reviews
+DRAWN, BEST = (4, 16, 64), 64  # answers of best of n, and prompts that it is measured with
 FOLDER = Path("data/reviews")
+HELD_OUT = FOLDER / "prompts_test.jsonl"
 GOLD = {"folder": str(FOLDER / "gold")}
 
 
@@ -34,7 +33,7 @@ def files(folder: Path, seed: int) -> None:
     from plaudit.tasks.reviews import make_reviews
 
     accuracy = make_reviews(Path(os.environ[SOURCE]), folder, seed=seed)
-    (folder / "about.json").write_text(json.dumps({"gold accuracy": rounded(accuracy)}) + "\n", encoding="utf-8")
+    (folder / "about.json").write_text(json.dumps({"gold accuracy": round(accuracy, 4)}) + "\n", encoding="utf-8")
 
 
 def label(folder: Path, seed: int) -> None:
@@ -63,7 +62,7 @@ TASK = Task(
     first=(("reviews/sft", "sft", ("threads=2",)), ("reviews/reward", "reward", ())),
     gold="plaudit.tasks.polarity:gold_probability",
     options=GOLD,
-    prompts=str(FOLDER / "prompts_test.jsonl"),
+    prompts=str(HELD_OUT),
     max_tokens=64,
     figures=WITH_WORDS,
     shared=True,
@@ -74,7 +73,7 @@ SWEPT: dict[str, tuple[str, int, str, tuple[float, ...]]] = {
     "grpo": ("GRPO, judge", 10, "algorithm.kl_in_loss", (0.05, 0.2)),
     "rloo": ("RLOO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
     "dpo": ("DPO", 50, "algorithm.beta", (0.1, 0.3, 1.0)),
-    "kto": ("KTO", 50, "algorithm.beta", (0.1, 0.3)),
+    "kto": ("KTO", 50, "algorithm.beta", (0.1,)),
     "preferred": ("SFT on the preferred", 50, "train.epochs", (2,)),
 }
 """Recipes in configs/reviews: title, steps between points, what is swept, and over which values."""
@@ -91,24 +90,29 @@ def best_of(seed: int) -> dict[str, dict[str, list[list[float]]]]:
     from plaudit.runs.records import Run
 
     judge = str(Run("runs/reward").model)
-    groups = drawn(FOLDER / "prompts_test.jsonl", max(DRAWN), seed, limit=BEST, judge=judge)
+    groups = drawn(HELD_OUT, max(DRAWN), seed, limit=BEST, judge=judge)
 
     def point(by: str, n: int) -> list[float]:
         best = [max(group[:n], key=lambda answer: answer.scores[by].value) for group in groups]
         gold = sum(answer.scores["gold"].value for answer in best) / len(best)
-        return [n, rounded(math.log(n) - (n - 1) / n), rounded(gold)]
+        return [n, round(math.log(n) - (n - 1) / n, 4), round(gold, 4)]
 
     return {f"best_of_n_{by}": {str(seed): [point(by, n) for n in DRAWN]} for by in ("gold", "judge")}
 
 
 def measured(lab: Path, seeds: Sequence[int], *, jobs: int) -> None:
-    """Measure all variants and best of n, as far as they were not yet."""
+    """Measure all variants and best of n, as far as they were not yet, and keep some of the SFT policy's answers."""
     measure(REVIEWS, lab, seeds, jobs=jobs)
     for seed in seeds:
-        path = lab.resolve() / "measured" / f"best_of_n_{seed}.json"
-        if not path.exists():
-            with chdir(lab / f"seed{seed}"):
-                path.write_text(json.dumps(best_of(seed)) + "\n", encoding="utf-8")
+        _written(lab, f"best_of_n_{seed}", seed, best_of, seed)
+    _written(lab, "sft_texts", 0, lambda: [one.completion.text for (one,) in drawn(HELD_OUT, 1, 0, limit=EXAMPLES)])
+
+
+def _written(lab: Path, name: str, seed: int, make: Callable[..., Any], *given: Any) -> None:
+    path = lab.resolve() / "measured" / f"{name}.json"
+    if not path.exists():
+        with chdir(lab / f"seed{seed}"):
+            path.write_text(json.dumps(make(*given)) + "\n", encoding="utf-8")
 
 
 def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
@@ -123,11 +127,12 @@ def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[floa
 
 def side_by_side(lab: Path) -> dict[str, list[str]]:
     """The first prompts, and what policies of seed 0 answer: of each method the middle variant, of two the second."""
-    prompts = lab / "seed0" / FOLDER / "prompts_test.jsonl"
-    if not prompts.exists():
+    if not (prompts := lab / "seed0" / HELD_OUT).exists():
         return {}
     rows = prompts.read_text(encoding="utf-8").splitlines()[:EXAMPLES]
     shown = {"prompt": [json.loads(row)["prompt"] for row in rows]}
+    if (before := lab / "measured" / "sft_texts.json").exists():
+        shown["SFT policy"] = json.loads(before.read_text(encoding="utf-8"))
     for name, (title, _, _, values) in SWEPT.items():
         path = lab / "measured" / f"{name}_{values[len(values) // 2]:g}_0.json"
         if path.exists():
