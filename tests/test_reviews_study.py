@@ -68,7 +68,7 @@ def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (_, _, two), (_, _, four) = found["best_of_n_gold"]["0"]
     assert 0 < two <= four < 1, "more answers, a better best"
     shown = reviews.side_by_side(place)
-    assert list(shown) == ["prompt", "PPO, gold reward", "DPO"]
+    assert list(shown) == ["prompt", "SFT policy", "PPO, gold reward", "DPO"]
     none: Any = {study: {} for study in STUDIES}
     page = "\n".join(tables(none | {"reviews": found}, shown))
     assert "| PPO, gold reward, kl_coefficient=0.2 | 1 |" in page
