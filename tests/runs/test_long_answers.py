@@ -60,11 +60,11 @@ def test_they_learn_what_a_local_run_learns(
 def test_judges_read_them_in_their_processes(
     make_recipe: Recipe, judge: Path, tmp_path: Path, fetched: list[int]
 ) -> None:
-    """A judge in a process of its own fetches them there; a function gets tokens if it asks for them."""
-    varied, judged = {"kind": "function", "function": f"{REWARDS}:varied"}, {"kind": "judge", "path": str(judge)}
+    """A judge in a process of its own fetches them there; a function's process gets texts alone."""
+    by_text, judged = {"kind": "function", "function": f"{REWARDS}:of_text"}, {"kind": "judge", "path": str(judge)}
     found = {}
     for kind, workers, more in (("local", 0, {}), ("ray", 1, {"runtime": RAY, "rollout": {"workers": 1}})):
-        rewards = [one | ({"workers": workers} if workers else {}) for one in (varied, judged)]
+        rewards = [one | ({"workers": workers} if workers else {}) for one in (by_text, judged)]
         found[kind] = run(load_settings(make_recipe("grpo", tmp_path / kind, **more) | {"rewards": rewards}))
     assert same_weights(found["local"], found["ray"]) and fetched
 
@@ -91,3 +91,11 @@ def test_a_node_with_answers_is_lost(
     kills = named("ppo", [Kill("node", "reward", step=1, which=1), Kill("node", "update", step=3, which=2)])
     survive(kills, Task(demo, tmp_path, judge=judge))
     assert all(kill.survived and kill.fine for kill in kills), "\n".join([HEADER, *(kill.row() for kill in kills)])
+
+
+def test_where_the_driver_reads_each_token_answers_pass_it(
+    make_recipe: Recipe, tmp_path: Path, fetched: list[int]
+) -> None:
+    local = run(load_settings(make_recipe("grpo", tmp_path / "local")))
+    ray = run(load_settings(make_recipe("grpo", tmp_path / "ray", runtime=RAY, rollout={"workers": 1})))
+    assert same_weights(local, ray) and not fetched, "the reward of these runs asks for tokens"
