@@ -66,9 +66,10 @@ def reserving(settings: Settings) -> list[RewardSettings]:
 def stays(settings: Settings) -> bool:
     """True if long answers need not pass the driver: nothing there reads all of their numbers (a plug-in's method may
     read any column), and mirrors make the loss of a node with answers cost a step and not what a checkpoint does."""
-    read = any(_reads(one) for one in settings.rewards)
+    if MIRRORS not in settings.runtime.mesh or settings.rollout.record:
+        return False
     ours = type(settings.objective).__module__.startswith("plaudit.")
-    return ours and not read and not settings.rollout.record and MIRRORS in settings.runtime.mesh
+    return ours and not any(_reads(one) for one in settings.rewards)
 
 
 def _reads(reward: RewardSettings) -> bool:

@@ -70,8 +70,7 @@ class RolloutWorker:
     async def generate_apart(
         self, attempt: int, prompt_tokens: Sequence[int], plan: Sequence[Sampling], least: int
     ) -> tuple[Columns | None, bytes]:
-        """As `generate`, for answers that stay here if they are at least `least` bytes: their columns, and what the
-        driver is told."""
+        """As `generate`, but return what `apart` does: columns that stay here, and what goes to the driver."""
         columns, told = apart(await self.generate(attempt, prompt_tokens, plan), least)
         return columns, dumps(told)
 

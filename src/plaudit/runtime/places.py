@@ -107,7 +107,7 @@ class Places(Generic[Kind]):
             place, first = first, None
             try:
                 return await (self.once(cost, ask) if place is None else self.call(place, cost, ask))
-            except SenderLost:  # what it is asked about is gone, whoever is asked
+            except SenderLost:  # the question itself is gone: no worker could answer it
                 raise
             except WorkerLost:
                 continue

@@ -1,6 +1,6 @@
 """Numbers of answers that stay where they were sampled until a rank fetches them.
 
-    rollout worker: completions -> apart -> columns of a prompt's answers, and what the driver is told of them
+    rollout worker: completions -> apart -> columns, which stay; texts, lengths and versions, which go to the driver
     driver: arrived -> completions of Distant numbers -> rows -> Batch: in place of a token, where it is
     ranks: Batch.landed -> tokens, log-probs and versions of their rows
 
@@ -127,7 +127,7 @@ def _fetched(sources: Sequence[Source | None]) -> list[Columns]:
 
 
 def apart(completions: Sequence[Completion], least: int) -> tuple[Columns | None, Told]:
-    """Return what stays of some answers, None below `least` bytes, and what the driver is told."""
+    """Split answers into the columns that stay and what goes to the driver. Below `least` bytes all of it goes."""
     lengths = [len(one.tokens) for one in completions]
     if BYTES * sum(lengths) < least:
         return None, [(one, []) for one in completions]
