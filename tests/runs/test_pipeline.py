@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -138,8 +137,7 @@ def test_the_demo_is_told_by_an_option_where_to_write(tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_task_of_one_seed_has_its_table_too(recipe: dict[str, Any], demo: Any, tmp_path: Path) -> None:
-    """docs/results.md is made of it, and would call the task not run."""
+def test_a_task_of_one_seed_has_its_figures_too(recipe: dict[str, Any], demo: Any, tmp_path: Path) -> None:
     gold = "plaudit.tasks.demo:gold_reward"
     evaluation = {"prompts": str(demo.prompts_test), "limit": 4, "sampling": {"max_tokens": 6}, "gold": gold}
     file = tmp_path / "task.json"
@@ -147,6 +145,4 @@ def test_a_task_of_one_seed_has_its_table_too(recipe: dict[str, Any], demo: Any,
     run_task(file, lambda folder, seed, reporter: None, tmp_path / "task", seeds=[3], overrides=[])
     found = json.loads((tmp_path / "task/seeds.json").read_text())
     assert found["seeds"] == [3]
-    page = "\n".join(importlib.import_module("results").section(tmp_path / "task"))
-    value = found["figures"]["gold reward after"]["values"][0]
-    assert f"| gold reward after | {value:.3f} | - | {value:.3f} |" in page
+    assert len(found["figures"]["gold reward after"]["values"]) == 1
