@@ -21,6 +21,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +34,12 @@ from rich.table import Table
 from plaudit.algorithms.base import Output
 from plaudit.algorithms.grpo import GRPO
 from plaudit.batch import Batch
+from plaudit.crew.secured import Secures, secured
 from plaudit.data.cursor import Cursor
 from plaudit.learn import scorer  # noqa: F401 - it says how a batch travels, as in runs
 from plaudit.learn.watched import Seen, Watched
-from plaudit.loop.online import OnlineSource
 from plaudit.loop.progress import Moment, Progress
+from plaudit.loop.redraw import LastingSource
 from plaudit.loop.samples import recording
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.queued import Draft, QueuedEngine
@@ -147,7 +149,7 @@ class Sampled(QueuedEngine):
     _advance = _forget = _withdraw = load = lambda self, *given, **named: None  # type: ignore[assignment]
 
 
-class Learns(Watched):
+class Learns(Watched, Secures):
     """A rank that has learned as soon as it is asked, and keeps what it saw."""
 
     def prepare(self, batch: Batch) -> float:
@@ -184,8 +186,10 @@ async def samples(
     rollouter = Rollouter(pool, Chance(), ShapingSettings(), grpo.plan(Sampling(max_tokens=length)), seed=0)
     items = [Prompt(id=f"{n}", text="", tokens=tuple(range(n, n + 200))) for n in range(1000)]
     cursor = Cursor(len(items))
-    source = OnlineSource(items, cursor, rollouter, grpo, prompts_per_step=prompts, max_lag=1)
     ranks = RayGang[Learns]([rank] * 8)
+    given = items, cursor, rollouter, grpo
+    lost = partial(secured, [rank])  # they are on one node
+    source = LastingSource(*given, prompts_per_step=prompts, max_lag=1, lost=lost, say=print)
     taken, tokens, clock = 0.0, 0, 0.0
 
     async def seen(wanted: Sequence[int]) -> list[Seen]:

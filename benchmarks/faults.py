@@ -289,9 +289,9 @@ class Killer:
         return "\n".join([HEADER, *(kill.row() for kill in self.kills)])
 
 
-def varied(tokens: tuple[int, ...]) -> float:
+def varied(completion: str) -> float:
     """A reward from -1 to 1, by no reason that a model could learn in a few steps."""
-    return sum(tokens) % 11 / 5 - 1
+    return sum(completion.encode()) % 11 / 5 - 1
 
 
 def alive(worker: RayWorker) -> bool:

@@ -67,8 +67,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2535,
-        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes (30), answers (40)",
+        2620,
+        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost answers (85)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
@@ -76,11 +76,11 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        3035,
-        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards (150)",
+        3115,
+        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards, answers (60)",
     ),
     "runs": (
-        2210,
+        2215,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (

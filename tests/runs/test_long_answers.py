@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ import pytest
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
-from faults import HEADER, Kill
+from faults import HEAD, HEADER, NODE, Kill, Killer
 from kills import Task, same_weights, survive
 from rounds import named
 
 from plaudit import load_settings, run
 from plaudit.tasks.demo import DemoFiles
+from plaudit.types import Group
 
 pytestmark = pytest.mark.slow
 REWARDS = Path(__file__).parents[1] / "tiny.py"
-RAY = {"kind": "ray", "heartbeat_timeout": 10.0, "mesh": {"mirrors": 1}}
+TINY_OBJECTS = {"max_direct_call_object_size": 1}
+"""Ray gives the driver no answer that is in its store on another node, however short it is."""
+RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
 Recipe = Callable[..., dict[str, Any]]
 
 
@@ -73,7 +76,7 @@ def test_two_ranks_learn_the_same_from_them(
     make_recipe: Recipe, tmp_path: Path, fetched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one prompt go to both ranks, in mini-batches, twice; the critic reads them too."""
-    runtime, passes = RAY | {"mesh": {"data": 2, "mirrors": 1}, "backend": "gloo"}, {"minibatches": 2, "epochs": 2}
+    runtime, passes = RAY | {"mesh": {"data": 2}, "backend": "gloo"}, {"minibatches": 2, "epochs": 2}
     found = []
     for least in (1, 1 << 30):
         monkeypatch.setattr("plaudit.crew.ray.LARGE", least)
@@ -83,14 +86,60 @@ def test_two_ranks_learn_the_same_from_them(
     assert found[0].samples == found[1].samples and fetched
 
 
-def test_a_node_with_answers_is_lost(
+def test_a_node_is_lost_with_answers_that_are_not_scored_yet(
     judge: Path, demo: DemoFiles, tmp_path: Path, fetched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before they are scored, and before ranks have fetched them: the run goes back, and ends as an undisturbed one."""
-    monkeypatch.setattr("plaudit.crew.ray.stays", lambda settings: True)
-    kills = named("ppo", [Kill("node", "reward", step=1, which=1), Kill("node", "update", step=3, which=2)])
+    """The judge on another node cannot fetch them: they are drawn again, and no step is done twice."""
+    monkeypatch.setitem(HEAD, "_system_config", TINY_OBJECTS)
+    kills = named("ppo", [Kill("node", "reward", step=1, which=1)])
     survive(kills, Task(demo, tmp_path, judge=judge))
-    assert all(kill.survived and kill.fine for kill in kills), "\n".join([HEADER, *(kill.row() for kill in kills)])
+    assert kills[0].survived and kills[0].fine, "\n".join([HEADER, kills[0].row()])
+    assert kills[0].repeated == 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_is_lost_with_scored_answers(
+    late: bool, make_recipe: Recipe, tmp_path: Path, fetched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before ranks hold them they are drawn again; from then on (`late`) nobody needs that node. No step is done
+    twice."""
+    from ray.cluster_utils import Cluster
+
+    from plaudit.crew.ray import RayCrew
+
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD | {"_system_config": TINY_OBJECTS})
+    killer, secured, calls = Killer([], cluster=cluster), RayCrew.secured, list[int]()
+
+    async def losing(crew: RayCrew, groups: Sequence[Group]) -> Sequence[int]:
+        calls.append(len(groups))
+        found = await secured(crew, groups) if late else ()
+        if len(calls) == 2:
+            assert crew.pool is not None
+            of_ranks = {rank.node for rank in crew.ranks.workers}
+            killer.end_node(next(one.node for one in crew.runtime.workers if one.node not in of_ranks))
+        return found if late else await secured(crew, groups)
+
+    monkeypatch.setattr(RayCrew, "secured", losing)
+    each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
+    runtime = RAY | each | {"address": cluster.address}
+    more = {"algorithm": {"minibatches": 2}, "train": {"steps": 4}}
+    found = {}
+    try:
+        for _ in range(2):
+            cluster.add_node(**NODE)
+        for kind, own in (("ray", {"runtime": runtime, "rollout": {"workers": 3}}), ("local", {})):
+            recipe = make_recipe("ppo", tmp_path / kind, **more, **own)
+            recipe["rewards"] = [{"kind": "function", "function": f"{REWARDS}:of_text"}]
+            found[kind] = run(load_settings(recipe))
+    finally:
+        cluster.shutdown()
+    told = (found["ray"].folder / "log.txt").read_text()
+    assert "lost rollout worker" in told and "continuing from" not in told
+    assert ("drawn again" in told) is not late
+    assert same_weights(found["local"], found["ray"]) and fetched
+    assert [one["reward/mean"] for one in found["local"].metrics] == [
+        one["reward/mean"] for one in found["ray"].metrics
+    ]
 
 
 def test_where_the_driver_reads_each_token_answers_pass_it(

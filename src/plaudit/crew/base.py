@@ -19,7 +19,7 @@ from plaudit.rewards.base import Reward
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rollout.engine import Sampler
 from plaudit.settings.checks import Longest
-from plaudit.types import Stats
+from plaudit.types import Group, Stats
 
 Result = TypeVar("Result")
 
@@ -70,6 +70,11 @@ class Crew(Protocol):
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the work's result. Raises WorkerLost as soon as a rank is lost, whatever the work waits for."""
+        ...
+
+    async def secured(self, groups: Sequence[Group]) -> Sequence[int]:
+        """Keep groups' answers for a step that learns from them, whatever is lost beside ranks. Return the numbers of
+        groups whose answers are lost."""
         ...
 
     async def publish(self, version: int) -> Stats:

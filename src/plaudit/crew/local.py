@@ -27,7 +27,7 @@ from plaudit.rollout.build import build_engine
 from plaudit.rollout.engine import Engine, Sampler
 from plaudit.runtime.local import LocalGang
 from plaudit.settings.tree import Settings
-from plaudit.types import Completion, Role, Sampling, Stats
+from plaudit.types import Completion, Group, Role, Sampling, Stats
 
 Result = TypeVar("Result")
 
@@ -105,6 +105,9 @@ class LocalCrew:
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the work's result. No part of this process can be lost without the rest of it."""
         return await work
+
+    async def secured(self, groups: Sequence[Group]) -> Sequence[int]:
+        return ()
 
     async def publish(self, version: int) -> Stats:
         """Give the policy's weights to the engine: a copy, or only the version if the engine shares the parameters."""

@@ -95,6 +95,11 @@ class Ranks:
         return [worker for gang in self.gangs for worker in gang.workers]
 
     @property
+    def nodes(self) -> list[RayWorker[RankProcess]]:
+        """A rank of each node."""
+        return list({rank.node: rank for rank in reversed(self.workers)}.values())
+
+    @property
     def apart(self) -> dict[str, RayGang[RankProcess]]:
         """The gangs of models that are not on the training ranks, by role."""
         pairs = zip(self.posts[1:], self.gangs[1:], strict=False)

@@ -23,6 +23,7 @@ from plaudit.crew.mirrors import Mirrors
 from plaudit.crew.processes import PROCESS, driven, load_judge, make_rollout_worker, rollout_gang
 from plaudit.crew.ranks import Ranks
 from plaudit.crew.scoring import Scoring, reserving, stays
+from plaudit.crew.secured import secured
 from plaudit.crew.trainer import RankProcess
 from plaudit.evaluate.judge import judge_reward
 from plaudit.loop.cast import Cast
@@ -42,7 +43,7 @@ from plaudit.runtime.resources import Resources, check_gpus, check_memory, crowd
 from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Failures, NodeLost, Worker
 from plaudit.settings.tree import Settings, to_plain
-from plaudit.types import Role, Stats
+from plaudit.types import Group, Role, Stats
 from plaudit.types.distant import LARGE
 from plaudit.weights.transport import transport_of
 
@@ -95,6 +96,7 @@ class RayCrew:
         self.drives = settings.rollout.engine == "vllm" and self.width > 1
         together = {name: amount * self.width for name, amount in bundle.items()}
         self.rollout_room = [together] if self.drives else [bundle] * self.width
+        self.stays = stays(settings)
         if settings.samples:
             # What ranks inside lose is the run's loss, not the pool's, so none is counted there.
             self.pool = Pool(
@@ -104,7 +106,7 @@ class RayCrew:
                 patience=self._patience,
                 failures=failures,
                 say=say,
-                stay=LARGE if stays(settings) else None,
+                stay=LARGE if self.stays else None,
             )
         bundles = (self.ranks.bundles[0], self.rollout_bundle)
         gpus = settings.device != "cpu" and not self.shares and all(bundle.get("GPU", 0.0) >= 1 for bundle in bundles)
@@ -351,6 +353,9 @@ class RayCrew:
 
     async def watched(self, work: Coroutine[Any, Any, Result]) -> Result:
         return await self.ranks.watched(work, self.say)
+
+    async def secured(self, groups: Sequence[Group]) -> Sequence[int]:
+        return await secured(self.ranks.nodes, groups) if self.stays else ()
 
     async def publish(self, version: int) -> Stats:
         """Send weights from the ranks to the workers; only their version and digest come here. Nodes that will end lose

@@ -22,7 +22,6 @@ from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.workers import FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
 from plaudit.runtime.coroutines import together
 from plaudit.runtime.resources import Resources, reserved
-from plaudit.runtime.settings import MIRRORS
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.settings.tree import Settings, to_plain
 from plaudit.types import Completion, Prompt, Score
@@ -65,8 +64,8 @@ def reserving(settings: Settings) -> list[RewardSettings]:
 
 def stays(settings: Settings) -> bool:
     """True if long answers need not pass the driver: nothing there reads all of their numbers (a plug-in's method may
-    read any column), and mirrors make the loss of a node with answers cost a step and not what a checkpoint does."""
-    if MIRRORS not in settings.runtime.mesh or settings.rollout.record:
+    read any column). With servers, training workers come and go, and none of them keeps answers for the others."""
+    if settings.runtime.served or settings.rollout.record:
         return False
     ours = type(settings.objective).__module__.startswith("plaudit.")
     return ours and not any(_reads(one) for one in settings.rewards)

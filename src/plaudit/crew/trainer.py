@@ -26,6 +26,7 @@ from plaudit.crew.collected import Node
 from plaudit.crew.following import Followed
 from plaudit.crew.mirrored import Mirrored
 from plaudit.crew.publisher import Publisher
+from plaudit.crew.secured import Secures
 from plaudit.data.template import AS_CHAT, chosen_template
 from plaudit.learn.learner import Learner
 from plaudit.learn.passes import Passes
@@ -65,7 +66,6 @@ from plaudit.weights.collective import Invitation, Sender
 from plaudit.weights.parcel import Given, Parcel
 
 log = logging.getLogger(__name__)
-
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Torch's dtype for each choice of learn.precision."""
@@ -333,7 +333,7 @@ class Trainer:
         )
 
 
-class RankProcess(Trainer, Node, Mirrored, Followed):
+class RankProcess(Trainer, Node, Mirrored, Followed, Secures):
     """A rank in a separate process. It first joins the others, then it is built. Settings are plain values."""
 
     def __init__(self, recipe: Mapping[str, Any], plan: Plan, roles: Collection[Role]):

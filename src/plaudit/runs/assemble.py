@@ -35,10 +35,10 @@ from plaudit.loop.hooks import (
     validation_rewards,
 )
 from plaudit.loop.offline import OfflineSource, with_reference
-from plaudit.loop.online import OnlineSource
 from plaudit.loop.outage import Outage
 from plaudit.loop.progress import BatchSource, Hook, Moment, Progress
 from plaudit.loop.recorded import Compare, RecordedRun, RecordGroups
+from plaudit.loop.redraw import LastingRollouter, LastingSource
 from plaudit.loop.restart import Restart
 from plaudit.loop.rests import Rests
 from plaudit.loop.samples import RecordSamples, recording
@@ -151,7 +151,7 @@ class Job:
         assert groups is not None
         self.outage = None if rollouter is None else self.waiting(rollouter, stop)
         mended = None if self.outage is None else self.outage.mended
-        source = OnlineSource(
+        source = LastingSource(
             self.data.items,
             cursor,
             groups,
@@ -159,6 +159,8 @@ class Job:
             prompts_per_step=settings.rollout.prompts_per_step,
             max_lag=settings.rollout.max_lag,
             mended=mended,
+            lost=crew.secured,
+            say=self.reporter.say,
         )
         return source, rollouter
 
@@ -170,7 +172,7 @@ class Job:
         plan, settings = method.plan(self.settings.rollout.draw()), self.settings
         doing = self.events.doing
         reward = TimedReward(self.reward(crew), partial(doing, "rewards", "scores"))
-        return Rollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
+        return LastingRollouter(crew.sampler(doing), reward, settings.shaping, plan, seed=settings.seed)
 
     # --- the run
 
@@ -355,6 +357,7 @@ class Job:
         if rollouter is None:
             return validation_loss(cast, items)
         plan = (self.settings.rollout.draw(),)
-        held_out = Rollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, seed=rollouter.seed + 1)
+        asks: dict[str, Any] = {"seed": rollouter.seed + 1}
+        held_out = LastingRollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, **asks)
         assert self.outage is not None, "every sampling run can wait for rewards"
         return partial(validation_rewards, held_out, items, self.outage.waited, record)

@@ -1,0 +1,84 @@
+"""Draw answers again that are lost with the node that sampled them.
+
+lost before they are scored -> drawn again -> group
+groups of a step -> those whose answers ranks cannot fetch -> drawn again -> rows, Batch
+
+With the same weights the same answers come. Left out: which of them are lost (`crew/secured.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from plaudit.batch import Batch
+from plaudit.loop.online import OnlineSource
+from plaudit.loop.progress import Delivery
+from plaudit.rollout.figures import rollout_figures
+from plaudit.rollout.rollouter import Rollouter
+from plaudit.runtime.coroutines import together
+from plaudit.runtime.worker import AnswersLost
+from plaudit.types import Group, Prompt
+
+TRIES = 3
+"""Losses of the same answers, one behind the other, that are too many: the run then goes back to a checkpoint."""
+Lost = Callable[[Sequence[Group]], Awaitable[Sequence[int]]]
+"""Keeps groups' answers for a step that learns from them; gives the numbers of those that are lost."""
+
+
+class LastingRollouter(Rollouter):
+    """A `Rollouter` that asks again if answers are lost before they are scored. Raises AnswersLost after TRIES."""
+
+    async def rollout(self, index: int, prompt: Prompt) -> Group:
+        for _ in range(TRIES - 1):
+            with suppress(AnswersLost):
+                return await super().rollout(index, prompt)
+        return await super().rollout(index, prompt)
+
+    async def again(self, group: Group, lasting: bool) -> Group:
+        """As a `Rollouter`'s; if the answers are lost, the group is a new one."""
+        try:
+            return await super().again(group, lasting)
+        except AnswersLost:
+            return await self.rollout(group.index, group.prompt)
+
+
+class LastingSource(OnlineSource):
+    """An `OnlineSource` whose deliveries do not need the nodes that sampled them."""
+
+    def __init__(self, *given: Any, lost: Lost, say: Callable[[str], None], **more: Any):
+        super().__init__(*given, **more)
+        self.lost, self.say = lost, say
+
+    async def next(self) -> Delivery:
+        """Raises AnswersLost if the answers to a prompt are lost TRIES times."""
+        delivery = await super().next()
+        groups = await redrawn(delivery.groups, self.lost, self.rollouter.rollout, self.say)
+        if all(one is other for one, other in zip(groups, delivery.groups, strict=True)):
+            return delivery
+        if self.mended is not None:
+            groups = list(await self.mended(groups))
+        rows = [row for group in groups for row in self.algorithm.rows(group)]
+        batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
+        stats = delivery.stats | rollout_figures([*groups, *delivery.dropped]) | {"empty": float(not rows)}
+        return replace(delivery, batch=batch, groups=tuple(groups), stats=stats)
+
+
+async def redrawn(
+    groups: Sequence[Group],
+    lost: Lost,
+    draw: Callable[[int, Prompt], Coroutine[Any, Any, Group]],
+    say: Callable[[str], None],
+) -> list[Group]:
+    """Return the groups; new ones for those that are lost, until none is."""
+    groups = list(groups)
+    for _ in range(TRIES):
+        if not (gone := await lost(groups)):
+            return groups
+        say(f"the answers to {len(gone)} prompts were lost with a node; they are drawn again")
+        new = await together(draw(groups[number].index, groups[number].prompt) for number in gone)
+        for number, group in zip(gone, new, strict=True):
+            groups[number] = group
+    raise AnswersLost("answers on a node", f"were lost {TRIES} times, one behind the other")

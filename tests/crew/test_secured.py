@@ -1,0 +1,63 @@
+"""Ranks hold the long answers of a step, and know which of them are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from plaudit.crew.secured import Secures, secured
+from plaudit.runtime.worker import AnswersLost
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
+from plaudit.types.distant import Distant
+
+
+class Kept:
+    """A source of this process; one of a lost node fails whoever is asked for beside it."""
+
+    def __init__(self, number: int, *, lost: bool = False):
+        self.number, self.lost = number, lost
+
+    def all(self, sources: Sequence[Kept]) -> list[Any]:
+        if any(one.lost for one in sources):
+            raise AnswersLost("answers on a node", "its node is gone")
+        return [{"tokens": [one.number]} for one in sources]
+
+
+class Rank:
+    """A handle on a rank in this process."""
+
+    def __init__(self, sees: Any = lambda source: source):
+        self.rank, self.sees, self.calls = Secures(), sees, 0
+
+    async def call(self, method: Any, sources: Sequence[Any]) -> Any:
+        self.calls += 1
+        return method(self.rank, [self.sees(source) for source in sources])
+
+
+def group(index: int, source: Kept | None) -> Group:
+    tokens: Any = (1, 2) if source is None else Distant("tokens", 0, 2, source)
+    completion = Completion(tokens=tokens, logprobs=(-1.0, -1.0), versions=(0, 0), text="", finish=Finish.EOS)
+    response = Response(completion=completion, trainable=(True, True), score=Score(value=1.0), reward=1.0)
+    return Group(index=index, prompt=Prompt(id="a", text="", tokens=(3,)), responses=(response,))
+
+
+def test_a_rank_holds_what_is_left_until_the_next_step() -> None:
+    rank = Secures()
+    assert rank.secure([Kept(7), Kept(8, lost=True), Kept(9)]) == [1]
+    assert [one and one["tokens"] for one in rank._secured] == [[7], None, [9]]
+    assert rank.secure([Kept(5)]) == []
+    assert [one and one["tokens"] for one in rank._secured] == [[5]]
+
+
+def test_groups_are_lost_that_any_node_lacks() -> None:
+    """Short answers are in the driver, and are no source of any rank."""
+    first, second = Rank(), Rank(sees=lambda one: Kept(one.number, lost=one.number == 4))
+    groups = [group(0, None), group(1, Kept(1)), group(2, Kept(2, lost=True)), group(3, None), group(4, Kept(4))]
+    ranks: Any = [first, second]
+    assert asyncio.run(secured(ranks, groups)) == [2, 4]
+
+
+def test_short_answers_ask_no_rank() -> None:
+    rank: Any = Rank()
+    assert asyncio.run(secured([rank], [group(0, None)])) == [] and rank.calls == 0
