@@ -36,8 +36,8 @@ ROOMS = {
         "our kernels' Python side and plain torch form; only it knows addresses; axes of meshes (250), boxes (45)",
     ),
     "runtime": (
-        2710,
-        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (75)",
+        2715,
+        "the queue of requests, all that knows Ray, sockets, nodes; signs, places (275), servers (60), calls (85)",
     ),
     "monitor": (
         2690,

@@ -535,3 +535,24 @@ def test_what_was_sent_by_a_lost_worker_is_not_the_receivers_fault(runtime: Runt
         assert await receiver.call(Clerk.answer, "yes") == "YES"
 
     do(steps())
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_a_worker_returned_is_lost_with_its_node(
+    apart: bool, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is large stays in the node's store until it is fetched: without it the worker is lost, not a sender."""
+    cluster, do = runtime
+
+    async def gone(reference: Any) -> Any:
+        """What Ray says once the object's node is gone."""
+        raise ray.exceptions.ObjectReconstructionFailedError(reference.hex(), reference.owner_address(), "")
+
+    async def steps() -> None:
+        (clerk,) = await clerks(cluster, 1)
+        monkeypatch.setattr("plaudit.runtime.ray_worker._plain", gone)
+        with pytest.raises(WorkerLost, match="clerk 0: its node is gone, with what it returned") as lost:
+            await (clerk.fetched(clerk.references(Clerk.letter, parts=2)[0]) if apart else clerk.call(Clerk.letter))
+        assert not isinstance(lost.value, SenderLost) and not clerk.alive
+
+    do(steps())

@@ -39,7 +39,7 @@ LOST = (
     exceptions.LocalRayletDiedError,
     exceptions.ActorUnschedulableError,
 )
-GONE = (*LOST, exceptions.ObjectLostError, exceptions.OwnerDiedError)
+GONE = (*LOST, exceptions.ObjectLostError)
 """Errors of a call whose argument, passed by reference, is lost."""
 CALL_TIMEOUT = 3600.0
 """Seconds of one call, above any healthy one (a prompt's answers, an update's gradients, a save). Heartbeats and
@@ -156,8 +156,8 @@ class RayWorker(Generic[Kind_co]):
         if starts:
             limit, timeout = "runtime.start_timeout", self._start_timeout
         asked = (dumps((method, arguments)),) if plain else (part, method, *arguments)
-        call = self._actor.call_plain if plain else self._actor.call
-        answer = await self._in_time(call.remote(*asked), timeout, f"did not end {method}", limit)
+        result = (self._actor.call_plain if plain else self._actor.call).remote(*asked)
+        answer = await self._in_time(result, timeout, f"did not end {method}", limit)
         try:
             return loads(answer.result()) if plain else answer.result()
         except exceptions.RayTaskError as error:
@@ -167,8 +167,15 @@ class RayWorker(Generic[Kind_co]):
         except LOST as error:
             self._end(_cause(error))
             raise WorkerLost(self.name, _cause(error)) from error
-        except GONE as error:
+        except exceptions.ObjectLostError as error:
+            if error.object_ref_hex == result.hex():
+                raise self._lost_result() from error
             raise SenderLost("a sender", reason_of(error)) from error
+
+    def _lost_result(self) -> WorkerLost:
+        """End the worker, whose node is gone with what it returned."""
+        self._end("its node is gone, with what it returned")
+        return WorkerLost(self.name, self._lost.result())
 
     async def _in_time(self, reference: Any, timeout: float, what: str, limit: str) -> asyncio.Future[Any]:
         """Wait for an object, or for the worker's loss: after `timeout` seconds it is lost for `what`."""
@@ -245,7 +252,9 @@ class RayWorker(Generic[Kind_co]):
             raise error.cause from error
         except LOST as error:
             self._end(_cause(error))
-        raise WorkerLost(self.name, self._lost.result())
+            raise WorkerLost(self.name, self._lost.result()) from error
+        except exceptions.ObjectLostError as error:
+            raise self._lost_result() from error
 
     async def keep(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
@@ -275,9 +284,8 @@ class RayWorker(Generic[Kind_co]):
     def _kill(self) -> None:
         with contextlib.suppress(Exception):  # the worker is being ended in any case
             ray.kill(self._actor)
-        if (
-            self.pid and not self._killed
-        ):  # a stopped process cannot receive a request; later its id may belong to another process
+        # A stopped process cannot receive a request; later its id may belong to another process.
+        if self.pid and not self._killed:
             self._killed = True
             _kill_process(self.pid, self.node)
 
