@@ -77,7 +77,7 @@ ROOMS = {
     ),
     "crew": (
         3115,
-        "who does the work, here and on Ray; publishing, gangs (425), ranks apart, servers (590), rewards, answers (60)",
+        "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
         2215,

@@ -109,7 +109,7 @@ def test_before_ranks_hold_them() -> None:
     assert asked == [[1, 1, 1], [1, 2, 1], [1, 3, 1], [1, 1, 1]]
     assert [group.index for group in (*first.groups, *second.groups)] == [0, 1, 2, 3, 4, 5]
     assert first.batch.tokens.tolist() == [0, 1, 9, 0, 1, 9, 1, 3, 9, 1, 3, 9, 2, 1, 9, 2, 1, 9]
-    assert said == ["the answers to 1 prompts were lost with a node; they are drawn again"] * 2
+    assert said == ["lost the answers to 1 of 3 prompts with a node; they are drawn again"] * 2
 
 
 def test_their_failed_rewards_are_waited_for_too() -> None:

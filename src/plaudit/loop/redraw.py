@@ -8,6 +8,7 @@ With the same weights the same answers come. Left out: which of them are lost (`
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -74,11 +75,13 @@ async def redrawn(
 ) -> list[Group]:
     """Return the groups; new ones for those that are lost, until none is."""
     groups = list(groups)
-    for _ in range(TRIES):
+    for losses in itertools.count(1):
         if not (gone := await lost(groups)):
-            return groups
-        say(f"the answers to {len(gone)} prompts were lost with a node; they are drawn again")
+            break
+        if losses == TRIES:
+            raise AnswersLost("answers on a node", f"were lost {TRIES} times, one behind the other")
+        say(f"lost the answers to {len(gone)} of {len(groups)} prompts with a node; they are drawn again")
         new = await together(draw(groups[number].index, groups[number].prompt) for number in gone)
         for number, group in zip(gone, new, strict=True):
             groups[number] = group
-    raise AnswersLost("answers on a node", f"were lost {TRIES} times, one behind the other")
+    return groups
