@@ -46,8 +46,8 @@ ROOMS = {
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (
-        2355,
-        "rules, functions, judges, HTTP; half of it is the sandbox and the protocol; functions' processes (115)",
+        2380,
+        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",
     ),
     "models": (
         3465,
@@ -67,7 +67,7 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2620,
+        2625,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost answers (85)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
@@ -76,7 +76,7 @@ ROOMS = {
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
-        3115,
+        3125,
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (

@@ -27,12 +27,12 @@ class Kept:
 class Rank:
     """A handle on a rank in this process."""
 
-    def __init__(self, sees: Any = lambda source: source):
-        self.rank, self.sees, self.calls = Secures(), sees, 0
+    def __init__(self) -> None:
+        self.rank, self.calls = Secures(), 0
 
     async def call(self, method: Any, sources: Sequence[Any]) -> Any:
         self.calls += 1
-        return method(self.rank, [self.sees(source) for source in sources])
+        return method(self.rank, sources)
 
 
 def group(index: int, source: Kept | None) -> Group:
@@ -50,12 +50,14 @@ def test_a_rank_holds_what_is_left_until_the_next_step() -> None:
     assert [one and one["tokens"] for one in rank._secured] == [[5]]
 
 
-def test_groups_are_lost_that_any_node_lacks() -> None:
+def test_each_rank_holds_a_part() -> None:
     """Short answers are in the driver, and are no source of any rank."""
-    first, second = Rank(), Rank(sees=lambda one: Kept(one.number, lost=one.number == 4))
-    groups = [group(0, None), group(1, Kept(1)), group(2, Kept(2, lost=True)), group(3, None), group(4, Kept(4))]
-    ranks: Any = [first, second]
-    assert asyncio.run(secured(ranks, groups)) == [2, 4]
+    lost = (2, 5)
+    groups = [group(n, None if n in (0, 3) else Kept(n, lost=n in lost)) for n in range(7)]
+    ranks: Any = [Rank(), Rank(), Rank()]
+    assert asyncio.run(secured(ranks, groups)) == [2, 5]
+    held = [[one and one["tokens"][0] for one in rank.rank._secured] for rank in ranks]
+    assert held == [[1, None], [None, 6], [4]]
 
 
 def test_short_answers_ask_no_rank() -> None:

@@ -113,6 +113,7 @@ def test_before_ranks_hold_them() -> None:
 
 
 def test_their_failed_rewards_are_waited_for_too() -> None:
+    """And what comes of that is held too."""
     waited = list[int]()
 
     async def mended(groups: Sequence[Group]) -> Sequence[Group]:

@@ -1,17 +1,20 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from plaudit import load_settings
-from plaudit.rewards.judge import Tokens
+from plaudit.rewards.judge import JudgeReward, Tokens
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.workers import TRIES, FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
-from plaudit.runtime.worker import NodeLost, NoWorkersError, WorkerLost
+from plaudit.runtime.worker import AnswersLost, NodeLost, NoWorkersError, WorkerLost
 from plaudit.support import plugins
 from plaudit.types import Completion, Finish, Prompt
+from plaudit.types.distant import Distant, values
 
 
 class SumWorker:
@@ -162,6 +165,66 @@ def test_where_none_is_left_and_none_gets_ready_the_run_ends() -> None:
         judges.close()
 
     asyncio.run(run())
+
+
+class Answers:
+    """A source of this process."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def all(self, sources: Sequence[Any]) -> list[Any]:
+        return [{"tokens": np.array([one.number, 2])} for one in sources]
+
+
+class Gang(SumWorker):
+    """A judge of two processes, of which each lacks the answers of another node, and none may lack any in a pass."""
+
+    def __init__(self) -> None:
+        super().__init__("judge")
+        self.asked = list[str]()
+        self.processes = (self, SimpleNamespace(call=self.second))
+
+    async def call(self, method: Any, *arguments: Any) -> Any:
+        self.asked.append(method.__name__)
+        if method is Scores.secure:
+            return self.lacking(arguments[0], 3)
+        if method is Scores.of_distant:
+            return [float(sum(one)) for one in values(arguments[0])]
+        return await super().call(method, *arguments)
+
+    async def second(self, method: Any, sources: Any) -> list[int]:
+        assert method is Scores.secure
+        return self.lacking(sources, 5)
+
+    def lacking(self, sources: Any, lost: int) -> list[int]:
+        return [number for number, source in enumerate(sources) if source.number == lost]
+
+
+def test_a_lost_answer_fails_whoever_asked_about_it_and_nobody_else() -> None:
+    """Two answers each to prompts 3 to 6. Each process of the judge lacks another prompt's, and none is blamed."""
+    lost, judge = list[WorkerLost](), Gang()
+
+    async def start(number: int) -> Any:
+        return judge
+
+    def asked(number: int) -> list[Tokens]:
+        source = Answers(number)
+        distant: list[Any] = [Distant("tokens", 0, 2, source, before=(1,)), Distant("tokens", 1, 2, source)]
+        return distant
+
+    async def run() -> list[Any]:
+        judges = JudgeWorkers(start, 1, patience=9.0, failures=lost.append)
+        reward = JudgeReward(judges)
+        found = await asyncio.gather(*(reward.scored(asked(n)) for n in range(3, 7)), return_exceptions=True)
+        assert await judges(asked(3)) == [None, None]
+        judges.close()
+        return found
+
+    third, fourth, fifth, sixth = asyncio.run(run())
+    assert isinstance(third, AnswersLost) and isinstance(fifth, AnswersLost)
+    assert [score.value for score in fourth] == [7.0, 2.0] and [score.value for score in sixth] == [9.0, 2.0]
+    assert judge.asked == ["secure", "of_distant", "secure"] and not lost
 
 
 def test_what_makes_starting_impossible_is_told_to_whoever_asks() -> None:

@@ -97,11 +97,11 @@ def test_a_node_is_lost_with_answers_that_are_not_scored_yet(
     assert kills[0].repeated == 0
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("when", ["before ranks hold them", "while they learn", "while ranks of two nodes learn"])
 def test_a_node_is_lost_with_scored_answers(
-    late: bool, make_recipe: Recipe, tmp_path: Path, fetched: list[int], monkeypatch: pytest.MonkeyPatch
+    when: str, make_recipe: Recipe, tmp_path: Path, fetched: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before ranks hold them they are drawn again; from then on (`late`) nobody needs that node. No step is done
+    """They are drawn again, unless ranks hold them: then ranks of another node get them from these. No step is done
     twice."""
     from ray.cluster_utils import Cluster
 
@@ -109,37 +109,42 @@ def test_a_node_is_lost_with_scored_answers(
 
     cluster = Cluster(initialize_head=True, head_node_args=HEAD | {"_system_config": TINY_OBJECTS})
     killer, secured, calls = Killer([], cluster=cluster), RayCrew.secured, list[int]()
+    late, several = "learn" in when, "two" in when
 
     async def losing(crew: RayCrew, groups: Sequence[Group]) -> Sequence[int]:
         calls.append(len(groups))
         found = await secured(crew, groups) if late else ()
         if len(calls) == 2:
-            assert crew.pool is not None
             of_ranks = {rank.node for rank in crew.ranks.workers}
+            assert len(of_ranks) == 1 + several
             killer.end_node(next(one.node for one in crew.runtime.workers if one.node not in of_ranks))
         return found if late else await secured(crew, groups)
 
     monkeypatch.setattr(RayCrew, "secured", losing)
     each = {"resources_per_worker": {"CPU": 1}, "resources_per_rollout_worker": {"CPU": 1}}
-    runtime = RAY | each | {"address": cluster.address}
+    spread = {"mesh": {"data": 2}, "backend": "gloo"} if several else {}
+    runtime = RAY | spread
     more = {"algorithm": {"minibatches": 2}, "train": {"steps": 4}}
-    found = {}
+    workers = {"rollout": {"workers": 1 if several else 3}}
+    found = []
     try:
-        for _ in range(2):
-            cluster.add_node(**NODE)
-        for kind, own in (("ray", {"runtime": runtime, "rollout": {"workers": 3}}), ("local", {})):
-            recipe = make_recipe("ppo", tmp_path / kind, **more, **own)
+        for _ in range(2 + several):
+            cluster.add_node(**NODE | {"num_cpus": 1 if several else 2})
+        for folder, own in (
+            ("lost", {"runtime": runtime | each | {"address": cluster.address}, **workers}),
+            ("whole", {"runtime": runtime, **workers} if several else {}),
+        ):
+            recipe = make_recipe("ppo", tmp_path / folder, **more, **own)
             recipe["rewards"] = [{"kind": "function", "function": f"{REWARDS}:of_text"}]
-            found[kind] = run(load_settings(recipe))
+            found.append(run(load_settings(recipe)))
     finally:
         cluster.shutdown()
-    told = (found["ray"].folder / "log.txt").read_text()
+    told = (found[0].folder / "log.txt").read_text()
     assert "lost rollout worker" in told and "continuing from" not in told
     assert ("drawn again" in told) is not late
-    assert same_weights(found["local"], found["ray"]) and fetched
-    assert [one["reward/mean"] for one in found["local"].metrics] == [
-        one["reward/mean"] for one in found["ray"].metrics
-    ]
+    assert same_weights(*found) and fetched
+    lost, whole = ([one["reward/mean"] for one in done.metrics] for done in found)
+    assert lost == whole
 
 
 def test_where_the_driver_reads_each_token_answers_pass_it(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from plaudit.compute.axis import Axis
+from plaudit.crew.secured import Secures
 from plaudit.crew.trainer import dtype_of, initial_model
 from plaudit.evaluate.judge import Judge
 from plaudit.learn.ranks import join
@@ -101,7 +102,20 @@ class RolloutProcess(Part, RolloutWorker):
         RolloutWorker.__init__(self, engine, content, _receiver(settings), interrupt=settings.rollout.interrupt)
 
 
-class JudgeProcess(Part):
+class Judging(Secures):
+    """The process of a judge."""
+
+    def __init__(self, judge: Judge):
+        self.judge = judge
+
+    def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        return self.judge.of_sequences(sequences)
+
+    def of_distant(self, sequences: list[tuple[int, ...]]) -> list[float]:
+        return self.judge.of_distant(sequences)
+
+
+class JudgeProcess(Part, Judging):
     """Of a judge. All compute each pass."""
 
     def __init__(self, recipe: Mapping[str, Any], path: str):
@@ -117,12 +131,6 @@ class JudgeProcess(Part):
         judge = load_judge(settings, self.path, axis=Axis(number, world, ranks.group, spread=True))
         assert isinstance(judge.model, Decoder), "no other model is cut"
         self.judge = replace(judge, placement=Cut(judge.place, judge.model, ranks))
-
-    def of_sequences(self, sequences: list[tuple[int, ...]]) -> list[float]:
-        return self.judge.of_sequences(sequences)
-
-    def of_distant(self, sequences: list[tuple[int, ...]]) -> list[float]:
-        return self.judge.of_distant(sequences)
 
 
 async def rollout_gang(runtime: RayRuntime, recipe: Mapping[str, Any], name: str, **how: Any) -> Worker[RolloutWorker]:
@@ -202,12 +210,12 @@ def _engine(settings: Settings) -> tuple[Engine, Content]:
     return build_engine(model, tokenizer, slots=rollout.slots, vllm=vllm, say=stage.enter), content
 
 
-def make_judge(recipe: Mapping[str, Any], path: str) -> Judge:
+def make_judge(recipe: Mapping[str, Any], path: str) -> Judging:
     """Make a judge in its own process."""
     from plaudit.settings.recipes import load_settings
 
     keep_freed_memory()
-    return load_judge(load_settings(recipe), path)
+    return Judging(load_judge(load_settings(recipe), path))
 
 
 def load_judge(settings: Settings, path: str, **placed: Any) -> Judge:

@@ -355,7 +355,9 @@ class RayCrew:
         return await self.ranks.watched(work, self.say)
 
     async def secured(self, groups: Sequence[Group]) -> Sequence[int]:
-        return await secured(self.ranks.nodes, groups) if self.stays else ()
+        # A rank's node that is lost takes the run back in any case, with all that was sampled on it.
+        apart = self.stays and not (self.shares or self.inside)
+        return await secured(self.ranks.nodes, groups) if apart else ()
 
     async def publish(self, version: int) -> Stats:
         """Send weights from the ranks to the workers; only their version and digest come here. Nodes that will end lose

@@ -1,9 +1,9 @@
-"""Answers that stayed where they were sampled get a copy on the nodes of ranks, before a step learns from them.
+"""Answers that stayed where they were sampled get a copy where ranks are, before a step learns from them.
 
-groups of a step -> their sources -> a rank of each node fetches and holds them -> the groups whose answers are lost
+groups of a step -> their sources -> each is fetched and held by a rank -> the groups whose answers are lost
 
-From then on the step does not need the nodes that sampled them. Left out: lost groups, which are drawn again
-(`loop/redraw.py`).
+From then on the step does not need the nodes that sampled them. Judges hold answers likewise while they score. Left
+out: lost groups, which are drawn again (`loop/redraw.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Secures:
-    """A rank, as far as answers of other nodes go."""
+    """A rank or a judge, as far as answers of other nodes go."""
 
     _secured: Sequence[Columns | None] = ()
 
@@ -44,13 +44,14 @@ def _fetched(source: Source) -> Columns | None:
 
 
 async def secured(ranks: Sequence[RayWorker[Secures]], groups: Sequence[Group]) -> list[int]:
-    """Let these ranks hold the groups' answers. Return the numbers of the groups whose answers are lost."""
+    """Let these ranks hold the groups' answers, each a part. Return the numbers of those that are lost."""
     found = [(number, source) for number, group in enumerate(groups) if (source := _source(group)) is not None]
-    sources = [source for _, source in found]
     if not found:
         return []
-    lost = await together(rank.call(Secures.secure, sources) for rank in ranks)
-    return sorted({found[which][0] for own in lost for which in own})
+    dealt = [found[first :: len(ranks)] for first in range(len(ranks))]
+    asked = zip(ranks, dealt, strict=True)
+    lost = await together(rank.call(Secures.secure, [source for _, source in part]) for rank, part in asked)
+    return sorted(part[which][0] for part, own in zip(dealt, lost, strict=True) for which in own)
 
 
 def _source(group: Group) -> Source | None:

@@ -3,13 +3,13 @@
 lost before they are scored -> drawn again -> group
 groups of a step -> those whose answers ranks cannot fetch -> drawn again -> rows, Batch
 
-With the same weights the same answers come. Left out: which of them are lost (`crew/secured.py`).
+Without lag the same weights draw the same answers. Left out: which of them are lost (`crew/secured.py`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -56,32 +56,30 @@ class LastingSource(OnlineSource):
     async def next(self) -> Delivery:
         """Raises AnswersLost if the answers to a prompt are lost TRIES times."""
         delivery = await super().next()
-        groups = await redrawn(delivery.groups, self.lost, self.rollouter.rollout, self.say)
+        groups = await self._redrawn(delivery)
         if all(one is other for one, other in zip(groups, delivery.groups, strict=True)):
             return delivery
-        if self.mended is not None:
-            groups = list(await self.mended(groups))
         rows = [row for group in groups for row in self.algorithm.rows(group)]
         batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
         stats = delivery.stats | rollout_figures([*groups, *delivery.dropped]) | {"empty": float(not rows)}
         return replace(delivery, batch=batch, groups=tuple(groups), stats=stats)
 
+    async def _redrawn(self, delivery: Delivery) -> list[Group]:
+        """The delivery's groups; new ones for those that are lost, until none is. Dropped ones are kept for hooks, as
+        far as they are there."""
+        groups, count = [*delivery.groups, *delivery.dropped], len(delivery.groups)
+        for losses in itertools.count(1):
+            if not (gone := [number for number in await self.lost(groups) if number < count]):
+                break
+            if losses == TRIES:
+                raise AnswersLost("answers on a node", f"were lost {TRIES} times, one behind the other")
+            self.say(f"lost the answers to {len(gone)} of {count} prompts with a node; they are drawn again")
+            new = await together(self._drawn(groups[number]) for number in gone)
+            for number, group in zip(gone, new, strict=True):
+                groups[number] = group
+            if self.mended is not None:
+                groups = list(await self.mended(groups))
+        return groups[:count]
 
-async def redrawn(
-    groups: Sequence[Group],
-    lost: Lost,
-    draw: Callable[[int, Prompt], Coroutine[Any, Any, Group]],
-    say: Callable[[str], None],
-) -> list[Group]:
-    """Return the groups; new ones for those that are lost, until none is."""
-    groups = list(groups)
-    for losses in itertools.count(1):
-        if not (gone := await lost(groups)):
-            break
-        if losses == TRIES:
-            raise AnswersLost("answers on a node", f"were lost {TRIES} times, one behind the other")
-        say(f"lost the answers to {len(gone)} of {len(groups)} prompts with a node; they are drawn again")
-        new = await together(draw(groups[number].index, groups[number].prompt) for number in gone)
-        for number, group in zip(gone, new, strict=True):
-            groups[number] = group
-    return groups
+    async def _drawn(self, group: Group) -> Group:
+        return await self.rollouter.rollout(group.index, group.prompt)

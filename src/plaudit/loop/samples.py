@@ -118,7 +118,13 @@ class RecordSamples:
         return {}
 
     def _records(self, groups: Sequence[Group], rows: dict[Key, list[Columns]]) -> Groups:
-        return (sample_records(group, rows, self.pieces) for group in groups)
+        return (self._of_group(group, rows) for group in groups)
+
+    def _of_group(self, group: Group, rows: dict[Key, list[Columns]]) -> list[dict[str, Any]]:
+        """Empty if nothing holds the answers any more: those of validation, and dropped ones."""
+        with suppress(AnswersLost):
+            return list(sample_records(group, rows, self.pieces))
+        return []
 
 
 @contextmanager

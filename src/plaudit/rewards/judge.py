@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from plaudit.rewards.base import completed
 from plaudit.runtime.queue import Queue
+from plaudit.runtime.worker import AnswersLost
 from plaudit.types import Completion, Prompt, Score
 from plaudit.types.distant import joined
 
 Tokens = tuple[int, ...]
-ScoreBatch = Callable[[list[Tokens]], list[float] | Awaitable[list[float]]]
+ScoreBatch = Callable[[list[Tokens]], Sequence[float | None] | Awaitable[Sequence[float | None]]]
+"""None for a sequence whose tokens are lost."""
 
 GRACE = 2
 """Turns of the event loop to wait after the engine became idle, so that its last answers get into the batch."""
@@ -55,7 +57,7 @@ class JudgeReward:
             raise ValueError(f"batch={batch} must be at least 1, the number of sequences that the judge scores at once")
         self.score_batch, self.batch, self.busy, self.pause = score_batch, batch, busy, pause
         self.encode, self.longest = encode, math.inf if longest is None else longest
-        self._queue: Queue[_Question, float] = Queue(self._flush)
+        self._queue: Queue[_Question, float | None] = Queue(self._flush)
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         return await completed([self.read(prompt, completion) for completion in completions], self.scored)
@@ -76,7 +78,7 @@ class JudgeReward:
         return Score(value=None, reason=f"{len(sequence)} tokens, the judge reads 1 to {self.longest}")
 
     async def scored(self, sequences: list[Tokens]) -> list[Score]:
-        """Score sequences, in batches with those of other callers."""
+        """Score sequences, in batches with those of other callers. Raises AnswersLost."""
         return [_score(value) for value in await self._queue.ask([_Question(sequence) for sequence in sequences])]
 
     async def _flush(self) -> None:
@@ -100,7 +102,9 @@ class JudgeReward:
             await asyncio.sleep(0)
 
 
-def _score(value: float) -> Score:
+def _score(value: float | None) -> Score:
+    if value is None:
+        raise AnswersLost("answers on a node", "their node is gone")
     if not math.isfinite(value):
         return Score(value=None, reason=f"the judge's score is {value}")
     return Score(value=value)

@@ -19,13 +19,14 @@ from typing import Protocol
 from plaudit.rewards.judge import Tokens
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
+from plaudit.runtime.coroutines import together
 from plaudit.runtime.places import Place, Places, Start
 from plaudit.runtime.plain import plain
 from plaudit.runtime.queue import Queue
 from plaudit.runtime.worker import Worker, WorkerLost
 from plaudit.support.plugins import load_plugins, run_as_sent, sources
 from plaudit.types import Completion, Prompt, Score
-from plaudit.types.distant import Distant, values
+from plaudit.types.distant import Distant, Source, values
 
 Asked = tuple[Prompt, Completion]
 CALL = 3000.0
@@ -43,6 +44,10 @@ class Scores(Protocol):
     def of_sequences(self, sequences: list[Tokens]) -> list[float]: ...
 
     def of_distant(self, sequences: list[Tokens]) -> list[float]: ...
+
+    def secure(self, sources: Sequence[Source]) -> list[int]:
+        """Fetch answers, for `of_distant`. Return the numbers of those that are lost."""
+        ...
 
 
 class JudgeWorkers:
@@ -69,27 +74,42 @@ class JudgeWorkers:
         """Begin to start workers, within a running event loop. Further calls do nothing."""
         self._places.open()
 
-    async def __call__(self, sequences: list[Tokens]) -> list[float]:
+    async def __call__(self, sequences: list[Tokens]) -> list[float | None]:
+        """None for sequences whose tokens are lost with a node."""
         self.open()
         places = (await self._places.free(all_tried=True))[: len(sequences)]
         shares = [sequences[number :: len(places)] for number in range(len(places))]
         found = await asyncio.gather(*(self._asked(place, mine) for place, mine in zip(places, shares, strict=True)))
-        scores = [0.0] * len(sequences)
+        scores: list[float | None] = [None] * len(sequences)
         for number, share in enumerate(found):
             scores[number :: len(places)] = share
         return scores
 
-    async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> list[float]:
+    async def _asked(self, place: Place[Scores], sequences: list[Tokens]) -> Sequence[float | None]:
         """Return scores from a place's worker or, if that worker is lost, from another one."""
         far = any(isinstance(sequence, Distant) for sequence in sequences)
-        how = Scores.of_distant if far else Scores.of_sequences
-        scores = await self._places.asked(len(sequences), lambda one: one.call(how, sequences), first=place)
+
+        async def ask(judge: Worker[Scores]) -> Sequence[float | None]:
+            return await (_of_distant(judge, sequences) if far else judge.call(Scores.of_sequences, sequences))
+
+        scores = await self._places.asked(len(sequences), ask, first=place)
         if len(scores) != len(sequences):
             raise ValueError(f"A judge was asked about {len(sequences)} and scored {len(scores)} sequences.")
         return scores
 
     def close(self) -> None:
         self._places.close("the judges were")
+
+
+async def _of_distant(judge: Worker[Scores], sequences: Sequence[Tokens]) -> list[float | None]:
+    """Let every process of a judge fetch tokens first: if one lacked some, the others would wait for it in the pass."""
+    of = [sequence.source if isinstance(sequence, Distant) else None for sequence in sequences]
+    sources = [source for source in {id(source): source for source in of}.values() if source is not None]
+    found = await together(process.call(Scores.secure, sources) for process in judge.processes)
+    lost = {id(sources[which]) for own in found for which in own}
+    there = [sequence for sequence, source in zip(sequences, of, strict=True) if id(source) not in lost]
+    scores = iter(await judge.call(Scores.of_distant, there) if there else ())
+    return [None if id(source) in lost else next(scores) for source in of]
 
 
 class FunctionProcess:

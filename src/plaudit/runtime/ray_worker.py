@@ -40,7 +40,7 @@ LOST = (
     exceptions.ActorUnschedulableError,
 )
 GONE = (*LOST, exceptions.ObjectLostError)
-"""Errors of a call whose argument, passed by reference, is lost."""
+"""Errors of an object that is lost: what a call returned, or what its argument refers to."""
 CALL_TIMEOUT = 3600.0
 """Seconds of one call, above any healthy one (a prompt's answers, an update's gradients, a save). Heartbeats and
 collectives find sooner what dies or hangs: only work that never ends, in a process that answers, comes this far."""
@@ -156,26 +156,22 @@ class RayWorker(Generic[Kind_co]):
         if starts:
             limit, timeout = "runtime.start_timeout", self._start_timeout
         asked = (dumps((method, arguments)),) if plain else (part, method, *arguments)
-        result = (self._actor.call_plain if plain else self._actor.call).remote(*asked)
-        answer = await self._in_time(result, timeout, f"did not end {method}", limit)
+        call = self._actor.call_plain if plain else self._actor.call
+        answer = await self._in_time(call.remote(*asked), timeout, f"did not end {method}", limit)
+        found = self._result(answer)
+        return loads(found) if plain else found
+
+    def _result(self, answer: asyncio.Future[Any]) -> Any:
+        """What was returned. If it is lost, with its node, the worker is."""
         try:
-            return loads(answer.result()) if plain else answer.result()
+            return answer.result()
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, GONE):
                 raise SenderLost("a sender", reason_of(error.cause)) from error
             raise error.cause from error  # the worker's own exception
-        except LOST as error:
+        except GONE as error:
             self._end(_cause(error))
             raise WorkerLost(self.name, _cause(error)) from error
-        except exceptions.ObjectLostError as error:
-            if error.object_ref_hex == result.hex():
-                raise self._lost_result() from error
-            raise SenderLost("a sender", reason_of(error)) from error
-
-    def _lost_result(self) -> WorkerLost:
-        """End the worker, whose node is gone with what it returned."""
-        self._end("its node is gone, with what it returned")
-        return WorkerLost(self.name, self._lost.result())
 
     async def _in_time(self, reference: Any, timeout: float, what: str, limit: str) -> asyncio.Future[Any]:
         """Wait for an object, or for the worker's loss: after `timeout` seconds it is lost for `what`."""
@@ -246,15 +242,7 @@ class RayWorker(Generic[Kind_co]):
     async def fetched(self, reference: Any) -> Any:
         """Return the object of a reference."""
         answer = await self._in_time(reference, self._call_timeout, "returned nothing", "one call")
-        try:
-            return answer.result()
-        except exceptions.RayTaskError as error:
-            raise error.cause from error
-        except LOST as error:
-            self._end(_cause(error))
-            raise WorkerLost(self.name, self._lost.result()) from error
-        except exceptions.ObjectLostError as error:
-            raise self._lost_result() from error
+        return self._result(answer)
 
     async def keep(
         self, method: Callable[[Kind_co, *Arguments], tuple[Any, Result]], *arguments: *Arguments
@@ -344,6 +332,8 @@ class Hearts:
 
 def _cause(error: Exception) -> str:
     """The cause: Ray's last line, since its first line is the same for every loss."""
+    if isinstance(error, exceptions.ObjectLostError):
+        return f"what it returned is lost ({type(error).__name__})"
     told = str(error)
     return f"its node is gone ({told.rpartition(': ')[2].strip()})" if "its node has died" in told else reason_of(error)
 
