@@ -551,7 +551,7 @@ def test_what_a_worker_returned_is_lost_with_its_node(
     async def steps() -> None:
         (clerk,) = await clerks(cluster, 1)
         monkeypatch.setattr("plaudit.runtime.ray_worker._plain", gone)
-        with pytest.raises(WorkerLost, match="clerk 0: .*ObjectReconstructionFailedError") as lost:
+        with pytest.raises(WorkerLost, match=r"clerk 0: .*ObjectReconstructionFailedError") as lost:
             await (clerk.fetched(clerk.references(Clerk.letter, parts=2)[0]) if apart else clerk.call(Clerk.letter))
         assert not isinstance(lost.value, SenderLost) and not clerk.alive
 
