@@ -13,7 +13,7 @@ from plaudit.types.distant import Distant
 
 
 class Kept:
-    """A source of this process; one of a lost node fails whoever is asked for beside it."""
+    """A source in this process. If the node of one is lost, a fetch of several raises."""
 
     def __init__(self, number: int, *, lost: bool = False):
         self.number, self.lost = number, lost

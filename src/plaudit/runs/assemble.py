@@ -357,7 +357,7 @@ class Job:
         if rollouter is None:
             return validation_loss(cast, items)
         plan = (self.settings.rollout.draw(),)
-        asks: dict[str, Any] = {"seed": rollouter.seed + 1}
-        held_out = LastingRollouter(rollouter.engine, rollouter.reward, rollouter.shaping, plan, **asks)
+        parts = rollouter.engine, rollouter.reward, rollouter.shaping
+        held_out = LastingRollouter(*parts, plan, seed=rollouter.seed + 1)
         assert self.outage is not None, "every sampling run can wait for rewards"
         return partial(validation_rewards, held_out, items, self.outage.waited, record)
