@@ -20,7 +20,7 @@ if reason := missing():
     pytest.skip(f"a network partition {reason}", allow_module_level=True)
 
 from faults import HEAD, HEADER, LONGEST, Kill, Killer
-from kills import Task, alike
+from kills import FAULTS, Task, alike
 
 from plaudit import Run, load_settings, run
 from plaudit.loop.checkpoint import Store
@@ -28,7 +28,7 @@ from plaudit.tasks.demo import DemoFiles
 
 Recipe = Callable[..., dict[str, Any]]
 LONG = {"kind": "ray", "heartbeat_timeout": 20.0}
-RULE = {"kind": "function", "function": f"{Path(__file__).parents[1] / 'tiny.py'}:varied"}
+RULE = {"kind": "function", "function": f"{FAULTS}:varied"}
 SHORT = {"prompts_per_step": 3, "max_tokens": 10, "slots": 8}
 STEPS = 16
 
