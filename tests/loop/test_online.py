@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plaudit.algorithms import GRPO
+from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.loop.online import OnlineSource
 from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
@@ -185,6 +186,31 @@ def test_which_groups_are_replaced_does_not_depend_on_rewards_that_failed_for_a_
     values[3] = (1.0, 1.0)
     for away in ((), (0, 1, 2), (0,), (1, 4), (3, 4, 5)):
         assert asyncio.run(step(away))[:3] == ([0, 2, 5], [1, 3, 4], 6), away
+
+
+def test_a_reward_that_comes_with_a_replacement_is_learned_from() -> None:
+    """Group 0 was kept without its third reward; the step then waits for the group that takes the place of group 1."""
+    rewards = {0: (0.0, 1.0, None), 1: (1.0, 1.0, 1.0)}
+    asked = 0
+
+    async def mended(groups: Sequence[Group]) -> Sequence[Group]:
+        nonlocal asked
+        asked += 1
+        whole = Answers(rewards=lambda index: (0.0, 1.0, 5.0))
+        return groups if asked == 1 else [await whole.rollout(0, PROMPTS[0]), *groups[1:]]
+
+    async def step() -> Any:
+        source = source_of(Answers(rewards=lambda index: rewards.get(index, (0.0, 1.0, 2.0))), mended=mended)
+        delivery = await source.next()
+        await source.close()
+        return source.algorithm, delivery
+
+    algorithm, delivery = asyncio.run(step())
+    assert (asked, indices(delivery)) == (2, [0, 2, 3])
+    assert [response.reward for response in delivery.groups[0].responses] == [0.0, 1.0, 5.0]
+    anew = Batch.of([row for group in delivery.groups for row in algorithm.rows(group)], unit=algorithm.unit)
+    learned = delivery.batch.columns()
+    assert all(learned[name].equal(column) for name, column in anew.columns().items())
 
 
 def test_a_feeder_that_fails_is_an_error_and_no_endless_wait() -> None:

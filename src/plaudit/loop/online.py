@@ -87,7 +87,8 @@ class OnlineSource:
             seen.append(await self._oldest())
             if len(seen) == expected and self.mended is not None:
                 began = time.monotonic()
-                seen = list(await self.mended(seen))
+                old, seen = seen, list(await self.mended(seen))
+                made = [own if a is b else self.algorithm.rows(b) for own, a, b in zip(made, old, seen, strict=False)]
                 waited += time.monotonic() - began
             # A group with failed rewards has a known signal only after the step has waited for them.
             while len(keep) < len(seen) and (len(seen) == expected or not failed([seen[len(keep)]])):
@@ -99,8 +100,7 @@ class OnlineSource:
         kept = tuple(group for group, whether in zip(seen, keep, strict=True) if whether)
         replaced = tuple(group for group, whether in zip(seen, keep, strict=True) if not whether)
         rows = [row for part in made for row in part]
-        dropped = float(sum(not part for part in made))
-        stats = {"groups/dropped": dropped, "empty": float(not rows), "time/outage": waited}
+        stats = {"groups/dropped": float(made.count([])), "empty": float(not rows), "time/outage": waited}
         return Delivery(
             batch=Batch.of(rows, unit=self.algorithm.unit) if rows else None,
             epoch=first // self.cursor.length + 1,
