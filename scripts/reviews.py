@@ -72,7 +72,7 @@ SWEPT: dict[str, tuple[str, int, str, tuple[float, ...]]] = {
     "ppo": ("PPO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
     "grpo": ("GRPO, judge", 10, "algorithm.kl_in_loss", (0.05, 0.2)),
     "rloo": ("RLOO, judge", 10, "algorithm.kl_coefficient", (0.05, 0.2)),
-    "dpo": ("DPO", 50, "algorithm.beta", (0.1, 0.3, 1.0)),
+    "dpo": ("DPO", 50, "algorithm.beta", (0.1, 0.3)),
     "kto": ("KTO", 50, "algorithm.beta", (0.1,)),
     "preferred": ("SFT on the preferred", 50, "train.epochs", (2,)),
 }

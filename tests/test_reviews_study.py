@@ -41,7 +41,7 @@ def test_the_runs_can_start(variant: lab.Variant, tmp_path: Path, monkeypatch: p
 def test_all_of_it_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(reviews, "DRAWN", (2, 4))
-    tiny = tuple(f"model.config.{key}" for key in ("hidden_size=16", "intermediate_size=16", "num_hidden_layers=1"))
+    tiny = tuple(f"model.config.{key}" for key in ("hidden_size=20", "intermediate_size=16", "num_hidden_layers=1"))
     few = ("train.steps=2", "train.batch_size=4")
     (sft, reward) = reviews.TASK.first
     first = ((sft[0], sft[1], (*tiny, *few)), (reward[0], reward[1], few))
