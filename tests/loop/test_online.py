@@ -189,15 +189,16 @@ def test_which_groups_are_replaced_does_not_depend_on_rewards_that_failed_for_a_
 
 
 def test_a_reward_that_comes_with_a_replacement_is_learned_from() -> None:
-    """Group 0 was kept without its third reward; the step then waits for the group that takes the place of group 1."""
-    rewards = {0: (0.0, 1.0, None), 1: (1.0, 1.0, 1.0)}
+    """Group 0 was kept without its third reward; the step then waits for the group that takes the place of group 1, and
+    that one stays out, though its own third reward would now be a signal."""
+    rewards = {0: (0.0, 1.0, None), 1: (1.0, 1.0, None)}
     asked = 0
 
     async def mended(groups: Sequence[Group]) -> Sequence[Group]:
         nonlocal asked
         asked += 1
         whole = Answers(rewards=lambda index: (0.0, 1.0, 5.0))
-        return groups if asked == 1 else [await whole.rollout(0, PROMPTS[0]), *groups[1:]]
+        return groups if asked == 1 else [await whole.rollout(n, PROMPTS[n]) for n in (0, 1)] + list(groups[2:])
 
     async def step() -> Any:
         source = source_of(Answers(rewards=lambda index: rewards.get(index, (0.0, 1.0, 2.0))), mended=mended)
@@ -206,11 +207,12 @@ def test_a_reward_that_comes_with_a_replacement_is_learned_from() -> None:
         return source.algorithm, delivery
 
     algorithm, delivery = asyncio.run(step())
-    assert (asked, indices(delivery)) == (2, [0, 2, 3])
+    assert (asked, indices(delivery), [group.index for group in delivery.dropped]) == (2, [0, 2, 3], [1])
     assert [response.reward for response in delivery.groups[0].responses] == [0.0, 1.0, 5.0]
-    anew = Batch.of([row for group in delivery.groups for row in algorithm.rows(group)], unit=algorithm.unit)
-    learned = delivery.batch.columns()
-    assert all(learned[name].equal(column) for name, column in anew.columns().items())
+    rows = [row for group in delivery.groups for row in algorithm.rows(group)]
+    learned, wanted = delivery.batch.columns(), Batch.of(rows, unit=algorithm.unit).columns()
+    assert learned.keys() == wanted.keys()
+    assert all(learned[name].equal(wanted[name]) for name in wanted)
 
 
 def test_a_feeder_that_fails_is_an_error_and_no_endless_wait() -> None:

@@ -80,15 +80,15 @@ class OnlineSource:
             self._feeder.add_done_callback(lambda feeder: self._started.set())
         first, waited = self.consumed, 0.0
         seen: list[Group] = []
-        made: list[list[Row]] = []
-        keep: list[bool] = []
+        made, keep = list[list[Row]](), list[bool]()
         expected, most = self.prompts_per_step, int(MAX_REDRAW * self.prompts_per_step)
         while len(seen) < expected:
             seen.append(await self._oldest())
             if len(seen) == expected and self.mended is not None:
                 began = time.monotonic()
                 old, seen = seen, list(await self.mended(seen))
-                made = [own if a is b else self.algorithm.rows(b) for own, a, b in zip(made, old, seen, strict=False)]
+                for number in (n for n, stays in enumerate(keep) if stays and seen[n] is not old[n]):
+                    made[number] = self.algorithm.rows(seen[number])
                 waited += time.monotonic() - began
             # A group with failed rewards has a known signal only after the step has waited for them.
             while len(keep) < len(seen) and (len(seen) == expected or not failed([seen[len(keep)]])):
