@@ -28,6 +28,7 @@ from gpu_grpo import grpo, trl_grpo
 from gpu_learning import offload, peak, profile, the_device, training
 from report import ROOT, number, put
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 PAGE = ROOT / "docs" / "gpu.md"
@@ -205,7 +206,7 @@ def table_of(result: dict[str, Any]) -> Table:
     for title in ("what", "found", "share", "MiB", "remark"):
         table.add_column(title, justify="right" if title in ("found", "MiB") else "left")
     for row in cells(result):
-        table.add_row(*row.values())
+        table.add_row(*map(escape, row.values()))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -29,12 +30,12 @@ def asked(extent: Extent, sequences: int) -> tuple[list[list[int]], list[Any]]:
     return prompts, [Sampling(max_tokens=extent.answer, seed=seed) for seed in range(extent.samples)]
 
 
-def engine(extent: Extent, slots: int, *, graphs: bool, dtype: torch.dtype | None = None) -> Any:
+def engine(extent: Extent, slots: int, *, graphs: bool, one: Any = None) -> Any:
     from plaudit.rollout.decode.graphs import CudaGraphs
     from plaudit.rollout.native import NativeEngine
 
     recorder = CudaGraphs if graphs else None
-    return NativeEngine(model(extent, dtype), Silent(), slots=slots, ends=(), recorder=recorder)
+    return NativeEngine(one or model(extent), Silent(), slots=slots, ends=(), recorder=recorder)
 
 
 def decoding(extent: Extent, best: Peak) -> list[Figure]:
@@ -101,8 +102,9 @@ def agreement(extent: Extent, best: Peak) -> list[Figure]:
     """How far the learner's log-probs are from those of the engine that drew the tokens, before any step."""
     figures = []
     for dtype in dict.fromkeys((extent.torch_dtype, torch.float32)):
+        one = copy.deepcopy(model(extent)).to(dtype)
         for graphs in (False, True) if extent.device == "cuda" else (False,):
-            gap = disagreement(extent, dtype, graphs=graphs)
+            gap = disagreement(extent, one, graphs=graphs)
             what = f"first-step KL(sampler, learner), {str(dtype).removeprefix('torch.')}"
             figures.append(
                 {
@@ -115,7 +117,7 @@ def agreement(extent: Extent, best: Peak) -> list[Figure]:
     return figures
 
 
-def disagreement(extent: Extent, dtype: torch.dtype, *, graphs: bool) -> Tensor:
+def disagreement(extent: Extent, one: Any, *, graphs: bool) -> Tensor:
     """Learner minus sampler, one number a sampled token."""
     from plaudit.batch import Batch
     from plaudit.learn.scorer import Scorer
@@ -124,7 +126,7 @@ def disagreement(extent: Extent, dtype: torch.dtype, *, graphs: bool) -> Tensor:
 
     slots = min(extent.slots)
     prompts, plan = asked(extent, slots)
-    answers = generate_all(engine(extent, slots, graphs=graphs, dtype=dtype), prompts, plan)
+    answers = generate_all(engine(extent, slots, graphs=graphs, one=one), prompts, plan)
     rows = [
         Row(
             tokens=(*prompt, *answer.tokens),
@@ -134,7 +136,7 @@ def disagreement(extent: Extent, dtype: torch.dtype, *, graphs: bool) -> Tensor:
         for prompt, group in zip(prompts, answers, strict=True)
         for answer in group
     ]
-    batch = Scorer(model(extent, dtype), Role.POLICY).annotate(Batch.of(rows))
+    batch = Scorer(one, Role.POLICY).annotate(Batch.of(rows))
     assert batch.proximal is not None
     assert batch.behaviour is not None
     return (batch.proximal - batch.behaviour)[batch.trainable].double()

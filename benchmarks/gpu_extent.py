@@ -6,11 +6,13 @@ A GPU works behind the host's back, so clocks stop only once it is done.
 from __future__ import annotations
 
 import gc
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -115,8 +117,24 @@ def model_of(device: str, dtype: torch.dtype, **config: Any) -> Any:
     return fresh_model(config, seed=0, dtype=dtype, device=device)
 
 
-def model(extent: Extent, dtype: torch.dtype | None = None) -> Any:
-    return model_of(extent.device, dtype or extent.torch_dtype, **extent.config)
+def model(extent: Extent) -> Any:
+    return model_of(extent.device, extent.torch_dtype, **extent.config)
+
+
+def folder_of(extent: Extent) -> Path:
+    """The model on disk, as transformers reads it: drawing its numbers again would take half a minute."""
+    from plaudit.models.load import save_model
+
+    folder = Path(scratch().name) / f"{extent.dtype}-{extent.config['hidden_size']}"
+    if not folder.exists():
+        save_model(model(extent), folder)
+    return folder
+
+
+@cache
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """Goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="plaudit-gpu-")
 
 
 def rated(what: str, rate: float, share: float, of: str, held: list[float]) -> Figure:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from floor import Peak
-from gpu_extent import Extent, Figure, memory, wait
+from gpu_extent import Extent, Figure, folder_of, memory, wait
 from task import evenness, read_rows
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +68,7 @@ def recipe(extent: Extent, folder: Path) -> dict[str, Any]:
         "name": "grpo",
         "output": str(folder),
         "device": extent.device,
-        "model": {"config": extent.config, "tokenizer": str(files.tokenizer)},
+        "model": {"path": str(folder_of(extent)), "tokenizer": str(files.tokenizer)},
         "data": {"train": str(files.prompts)},
         "algorithm": {"samples": extent.samples, "kl_in_loss": 0.01},
         "optimizer": {"learning_rate": 1e-5, "schedule": "constant"},
@@ -111,7 +111,7 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
     if importlib.util.find_spec("trl") is None:
         return [{"what": "GRPO by TRL", "note": "trl is not installed"}]
     from datasets import Dataset
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     ends: list[float] = []
@@ -125,12 +125,8 @@ def trl_grpo(extent: Extent, best: Peak) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, memory(extent.device) as held:
         data = Path(recipe(extent, Path(folder))["data"]["train"])
         tokenizer = AutoTokenizer.from_pretrained(data.parent / "tokenizer")
-        special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-        config, start = AutoConfig.for_model(**extent.config, **special), Path(folder) / "start"
-        fresh = AutoModelForCausalLM.from_config(config, dtype=extent.torch_dtype)
-        fresh.save_pretrained(start)  # the reference is read from there
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(folder_of(extent), dtype=torch.float32),
             reward_funcs=lambda completion_ids, **columns: [evenness(tokens) for tokens in completion_ids],
             args=GRPOConfig(
                 output_dir=folder,

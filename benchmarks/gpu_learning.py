@@ -39,57 +39,68 @@ def the_device(extent: Extent, best: Peak) -> list[Figure]:
 
 
 def training(extent: Extent, best: Peak) -> list[Figure]:
-    """SFT steps of full rows by the learner, as a run makes them, with micro-batches of several sizes."""
-    flops = training_flops(extent.size, "sft", attention_length=extent.length)
-    figures = []
-    for tokens in extent.micro:
-        what = f"SFT, {extent.rows} rows of {extent.length} tokens, learn.micro_tokens={tokens}"
-        try:
-            with memory(extent.device, model(extent)) as held:
-                taken, finite = training_step(extent, tokens)
-        except torch.OutOfMemoryError:
-            model(extent).zero_grad()
-            figures.append({"what": what, "note": "takes more memory than there is"})
-            continue
-        rate = extent.rows * extent.length / taken
-        note = "" if finite else "a loss is not finite"
-        figures.append(rated(what, rate, rate * flops / best.flops, "matrix peak", held) | {"note": note})
-    return figures
+    """SFT steps of full rows by the learner, as a run makes them, with micro-batches of several sizes; then DPO steps
+    of half as many pairs, the pass of the reference included."""
+    return [
+        figure
+        for method, sizes in (("sft", extent.micro), ("dpo", extent.micro[1:2]))
+        for figure in (of_size(extent, best, method, tokens) for tokens in sizes)
+    ]
 
 
-def training_step(extent: Extent, micro_tokens: int) -> tuple[float, bool]:
+def of_size(extent: Extent, best: Peak, method: str, tokens: int) -> Figure:
+    rows = f"{extent.rows} rows" if method == "sft" else f"{extent.rows // 2} pairs"
+    what = f"{method.upper()}, {rows} of {extent.length} tokens, learn.micro_tokens={tokens}"
+    try:
+        with memory(extent.device, model(extent)) as held:
+            taken, finite = training_step(extent, method, tokens)
+    except torch.OutOfMemoryError:
+        model(extent).zero_grad()
+        return {"what": what, "note": "takes more memory than there is"}
+    rate = extent.rows * extent.length / taken
+    flops = training_flops(extent.size, method, attention_length=extent.length)
+    note = "" if finite else "a loss is not finite"
+    return rated(what, rate, rate * flops / best.flops, "matrix peak", held) | {"note": note}
+
+
+def training_step(extent: Extent, method: str, micro_tokens: int) -> tuple[float, bool]:
     """Seconds of the fastest step, and whether all losses were finite."""
-    step, losses = learning(extent, micro_tokens)
+    step, losses = learning(extent, micro_tokens, method)
     for _ in range(2):
         step()
     taken = min(seconds(step, extent.device) for _ in range(extent.steps))
     return taken, all(map(math.isfinite, losses))
 
 
-def learning(extent: Extent, micro_tokens: int) -> tuple[Callable[[], None], list[float]]:
-    """What takes a step, and the losses so far."""
-    from plaudit.algorithms import SFT
+def learning(extent: Extent, micro_tokens: int, method: str = "sft") -> tuple[Callable[[], None], list[float]]:
+    """What takes a step, and the losses so far. DPO asks the policy itself as its reference, which costs the same."""
+    from plaudit.algorithms import DPO, SFT
     from plaudit.batch import Batch
     from plaudit.learn.learner import Learner
+    from plaudit.learn.scorer import Scorer
     from plaudit.learn.settings import LearnSettings, OptimizerSettings
     from plaudit.types import Role, Row
 
     source = torch.Generator().manual_seed(0)
     table = torch.randint(extent.config["vocab_size"], (extent.rows, extent.length), generator=source).tolist()
     trained = (False, *(True,) * (extent.length - 1))
-    batch = SFT().weigh(Batch.of([Row(tokens=tuple(row), trainable=trained) for row in table]))
+    algorithm = DPO() if method == "dpo" else SFT()
+    batch = algorithm.weigh(Batch.of([Row(tokens=tuple(row), trainable=trained) for row in table]))
     losses: list[float] = []
+    settings = LearnSettings(precision=extent.dtype, micro_tokens=micro_tokens)
     learner = Learner(
         model(extent),
         Role.POLICY,
-        SFT().losses()[Role.POLICY],
+        algorithm.losses()[Role.POLICY],
         optimizer=OptimizerSettings(learning_rate=1e-6, schedule="constant"),
-        settings=LearnSettings(precision=extent.dtype, micro_tokens=micro_tokens),
+        settings=settings,
         total_steps=100,
     )
+    reference = Scorer(model(extent), Role.REFERENCE, token_budget=learner.passes.score)
 
     def step() -> None:
-        losses.append(learner.step(batch, len(losses))["loss/policy"])
+        whole = reference.annotate(batch) if algorithm.asks else batch
+        losses.append(learner.step(whole, len(losses))["loss/policy"])
 
     return step, losses
 

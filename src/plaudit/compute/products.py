@@ -29,6 +29,8 @@ from torch.nn import functional as F
 from plaudit.compute.calls import available, run
 from plaudit.compute.library import number
 
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+"""Asked once: torch.compile cannot trace the question in every version."""
 SMALLEST = 1 << 15
 """With fewer entries in the second factor, calling oneDNN costs more than it saves. The first factor's rows do not
 count, since a row's result must not depend on their number."""
@@ -38,6 +40,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, alone: boo
     """x (rows, inner) times weight (columns, inner) transposed, plus bias (columns,). Differentiable once. With
     `alone`, each row is computed as if it were alone, without gradients; the caller fills rows up (see
     `invariant.linear`)."""
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
     if alone and by_matrices(x, weight, bias):
         return product_by_matrices(x, weight, bias)
     if not (by_onednn(x, weight, alone=alone) or widened(x, weight)):
@@ -101,12 +105,12 @@ def _even(x: Tensor) -> Tensor:
 
 def widened(x: Tensor, weight: Tensor) -> bool:
     """True if bfloat16 factors are multiplied in float32."""
-    return slow_halves() and _plain_matrices(torch.bfloat16, x, weight)
+    return _plain_matrices(torch.bfloat16, x, weight) and slow_halves()
 
 
 @functools.cache
 def onednn_present() -> bool:
-    return _x86() and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return X86 and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def matrices_present() -> bool:
@@ -120,7 +124,7 @@ def matrices_present() -> bool:
 @functools.cache
 def slow_halves() -> bool:
     """True if this processor multiplies bfloat16 one number after another."""
-    return _x86() and not (onednn_present() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return X86 and not (onednn_present() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @functools.cache
@@ -135,10 +139,6 @@ def _intel() -> bool:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return "GenuineIntel" in platform.processor()
-
-
-def _x86() -> bool:
-    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _plain_matrices(dtype: torch.dtype, *factors: Tensor) -> bool:
