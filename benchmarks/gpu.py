@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from floor import Peak
-from gpu_attention import attention, compiled
+from gpu_attention import attention
 from gpu_decoding import agreement, decoding
 from gpu_extent import Extent, Figure
 from gpu_grpo import grpo, trl_grpo
-from gpu_learning import offload, peak, profile, the_device, training
+from gpu_learning import compiled, offload, peak, profile, the_device, training
 from report import ROOT, number, put
 from rich.console import Console
 from rich.markup import escape
@@ -78,7 +78,7 @@ FULL = Extent(
     answer=256,
     prompts=16,
     sampled=256,
-    updates=8,
+    updates=3,
 )
 TINY = Extent(
     device="cpu",

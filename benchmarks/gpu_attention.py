@@ -1,16 +1,14 @@
-"""Two parts of `gpu.py`: what ways there are to attend over rows of several lengths, and what torch.compile gains."""
+"""A part of `gpu.py`: what ways there are to attend over rows of several lengths."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from floor import Peak
 from gpu_extent import Extent, Figure, model, seconds
-from gpu_learning import learning
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -140,28 +138,3 @@ def timed(
     gap = float((act(attend, inputs).float() - right).abs().max())
     taken = min(seconds(lambda: act(attend, inputs), extent.device) for _ in range(extent.steps + 2))
     return {"what": what, "value": 1e3 * taken, "unit": "ms", "note": f"off by {gap:.1e}"}
-
-
-def compiled(extent: Extent, best: Peak) -> list[Figure]:
-    """A training step with the decoder as it is, and with torch.compile around its pass."""
-    tokens, figures = min(extent.micro), []
-    backend = "inductor" if extent.device == "cuda" else "eager"  # on the CPU: does tracing it work
-    for name in ("without", "with"):
-        step, losses = learning(extent, tokens)
-        one = model(extent)
-        plain = one.forward
-        if name == "with":
-            one.forward = torch.compile(plain, backend=backend, dynamic=True)
-        try:
-            first = seconds(step, extent.device)
-            step()
-            taken = min(seconds(step, extent.device) for _ in range(extent.steps))
-        finally:
-            one.forward = plain
-        rate = extent.rows * extent.length / taken
-        note = f"the first step took {first:.1f} s" + (
-            "" if all(map(math.isfinite, losses)) else "; a loss is not finite"
-        )
-        figures.append({"what": f"SFT step {name} torch.compile, learn.micro_tokens={tokens}", "value": rate,
-                        "unit": "tok/s", "note": note})  # fmt: skip
-    return figures

@@ -111,10 +111,18 @@ def parameter_bytes(module: torch.nn.Module) -> int:
 
 @cache
 def model_of(device: str, dtype: torch.dtype, **config: Any) -> Any:
-    """Random weights, made once: drawn by the host, the same for every device."""
+    """Random weights, made once, on the device: the host would draw a billion numbers for half a minute."""
     from plaudit.models.load import fresh_model
 
-    return fresh_model(config, seed=0, dtype=dtype, device=device)
+    one = fresh_model(config, dtype=dtype, device=device, deferred=True)
+    one.pending = None
+    one.to_empty(device=device)
+    one.tie()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in one.parameters():
+            parameter.normal_(0.0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    return one
 
 
 def model(extent: Extent) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable
 
 import torch
@@ -103,6 +104,27 @@ def learning(extent: Extent, micro_tokens: int, method: str = "sft") -> tuple[Ca
         losses.append(learner.step(whole, len(losses))["loss/policy"])
 
     return step, losses
+
+
+def compiled(extent: Extent, best: Peak) -> list[Figure]:
+    """A training step and a call of the engine without torch.compile. The other parts have it."""
+    from gpu_decoding import natively
+
+    tokens, slots, gpu = extent.micro[1], max(extent.slots), extent.device == "cuda"
+    os.environ["PLAUDIT_TORCH_COMPILE"] = "off"
+    try:
+        taken, _ = training_step(extent, "sft", tokens)
+        answered, _ = natively(extent, slots, graphs=gpu)
+    finally:
+        del os.environ["PLAUDIT_TORCH_COMPILE"]
+    what = "with PLAUDIT_TORCH_COMPILE=off:"
+    trained, drawn = extent.rows * extent.length / taken, slots * extent.answer / answered
+    sft = f"{what} SFT, learn.micro_tokens={tokens}"
+    decoding = f"{what} {slots} sequences, native" + ", CUDA graphs" * gpu
+    return [
+        {"what": sft, "value": trained, "unit": "tok/s"},
+        {"what": decoding, "value": drawn, "unit": "tok/s"},
+    ]
 
 
 def offload(extent: Extent, best: Peak) -> list[Figure]:

@@ -42,12 +42,12 @@ def test_by_hand() -> None:
     assert (float(chosen), float(entropy)) == (pytest.approx(-math.log(2)), pytest.approx(math.log(2)))
 
 
-@pytest.mark.parametrize("keep", [True, False], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("keep", [True, False, None], ids=["kept", "recomputed", "of-other-devices"])
 @pytest.mark.parametrize("chunk_rows", [1, 3, 100])
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no-bias"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_values_and_gradients_are_autograds(
-    monkeypatch: pytest.MonkeyPatch, keep: bool, chunk_rows: int, with_bias: bool, temperature: float
+    monkeypatch: pytest.MonkeyPatch, keep: bool | None, chunk_rows: int, with_bias: bool, temperature: float
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk_rows * VOCAB)
     monkeypatch.setattr(logprobs, "LEAST_ROWS", 1)
@@ -57,7 +57,10 @@ def test_values_and_gradients_are_autograds(
     head_bias = bias if with_bias else None
     weights = torch.linspace(-1.0, 2.0, N)
     for use_chosen, use_entropy in ((1.0, 0.0), (0.0, 1.0), (1.0, 0.3)):
-        ours = chosen_logprobs(hidden, weight, targets, temperature=temperature, bias=head_bias)
+        if keep is None:
+            ours = logprobs._Apart.apply(hidden, weight, head_bias, targets, temperature)
+        else:
+            ours = chosen_logprobs(hidden, weight, targets, temperature=temperature, bias=head_bias)
         theirs = plain(hidden, weight, head_bias, targets, temperature)
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
         total = [(weights * (use_chosen * chosen - use_entropy * entropy)).sum() for chosen, entropy in (ours, theirs)]

@@ -1,4 +1,4 @@
-"""Elementwise parts of the decoder, with gradients: our kernels, each one pass over memory, or plain torch.
+"""Elementwise parts of the decoder, with gradients: our kernels, or on a GPU what torch compiles: one pass over memory.
 
 In low precision the kernels compute in float32 and round once.
 """
@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from plaudit.compute.calls import run, usable
+from plaudit.compute.compiled import compiled
 from plaudit.compute.library import number
 
 ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "silu": 2, "gelu": 3}
@@ -40,6 +41,11 @@ def swiglu(hidden: Tensor) -> Tensor:
     https://arxiv.org/abs/2002.05202."""
     if usable(hidden):
         return _Swiglu.apply(hidden.contiguous())  # type: ignore[no-any-return, no-untyped-call]
+    return _swiglu(hidden)
+
+
+@compiled
+def _swiglu(hidden: Tensor) -> Tensor:
     gate, up = hidden.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -58,6 +64,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate channel pairs (i, i + dim/2) of x (tokens, heads, dim) by the angles of cos and sin (tokens, 1, dim/2)."""
     if usable(x, cos, sin) and x.stride(1) == x.shape[2]:
         return _Rotate.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+    return _rotated(x, cos, sin)
+
+
+@compiled
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

@@ -14,16 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from plaudit.compute.axis import ALONE, Axis
+from plaudit.compute.compiled import compiled
 from plaudit.compute.invariant import linear
 from plaudit.compute.products import by_onednn, product, summed_outer_products
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits computed at once on the CPU; about 16 MB in float32."""
-CHUNK_ELEMENTS_DEVICE = 1 << 28
-"""Logits computed at once elsewhere, where memory is larger and small matrix products are wasteful; about 1 GB."""
+CHUNK_ELEMENTS_DEVICE = 1 << 29
+"""Logits computed at once elsewhere, where memory is larger and small products are wasteful; 1 GB in bfloat16."""
 LEAST_ROWS = 256
 """The fewest tokens at once: each chunk reads the head and adds to a gradient of its size."""
 KEEP_ELEMENTS = 1 << 25
@@ -99,6 +101,79 @@ class _ChosenLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
+class _Apart(torch.autograd.Function):
+    """The same where one device that is not the CPU has the whole head: each chunk's logits are read once for their
+    figures, and once for their gradients, in the model's precision."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        parts = _parts(hidden, len(weight))
+        found = [_figures(F.linear(hidden[part], weight, bias), targets[part], temperature) for part in parts]
+        chosen, entropy, total = (torch.cat(column) for column in zip(*found, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total)
+        ctx.parts, ctx.temperature = parts, temperature
+        ctx.set_materialize_grads(False)
+        return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, *columns = ctx.saved_tensors
+        grad_chosen = torch.zeros_like(columns[-1]) if grad_chosen is None else grad_chosen
+        columns += [grad_chosen] if grad_entropy is None else [grad_chosen, grad_entropy]
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for part in ctx.parts:
+            logits = F.linear(hidden[part], weight, bias)
+            grad = _slope(logits, ctx.temperature, *(column[part] for column in columns))
+            grad_hidden[part] = grad @ weight
+            if grad_weight is not None:
+                _add_product(grad_weight, grad, hidden[part])
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        return grad_hidden, grad_weight, grad_bias, None, None
+
+
+@compiled
+def _figures(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the targets (n,), entropies (n,) and log sum(exp(logits)) (n,), of logits / temperature."""
+    chosen = logits.gather(1, targets[:, None])[:, 0].float() / temperature
+    logits = logits.float() / temperature
+    largest = logits.amax(dim=1)
+    e = (logits - largest[:, None]).exp()
+    whole = e.sum(dim=1)
+    total = largest + whole.log()
+    return chosen - total, total - (e * logits).sum(dim=1) / whole, total
+
+
+@compiled
+def _slope(
+    logits: Tensor,
+    temperature: float,
+    targets: Tensor,
+    entropy: Tensor,
+    total: Tensor,
+    grad_chosen: Tensor,
+    grad_entropy: Tensor | None = None,
+) -> Tensor:
+    """The gradient of the logits, (n, vocab), from those of log-probs and entropies, (n,)."""
+    logp = logits.float() / temperature - total[:, None]
+    p = logp.exp()
+    hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    grad = grad_chosen[:, None] * (hit.float() - p)
+    if grad_entropy is not None:  # dH/dlogit = -p log p - p H
+        grad = grad - grad_entropy[:, None] * p * (logp + entropy[:, None])
+    return (grad / temperature).to(logits.dtype)
+
+
+def _parts(hidden: Tensor, vocab: int) -> list[slice]:
+    rows = _chunk_rows(hidden, vocab)
+    return [slice(start, min(start + rows, len(hidden))) for start in range(0, max(1, len(hidden)), rows)]
+
+
 def _among(logits: Tensor, targets: Tensor, temperature: float, axis: Axis) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Probabilities of this rank's tokens, (n, its part of the vocabulary); of all ranks' the targets' log-probs, the
     entropies and log sum(exp(logits)), (n,)."""
@@ -135,7 +210,9 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
     """total += grad.T @ hidden, summed over chunks in float32."""
-    if grad.dtype == total.dtype and not by_onednn(grad, hidden):
+    if grad.is_cuda and grad.dtype != total.dtype:
+        torch.addmm(total, grad.T, hidden, out_dtype=total.dtype, out=total)
+    elif grad.dtype == total.dtype and not by_onednn(grad, hidden):
         total.addmm_(grad.T, hidden)
     else:
         total += summed_outer_products(grad, hidden)
@@ -155,6 +232,8 @@ def chosen_logprobs(
     hidden (n, width) is the state before each target; weight (vocab, width) is the LM head, or this rank's rows of it
     on a tensor axis; targets (n,) int64.
     """
+    if axis.size == 1 and hidden.device.type != "cpu":
+        return _Apart.apply(hidden, weight, bias, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     chosen, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, temperature, product if torch.is_grad_enabled() else linear, axis
     )

@@ -55,16 +55,15 @@ class Padded:
     def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, length = shape
         heads, dim = query.shape[1], query.shape[2]
+        grouped = key.shape[1] != heads
         q, k, v = (x.view(rows, length, x.shape[1], dim).transpose(1, 2) for x in (query, key, value))
-        if k.shape[1] != heads:
-            k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
         if self.window is not None and length > self.window:
             if length not in self._masks:
                 self._masks[length] = sliding_mask(length, self.window, device=query.device)
             mask = self._masks[length]
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
         else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return out.transpose(1, 2).reshape(rows * length, heads * dim)
 
 
