@@ -235,7 +235,7 @@ def test_example_row_is_read_as_the_page_says(name: str, serves: str, row: str) 
 def test_page_lists_every_dialect_and_every_section() -> None:
     assert {name for name, _, _ in ROW.findall(DOCS["data.md"])} == set(formats.dialects())
     cells = re.findall(
-        r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0].split("Four environment")[0], re.MULTILINE
+        r"^\| (`[^|]*`) \|", DOCS["settings.md"].split("## Recipes")[0].split("environment variables")[0], re.MULTILINE
     )
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert named == {field.name for field in dataclasses.fields(Settings)}

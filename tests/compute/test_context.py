@@ -119,3 +119,18 @@ def test_sequences_that_share_tokens_attend_as_if_they_did_not() -> None:
 def test_empty_sequences_are_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="one token"):
         Packed(lengths)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ragged_rows_on_cuda_are_the_cpus_without_plans_of_cudnn(dtype: torch.dtype) -> None:
+    """cuDNN prepares for each shape, for a second: SFT of SmolLM2 on an H200 took 0.9 s a step of 13,000 tokens."""
+    lengths = (7, 130, 64, 1)
+    query, key, value = (torch.randn(sum(lengths), heads, 64) for heads in (4, 2, 2))
+    right = _attention(lengths, query, key, value)
+    context = Packed(lengths, device="cuda")
+    with torch.profiler.profile() as found:
+        out = context.attend(0, *(x.to("cuda", dtype) for x in (query, key, value)))
+        torch.cuda.synchronize()
+    torch.testing.assert_close(out.float().cpu(), right, atol=3e-2 if dtype is torch.bfloat16 else 1e-4, rtol=0)
+    assert not [event.key for event in found.key_averages() if "cudnn" in event.key]

@@ -1,8 +1,8 @@
-"""Functions of a few elementwise operations and sums, each one kernel on a GPU: torch.compile writes it.
+"""Functions of a few elementwise operations and sums, which torch.compile makes one kernel of on a GPU.
 
-Operation by operation such a function reads and writes its tensors many times over, which on a GPU takes longer than
-the matrix products around it leave. Compiling takes some seconds when a kind of call first occurs; torch keeps the
-result on disk. Left out: the CPU, which has kernels of our own, and whole layers, whose compiler takes minutes.
+Operation by operation such a function reads and writes its tensors many times over. Compiling takes some seconds when a
+kind of call first occurs; torch keeps the result on disk. Left out: the CPU, which has kernels of our own, and whole
+layers, whose compilation takes minutes.
 """
 
 from __future__ import annotations
@@ -24,22 +24,14 @@ _refused: list[str] = []
 """Why nothing is compiled any more."""
 
 
-def compiling_wanted() -> bool:
-    """False with PLAUDIT_TORCH_COMPILE=off, for a compiler that has trouble with a GPU."""
-    return os.environ.get("PLAUDIT_TORCH_COMPILE", "on").lower() not in OFF
-
-
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Let torch compile `function` where its first argument is on a GPU. The number of rows of each tensor may change
-    from call to call. If compiling fails, that is reported once, and torch computes operation by operation."""
-
-    @functools.cache
-    def fast() -> Callable[..., Result]:
-        return torch.compile(function)
+    """Let torch compile `function` where its first argument is on a GPU, unless PLAUDIT_TORCH_COMPILE=off. If that
+    fails, it is reported once, and torch computes operation by operation."""
+    fast = functools.cache(lambda: torch.compile(function))
 
     @functools.wraps(function)
     def call(first: Tensor, *others: Any) -> Result:
-        if not first.is_cuda or _refused or not compiling_wanted():
+        if not first.is_cuda or _refused or os.environ.get("PLAUDIT_TORCH_COMPILE", "on").lower() in OFF:
             return function(first, *others)
         return by_compiler(fast(), function, first, *others)
 
@@ -47,15 +39,16 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def by_compiler(fast: Callable[..., Result], plain: Callable[..., Result], *given: Any) -> Result:
+    """Call `fast`, which is compiled once for all numbers of rows, or `plain` if it cannot be compiled."""
     from torch._dynamo.decorators import maybe_mark_dynamic
     from torch._dynamo.exc import TorchDynamoException
 
-    for one in given:
-        if isinstance(one, Tensor) and one.dim():
-            maybe_mark_dynamic(one, 0)
+    for tensor in given:
+        if isinstance(tensor, Tensor):
+            maybe_mark_dynamic(tensor, 0)
     try:
         return fast(*given)
     except TorchDynamoException as error:
         _refused.append(str(error))
-        log.warning("torch.compile fails here, so operations run one by one (PLAUDIT_TORCH_COMPILE=off): %s", error)
+        log.warning("torch.compile fails, so operations run one by one, as by PLAUDIT_TORCH_COMPILE=off: %s", error)
         return plain(*given)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from plaudit.compute.axis import ALONE, Axis
@@ -49,14 +48,17 @@ class _ChosenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         n, vocab = hidden.shape[0], weight.shape[0]
         rows = _chunk_rows(hidden, vocab)
-        keep = n * vocab <= KEEP_ELEMENTS and any(ctx.needs_input_grad)
+        fused = _fused(hidden, axis)
+        keep = not fused and n * vocab <= KEEP_ELEMENTS and any(ctx.needs_input_grad)
         chosen = torch.empty(n, dtype=torch.float32, device=hidden.device)
         entropy, total = torch.empty_like(chosen), torch.empty_like(chosen)
         kept: list[Tensor] = []
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))
             logits = head(hidden[part], weight, bias)
-            if axis.size > 1:
+            if fused:
+                chosen[part], entropy[part], total[part] = _figures(logits, targets[part], temperature)
+            elif axis.size > 1:
                 p, chosen[part], entropy[part], total[part] = _among(logits, targets[part], temperature, axis)
             else:
                 logp = _log_softmax(logits, temperature)
@@ -65,8 +67,8 @@ class _ChosenLogprobs(torch.autograd.Function):
                 entropy[part] = -torch.linalg.vecdot(p, logp)
             if keep:
                 kept.append(p)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total if axis.size > 1 else None, *kept)
-        ctx.rows, ctx.temperature, ctx.head, ctx.axis = rows, temperature, head, axis
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total if fused or axis.size > 1 else None, *kept)
+        ctx.fused, ctx.rows, ctx.temperature, ctx.head, ctx.axis = fused, rows, temperature, head, axis
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
@@ -80,61 +82,35 @@ class _ChosenLogprobs(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for number, start in enumerate(range(0, hidden.shape[0], ctx.rows)):
             part = slice(start, min(start + ctx.rows, hidden.shape[0]))
-            p = kept[number] if kept else _again(ctx, part, hidden, weight, bias, total)
-            grad = p * -grad_chosen[part, None]
-            if total is None:
-                grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])
+            if ctx.fused:
+                known = targets[part], entropy[part], total[part], grad_chosen[part]
+                logits = ctx.head(hidden[part], weight, bias)
+                grad = _slope(logits, ctx.temperature, *known, None if grad_entropy is None else grad_entropy[part])
             else:
-                mine, others = ctx.axis.own(targets[part], len(weight))
-                grad.scatter_add_(1, mine[:, None], grad_chosen[part, None].masked_fill(others[:, None], 0.0))
-            if grad_entropy is not None:  # dH/dlogit = -p log p - p H
-                slope = torch.special.entr(p).addcmul_(p, entropy[part, None], value=-1.0)
-                grad.addcmul_(slope, grad_entropy[part, None], value=1.0 / ctx.temperature)
-            grad = grad.to(hidden.dtype)
+                p = kept[number] if kept else _again(ctx, part, hidden, weight, bias, total)
+                grad = p * -grad_chosen[part, None]
+                if total is None:
+                    grad.scatter_add_(1, targets[part, None], grad_chosen[part, None])
+                else:
+                    mine, others = ctx.axis.own(targets[part], len(weight))
+                    grad.scatter_add_(1, mine[:, None], grad_chosen[part, None].masked_fill(others[:, None], 0.0))
+                if grad_entropy is not None:  # dH/dlogit = -p log p - p H
+                    slope = torch.special.entr(p).addcmul_(p, entropy[part, None], value=-1.0)
+                    grad.addcmul_(slope, grad_entropy[part, None], value=1.0 / ctx.temperature)
+                grad = grad.to(hidden.dtype)
             grad_hidden[part] = product(grad, weight.T)
             if grad_weight is not None:
                 _add_product(grad_weight, grad, hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-        if total is not None and ctx.needs_input_grad[0]:
+        if ctx.axis.size > 1 and ctx.needs_input_grad[0]:
             grad_hidden = ctx.axis.sum(grad_hidden)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
-class _Apart(torch.autograd.Function):
-    """The same where one device that is not the CPU has the whole head: each chunk's logits are read once for their
-    figures, and once for their gradients, in the model's precision."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        parts = _parts(hidden, len(weight))
-        found = [_figures(F.linear(hidden[part], weight, bias), targets[part], temperature) for part in parts]
-        chosen, entropy, total = (torch.cat(column) for column in zip(*found, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, total)
-        ctx.parts, ctx.temperature = parts, temperature
-        ctx.set_materialize_grads(False)
-        return chosen, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_chosen: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, *columns = ctx.saved_tensors
-        grad_chosen = torch.zeros_like(columns[-1]) if grad_chosen is None else grad_chosen
-        columns += [grad_chosen] if grad_entropy is None else [grad_chosen, grad_entropy]
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for part in ctx.parts:
-            logits = F.linear(hidden[part], weight, bias)
-            grad = _slope(logits, ctx.temperature, *(column[part] for column in columns))
-            grad_hidden[part] = grad @ weight
-            if grad_weight is not None:
-                _add_product(grad_weight, grad, hidden[part])
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None
+def _fused(hidden: Tensor, axis: Axis) -> bool:
+    """True if logits are read once for their figures and once for their gradients, in the model's precision."""
+    return axis.size == 1 and hidden.device.type != "cpu"
 
 
 @compiled
@@ -157,21 +133,16 @@ def _slope(
     entropy: Tensor,
     total: Tensor,
     grad_chosen: Tensor,
-    grad_entropy: Tensor | None = None,
+    grad_entropy: Tensor | None,
 ) -> Tensor:
-    """The gradient of the logits, (n, vocab), from those of log-probs and entropies, (n,)."""
+    """The gradient of logits (n, vocab). `grad_chosen` (n,) is already over the temperature."""
     logp = logits.float() / temperature - total[:, None]
     p = logp.exp()
-    hit = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
-    grad = grad_chosen[:, None] * (hit.float() - p)
-    if grad_entropy is not None:  # dH/dlogit = -p log p - p H
-        grad = grad - grad_entropy[:, None] * p * (logp + entropy[:, None])
-    return (grad / temperature).to(logits.dtype)
-
-
-def _parts(hidden: Tensor, vocab: int) -> list[slice]:
-    rows = _chunk_rows(hidden, vocab)
-    return [slice(start, min(start + rows, len(hidden))) for start in range(0, max(1, len(hidden)), rows)]
+    chosen = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    grad = grad_chosen[:, None] * (chosen.float() - p)
+    if grad_entropy is not None:
+        grad = grad - (grad_entropy / temperature)[:, None] * p * (logp + entropy[:, None])
+    return grad.to(logits.dtype)
 
 
 def _among(logits: Tensor, targets: Tensor, temperature: float, axis: Axis) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -232,8 +203,6 @@ def chosen_logprobs(
     hidden (n, width) is the state before each target; weight (vocab, width) is the LM head, or this rank's rows of it
     on a tensor axis; targets (n,) int64.
     """
-    if axis.size == 1 and hidden.device.type != "cpu":
-        return _Apart.apply(hidden, weight, bias, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
     chosen, entropy = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, temperature, product if torch.is_grad_enabled() else linear, axis
     )

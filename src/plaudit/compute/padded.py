@@ -7,10 +7,12 @@ and on CPUs without a compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from plaudit.compute.attention import first_readers
 from plaudit.compute.gather import Reading, gathered
@@ -31,6 +33,7 @@ class Padded:
         buckets = _buckets(starts, sizes)
         self.shapes = [(rows.shape[0], rows.shape[1]) for rows in buckets]  # (rows, longest) of each bucket
         even = len(set(lengths)) == 1 and self.shapes == [(len(lengths), lengths[0])]
+        self.even = even and len(lengths) > 1 and index is None
         self.pad: Reading | None = None  # computed tokens -> padded rows
         self.unpad: Reading | None = None  # and back
         if index is not None or not even:  # else the flat tokens are the padded rows already
@@ -55,16 +58,30 @@ class Padded:
     def _bucket(self, shape: tuple[int, int], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, length = shape
         heads, dim = query.shape[1], query.shape[2]
-        grouped = key.shape[1] != heads
         q, k, v = (x.view(rows, length, x.shape[1], dim).transpose(1, 2) for x in (query, key, value))
-        if self.window is not None and length > self.window:
-            if length not in self._masks:
-                self._masks[length] = sliding_mask(length, self.window, device=query.device)
-            mask = self._masks[length]
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-        else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        mask = self._mask(length, query.device)
+        grouped = k.shape[1] != heads
+        if grouped and not (q.is_cuda and mask is None and q.dtype.itemsize == 2):  # flash alone knows groups
+            k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+            grouped = False
+        with self._kernels(q):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
         return out.transpose(1, 2).reshape(rows * length, heads * dim)
+
+    def _mask(self, length: int, device: torch.device) -> Tensor | None:
+        """None if causal attention is all that is asked for."""
+        if self.window is None or length <= self.window:
+            return None
+        if length not in self._masks:
+            self._masks[length] = sliding_mask(length, self.window, device=device)
+        return self._masks[length]
+
+    def _kernels(self, query: Tensor) -> AbstractContextManager[None]:
+        """cuDNN prepares for each new shape of a bucket, which takes a second. Only those of even rows return in each
+        pass."""
+        if query.is_cuda and not self.even:
+            return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+        return nullcontext()
 
 
 def sliding_mask(length: int, window: int, *, device: torch.device | str) -> Tensor:

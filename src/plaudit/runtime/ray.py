@@ -187,7 +187,7 @@ class RayRuntime:
         # The user's setting applies there too: last bits depend on whether there are kernels.
         variables |= {
             name: os.environ[name]
-            for name in ("OMP_WAIT_POLICY", "PLAUDIT_KERNELS", "PLAUDIT_CUDA_GRAPHS")
+            for name in ("OMP_WAIT_POLICY", "PLAUDIT_KERNELS", "PLAUDIT_CUDA_GRAPHS", "PLAUDIT_TORCH_COMPILE")
             if name in os.environ
         }
         options = {
