@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo quick test test-page test-trackers test-vllm test-uncompiled compat parity fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
+.PHONY: help setup vllm demo quick test test-long test-page test-trackers test-vllm test-uncompiled compat parity fuzz-kernels shape settings docs site lint format results bench bench-peers race kills renew clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,10 +37,13 @@ demo: $(STAMP) ## The whole pipeline on this machine: SFT, reward model, PPO, a 
 
 quick: JOBS = 3
 quick: $(STAMP) ## Run the tests of single parts, in a minute and a half: after each edit
-	@$(MAKE) --no-print-directory test ARGS="-m 'not slow and not clusters and not vllm' $(ARGS)"
+	@$(MAKE) --no-print-directory test ARGS="-m 'not slow and not clusters and not vllm and not long' $(ARGS)"
 
-test: $(STAMP) ## Run every test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## Run the tests of every room, in ten minutes
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m 'not long' $(ARGS)
+
+test-long: $(STAMP) ## Run what needs time: kills, matrices, other environments; ARGS="page vllm" for some parts
+	@scripts/long.sh $(ARGS)
 
 test-page: $(STAMP) ## Test the page in Chromium; adds Playwright, and says how to get a browser
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || test -x "$$PLAUDIT_CHROMIUM" || { \

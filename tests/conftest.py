@@ -7,12 +7,14 @@ import gzip
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from long import LONG
 from tiny import GPT2
 
 from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
@@ -37,6 +39,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of vLLM are skipped without it. Where processes share the tests, as in `make test`, a file's tests stay
     together, and clusters come first."""
+    mark_long(items)
     for item in items:
         if needs_ray(item.path):
             item.add_marker(pytest.mark.clusters)
@@ -51,6 +54,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
     items.sort(key=lambda item: group(item) != "clusters")
+
+
+def mark_long(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves out, as tests/long.py says."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        file = item.path.relative_to(Path(__file__).parent).as_posix()
+        function = f"{file}::{item.name.split('[')[0]}"
+        stays = LONG.get(function, LONG.get(file))
+        if stays is not None and (stays == 0 or cases[function] % stays):
+            item.add_marker(pytest.mark.long)
+        cases[function] += 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

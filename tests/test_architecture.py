@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from long import LONG as LEFT
 from shape import REPOSITORY, ROOMS, ROOT, Import, Source, arrows, circle, edges, floors, lines_of, sources, unit_of
 
 # A unit may import units of earlier lines and itself, never one beside it. Units are subpackages and top-level files.
@@ -400,3 +401,15 @@ def _write(root: Path, files: dict[str, str]) -> None:
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
+
+
+def test_what_is_left_to_test_long_exists() -> None:
+    tests = Path(__file__).parent
+    named = {name: name.partition("::") for name in LEFT}
+    absent = [name for name, (file, _, _) in named.items() if not (tests / file).exists()]
+    assert not absent
+    assert not [
+        name
+        for name, (file, _, function) in named.items()
+        if function and f"\ndef {function}(" not in (tests / file).read_text()
+    ]

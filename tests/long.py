@@ -1,0 +1,86 @@
+"""What `make test` leaves to `make test-long`: tests that need much time, and show on another mesh or in another phase
+what one that stays has shown. CONTRIBUTING.md has the times.
+
+A file, or file::function, and which of its cases stay: every n-th from the first one on, or 0 for none.
+"""
+
+from __future__ import annotations
+
+LONG = {
+    # Kills, in every phase and on every mesh
+    "runs/test_ray_runs.py::test_kills_at_random_moments_change_nothing": 9,
+    "runs/test_sharded_runs.py::test_what_is_lost_while_parts_are_published_leaves_no_trace": 0,
+    "runs/test_sharded_runs.py::test_a_sharded_rank_that_runs_out_of_memory_goes_back_with_the_others": 0,
+    "runs/test_server_runs.py": 0,
+    "runs/test_long_answers.py::test_a_node_is_lost_with_scored_answers": 0,
+    "runs/test_long_answers.py::test_a_node_is_lost_with_answers_that_are_not_scored_yet": 0,
+    "runs/test_ray_judges.py": 0,
+    "runs/test_partition_runs.py::test_a_training_rank_is_cut_off": 0,
+    "runs/test_partition_runs.py::test_a_rollout_worker_and_a_judge_are_cut_off": 0,
+    "runs/test_mirrored_runs.py": 0,
+    "runs/test_head_runs.py": 0,
+    "runs/test_rollout_gangs.py::test_a_lost_process_of_a_rollout_worker_changes_nothing": 0,
+    "runs/test_ray_runs.py::test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind": 2,
+    "runs/test_ray_runs.py::test_the_rank_and_the_only_rollout_worker_are_lost_together": 0,
+    "runs/test_stopped_runs.py::test_sigterm_in_every_phase": 0,
+    "runs/test_weights_runs.py::test_what_is_lost_between_changes_leaves_no_trace": 0,
+    "runs/test_weights_runs.py::test_what_is_lost_while_adapters_are_broadcast_leaves_no_trace": 0,
+    "runs/test_copied_runs.py": 0,
+    "runs/test_two_disks.py": 0,
+    "runs/test_elastic_runs.py::test_a_rollout_worker_gives_its_room_to_a_rank_whose_node_is_lost": 0,
+    "runs/test_elastic_runs.py::test_rays_autoscaler_adds_a_node_for_a_further_worker_and_takes_it_back": 0,
+    "runtime/test_ray.py::test_a_rank_that_is_stopped_in_a_collective_is_named": 2,
+    # One placement or mesh beside others that stay
+    "runs/test_placement_runs.py::test_a_critic_and_a_reference_in_stages_and_with_shared_rows": 0,
+    "runs/test_placement_runs.py::test_a_critic_and_a_reference_on_ranks_of_their_own": 0,
+    "runs/test_placement_runs.py::test_ranks_that_train_parts_sample_from_whole_models": 0,
+    "runs/test_placement_runs.py::test_ranks_that_train_adapters_in_parts_sample_from_all_of_them": 0,
+    "runs/test_long_answers.py::test_two_ranks_learn_the_same_from_them": 0,
+    "runs/test_long_answers.py::test_judges_read_them_in_their_processes": 0,
+    "runs/test_sharded_runs.py::test_ppo_on_ranks_with_parts_and_on_from_their_checkpoint_on_one": 0,
+    "runs/test_sharded_runs.py::test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler": 0,
+    "learn/test_sharding.py": 0,
+    "learn/test_replicas.py": 0,
+    "learn/test_tensor.py": 0,
+    "learn/test_stages.py": 0,
+    "learn/test_fake_group.py": 0,
+    "rollout/test_led.py": 0,
+    "runs/test_lora_runs.py::test_only_adapters_are_trained_and_a_resumed_run_is_the_same": 4,
+    "runs/test_runs.py::test_a_run_is_the_same_whatever_torch_was_told_before": 5,
+    "runs/test_shared_devices.py::test_two_ranks_and_three_rollout_workers_on_their_places": 0,
+    "rollout/decode/test_steps.py::test_logits_are_the_decoders": 4,
+    "rollout/decode/test_steps.py::test_logits_of_adapters_are_the_decoders": 4,
+    "compute/test_library.py::test_the_kernels_compile_for_other_processors": 4,
+    "runs/test_rollout_gangs.py::test_one_rank_and_a_worker_of_two_processes_agree": 2,
+    "runs/test_long_answers.py::test_they_learn_what_a_local_run_learns": 2,
+    "runs/test_function_processes.py::test_functions_with_room_of_their_own_may_be_on_any_node": 0,
+    "benchmarks/test_transport.py::test_both_ways_bring_the_weights_to_every_worker": 2,
+    # One phase or cause after the other
+    "loop/test_resume.py::test_a_run_resumed_after_any_step_ends_as_the_undisturbed_one": 3,
+    "loop/test_ends.py::test_each_cause_in_each_phase_leaves_the_last_finished_step": 4,
+    "loop/test_ends.py::test_three_skipped_steps_go_back_before_the_weights_that_caused_them": 3,
+    "loop/test_stop.py::test_a_signal_while_data_is_read_ends_the_run_at_once_with_a_last_word": 3,
+    "loop/test_out_of_memory.py::test_a_limit_of_the_system_is_kept_to": 0,
+    "loop/test_checkpoint.py::"
+    "test_a_process_killed_before_any_write_flush_or_rename_leaves_one_of_the_two_checkpoints": 0,
+    "commands/test_serve.py::test_a_run_pauses_while_its_server_is_away_and_ends_as_if_it_had_not_been": 3,
+    "commands/test_serve.py::test_a_signal_ends_a_run_that_waits_for_its_server": 2,
+    "commands/test_serve.py::test_a_run_ends_by_itself_where_the_server_stays_away": 0,
+    "commands/test_cli.py::test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written": 0,
+    "commands/test_cli.py::test_a_run_that_nobody_listens_to_goes_on": 2,
+    "commands/test_cli.py::test_a_full_disk_ends_a_run_in_one_line": 0,
+    # Every value of every setting
+    "settings/test_settings.py::test_no_value_of_any_setting_is_met_by_another_error": 0,
+    "settings/test_recipes.py::test_any_mapping_is_taken_or_refused_as_settings": 0,
+    # Studies, guides and pretrained shapes from end to end
+    "loop/test_unfinished.py::test_unfinished_answers_do_not_become_the_rule": 4,
+    "runs/test_reward_guide.py::test_the_guide_step_by_step": 0,
+    "runs/test_ray_runs.py::test_a_stage_of_the_scripts_pipeline_goes_on_with_distributed_settings": 0,
+    "test_scripts.py::test_recipes_of_pretrained_models_run_resume_and_load_in_transformers": 3,
+    "test_studies.py::test_a_run_is_measured_beside_its_sft_policy": 0,
+    "test_docs.py::test_reward_model_scores_alone_as_it_does_in_training": 0,
+    "test_studies.py::test_the_runs_of_a_study_can_start": 6,
+    "runtime/test_memory.py::test_a_run_from_python_keeps_freed_memory_as_the_command_does": 0,
+    "rollout/test_vllm.py::test_a_transformers_that_vllm_does_not_take_is_named": 0,
+    "models/test_moves.py::test_405_billion_are_laid_out_anew": 3,
+}
