@@ -2,6 +2,7 @@
 # long.sh [PART ...]: runs what `make test` leaves out, or only these parts of it. Each prints its time. One that fails does
 # not keep the others from running; a table at the end has them all. CONTRIBUTING.md says which part goes with which room.
 set -uo pipefail
+unset MAKEFLAGS MAKEOVERRIDES ARGS # of the make that calls: the parts are no arguments of theirs
 all=(long uncompiled compat parity kernels trackers page vllm kills)
 declare -A commands=(
   [long]="make test ARGS='-m long'"
