@@ -64,7 +64,7 @@ LONG = {
     "loop/test_checkpoint.py::"
     "test_a_process_killed_before_any_write_flush_or_rename_leaves_one_of_the_two_checkpoints": 0,
     "commands/test_serve.py::test_a_run_pauses_while_its_server_is_away_and_ends_as_if_it_had_not_been": 3,
-    "commands/test_serve.py::test_a_signal_ends_a_run_that_waits_for_its_server": 2,
+    "commands/test_serve.py::test_a_signal_ends_a_run_that_waits_for_its_server": 0,
     "commands/test_serve.py::test_a_run_ends_by_itself_where_the_server_stays_away": 0,
     "commands/test_cli.py::test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written": 0,
     "commands/test_cli.py::test_a_run_that_nobody_listens_to_goes_on": 2,
