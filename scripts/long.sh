@@ -3,9 +3,11 @@
 # not keep the others from running; a table at the end has them all. CONTRIBUTING.md says which part goes with which room.
 set -uo pipefail
 unset MAKEFLAGS MAKEOVERRIDES ARGS # of the make that calls: the parts are no arguments of theirs
-all=(long uncompiled compat parity kernels trackers page vllm kills)
+all=(long examples orders uncompiled compat parity kernels trackers page vllm kills)
 declare -A commands=(
   [long]="make test ARGS='-m long'"
+  [examples]="make test ARGS='-m hypothesis --hypothesis-profile=long'"
+  [orders]="scripts/orders.sh"
   [uncompiled]="make test-uncompiled"
   [compat]="make compat"
   [parity]="make parity"

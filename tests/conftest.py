@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from long import LONG
 from tiny import GPT2
@@ -21,11 +22,17 @@ from plaudit.tasks.demo import DemoFiles, DemoSize, make_demo
 
 Recipe = Callable[..., dict[str, Any]]
 
+hypothesis.settings.register_profile("short", max_examples=20, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("long", max_examples=500, deadline=None)  # of the part `examples` of test-long
+hypothesis.settings.load_profile("short")  # the same examples every time: nothing fails by chance
+
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # tests that start clusters of their own, as runs do
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 without it: Ray's workers would wait for the other tests
 
 REWARDS = Path(__file__).with_name("tiny.py")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+CASES: Counter[str] = Counter()
+"""Collected so far, by function."""
 PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
@@ -39,7 +46,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of vLLM are skipped without it. Where processes share the tests, as in `make test`, a file's tests stay
     together, and clusters come first."""
-    mark_long(items)
     for item in items:
         if needs_ray(item.path):
             item.add_marker(pytest.mark.clusters)
@@ -56,16 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: group(item) != "clusters")
 
 
-def mark_long(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves out, as tests/long.py says."""
-    cases: Counter[str] = Counter()
-    for item in items:
-        file = item.path.relative_to(Path(__file__).parent).as_posix()
-        function = f"{file}::{item.name.split('[')[0]}"
-        stays = LONG.get(function, LONG.get(file))
-        if stays is not None and (stays == 0 or cases[function] % stays):
-            item.add_marker(pytest.mark.long)
-        cases[function] += 1
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what `make test` leaves out, as tests/long.py says: the same in every order that tests run in."""
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    function = f"{file}::{item.name.split('[')[0]}"
+    stays = LONG.get(function, LONG.get(file))
+    if stays is not None and (stays == 0 or CASES[function] % stays):
+        item.add_marker(pytest.mark.long)
+    CASES[function] += 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 LONG = {
     # Kills, in every phase and on every mesh
-    "runs/test_ray_runs.py::test_kills_at_random_moments_change_nothing": 9,
+    "runs/test_ray_runs.py::test_kills_at_random_moments_change_nothing": 10,
     "runs/test_sharded_runs.py::test_what_is_lost_while_parts_are_published_leaves_no_trace": 0,
     "runs/test_sharded_runs.py::test_a_sharded_rank_that_runs_out_of_memory_goes_back_with_the_others": 0,
     "runs/test_server_runs.py": 0,
     "runs/test_long_answers.py::test_a_node_is_lost_with_scored_answers": 0,
     "runs/test_long_answers.py::test_a_node_is_lost_with_answers_that_are_not_scored_yet": 0,
     "runs/test_ray_judges.py": 0,
+    "runs/test_judge_gangs.py": 0,
     "runs/test_partition_runs.py::test_a_training_rank_is_cut_off": 0,
     "runs/test_partition_runs.py::test_a_rollout_worker_and_a_judge_are_cut_off": 0,
     "runs/test_mirrored_runs.py": 0,
@@ -33,12 +34,14 @@ LONG = {
     # One placement or mesh beside others that stay
     "runs/test_placement_runs.py::test_a_critic_and_a_reference_in_stages_and_with_shared_rows": 0,
     "runs/test_placement_runs.py::test_a_critic_and_a_reference_on_ranks_of_their_own": 0,
+    "runs/test_placement_runs.py::test_a_moving_reference_on_ranks_of_its_own_follows_its_policy": 0,
     "runs/test_placement_runs.py::test_ranks_that_train_parts_sample_from_whole_models": 0,
     "runs/test_placement_runs.py::test_ranks_that_train_adapters_in_parts_sample_from_all_of_them": 0,
     "runs/test_long_answers.py::test_two_ranks_learn_the_same_from_them": 0,
     "runs/test_long_answers.py::test_judges_read_them_in_their_processes": 0,
     "runs/test_sharded_runs.py::test_ppo_on_ranks_with_parts_and_on_from_their_checkpoint_on_one": 0,
     "runs/test_sharded_runs.py::test_adapters_of_ranks_that_share_each_matrix_reach_the_sampler": 0,
+    "learn/test_methods_on_meshes.py::test_it_has_the_gradient_of_one_rank_and_its_norm": 4,
     "learn/test_sharding.py": 0,
     "learn/test_replicas.py": 0,
     "learn/test_tensor.py": 0,
@@ -68,6 +71,7 @@ LONG = {
     "commands/test_serve.py::test_a_run_ends_by_itself_where_the_server_stays_away": 0,
     "commands/test_cli.py::test_what_no_run_writes_is_one_line_too_where_it_cannot_be_written": 0,
     "commands/test_cli.py::test_a_run_that_nobody_listens_to_goes_on": 2,
+    "commands/test_cli.py::test_ctrl_c_ends_the_demo_in_one_line_and_resume_goes_on": 0,
     "commands/test_cli.py::test_a_full_disk_ends_a_run_in_one_line": 0,
     # Every value of every setting
     "settings/test_settings.py::test_no_value_of_any_setting_is_met_by_another_error": 0,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.algorithms.base import row_of
@@ -171,7 +171,6 @@ def test_select_by_hand() -> None:
     assert batch.lengths.tolist() == [3, 5, 3]
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.data())
 def test_any_selection_keeps_all_columns_aligned(lengths: list[int], data: st.DataObject) -> None:
     whole = marked(lengths)
@@ -193,7 +192,6 @@ def test_a_batch_arrives_in_another_process_as_it_was_and_may_be_changed() -> No
     arrived.tokens.add_(1)
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 12))
 def test_split_loses_and_doubles_nothing(lengths: list[int], unit: int, parts: int) -> None:
     whole = marked(lengths * unit, unit)
@@ -224,7 +222,6 @@ def found(shards: list[Batch]) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 5))
 def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: int, world: int) -> None:
     whole = marked(lengths * unit, unit)
@@ -242,7 +239,6 @@ def test_shards_are_disjoint_cover_all_and_join_again(lengths: list[int], unit: 
     assert same(whole.sequences().rejoined(found(every)), whole)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(2, 9)), min_size=1, max_size=14), st.integers(1, 5))
 def test_shards_of_prompts_with_several_answers_join_again(rows: list[tuple[int, int]], world: int) -> None:
     whole = marked([length for _, length in rows])
@@ -282,7 +278,6 @@ def test_the_heaviest_prompts_find_a_rank_first() -> None:
     assert [shard.group.tolist() for shard in rows.shards(2)] == [[2] * 4, [0, 0, 1, 1]]
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 30), st.booleans())
 def test_micro_batches_fit_the_budget_and_cover_all(lengths: list[int], unit: int, budget: int, together: bool) -> None:
     whole = marked(lengths * unit, unit)

@@ -48,7 +48,7 @@ def test_window_by_hand() -> None:
 
 @pytest.mark.usefixtures("either_way")
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_attention_equals_that_of_each_sequence_alone(lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(sum(lengths))
     total = sum(lengths)
@@ -77,7 +77,6 @@ def test_attention_in_bfloat16_is_float32s_rounded(window: int | None) -> None:
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
 def test_padding_stays_below_the_promised_waste(lengths: list[int]) -> None:
     area = sum(rows * longest for rows, longest in Packed(lengths).padded.shapes)
     assert sum(lengths) <= area <= BUCKET_WASTE * sum(lengths) + 1e-6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.compute.digest import BASE, PIECE, _factors, box_sum, digest, digest_of
@@ -29,7 +29,6 @@ def test_order_and_strides_do_not_count() -> None:
     assert len(digest(given)) == 32
 
 
-@settings(max_examples=60)
 @given(place=st.integers(0, 2 * PIECE + 13), bit=st.integers(0, 15))
 def test_any_flipped_bit_counts(place: int, bit: int) -> None:
     before, after = tensors(), tensors()
@@ -108,7 +107,6 @@ def cut(draw: Any) -> tuple[torch.Tensor, list[list[tuple[int, int]]]]:
     return values, [list(itertools.pairwise(some)) for some in edges]
 
 
-@settings(max_examples=60, deadline=None)
 @given(cut())
 def test_sums_of_boxes_make_up_the_sum_of_the_whole(case: tuple[torch.Tensor, list[list[tuple[int, int]]]]) -> None:
     """Even where a number is cut in two, as a pair of bfloat16 in a row of odd length."""

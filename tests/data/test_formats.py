@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reading import demonstration, preference, question
 
@@ -525,7 +525,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     row=st.dictionaries(st.sampled_from(COLUMNS), JSON, max_size=5) | JSON,
     dialect=st.sampled_from(["auto", "nonsense", *dialects()]),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.data.fields import DataError
@@ -284,7 +284,6 @@ def test_a_source_that_cannot_be_read(write, name, content, message):
     assert caught.value.where.endswith(name)
 
 
-@settings(max_examples=150, deadline=None)
 @given(content=st.binary(max_size=60) | st.text('{}[]":,1aN\\u\n ', max_size=40).map(str.encode))
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.csv", "a.jsonl.gz"])
 def test_any_bytes_read_or_are_a_data_error(tmp_path_factory, name, content):

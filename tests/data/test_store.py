@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.data import store
@@ -50,7 +50,6 @@ def place(request, monkeypatch, tmp_path):
     return str(tmp_path / "cache")
 
 
-@settings(max_examples=50, deadline=None)
 @given(items=st.lists(st.lists(rows(), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5))
 def test_rows_come_back_as_they_were(items):
     writer = Writer(RowItems())
@@ -164,7 +163,6 @@ def test_texts_are_set_aside_each_by_itself_however_many_they_are(write, tokeniz
     assert [tokenizer.decode(row.tokens[1:-1]) for (row,) in data.validation] == [f"{i}" for i in apart]
 
 
-@settings(max_examples=200, deadline=None)
 @given(prompts=st.lists(st.lists(st.integers(0, 1), max_size=3).map(tuple), min_size=1), percent=st.floats(0.1, 99))
 def test_what_is_set_aside_is_what_a_plain_loop_sets_aside(prompts, percent):
     count = round(len(prompts) * percent / 100)

@@ -1,7 +1,7 @@
 """Token masks worked by hand. The test tokenizer has one token a character, but one for `ab`."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reading import demonstration_rows, judgement_rows, preference_rows, prompts
 
@@ -270,7 +270,6 @@ def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
         demonstration_rows([shown("x", "y")], make_tokenizer(bos_token="<bos>"), DataSettings())
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     prompt=st.text(max_size=8),
     completion=st.text(min_size=1, max_size=8),

@@ -55,8 +55,13 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """Folders of a step, <case>/<mesh>."""
+def done(
+    request: pytest.FixtureRequest,
+    make_recipe: Recipe,
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+) -> Path:
+    """Folders of a step, <case>/<mesh>, of the cases that are tested."""
     root = tmp_path_factory.mktemp("methods")
 
     def job(case: str, how: str) -> Job:
@@ -69,13 +74,23 @@ def done(make_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, environm
         folder = str(root / case / how)
         return of_gradient({"recipe": recipe, "folder": folder, "steps": (0, 1), "out": folder})
 
-    for case in CASES:
+    tested = cases(request)
+    for case in {case for case, _ in tested}:
         do(job(case, "alone"), 0, 1, "")
     for world in (2, 4):
-        mine = [how for how in MESHES if 2 ** len(MESHES[how]["mesh"]) == world]
-        jobs = [job(case, how) for case, how in itertools.product(CASES, mine)]
+        jobs = [job(case, how) for case, how in tested if 2 ** len(MESHES[how]["mesh"]) == world]
         at_work(jobs, world, root / str(world), environment)
     return root
+
+
+def cases(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
+    """Case and mesh of this module's tests that were selected."""
+    mine = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    return [(params["case"], params["how"]) for params in mine]
 
 
 def test_every_method_is_tried() -> None:

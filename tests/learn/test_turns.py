@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.learn.turns import Turn, source, target, turns
@@ -74,7 +74,6 @@ def timed(stages: int, spans: int, parts: int, *, trains: bool = True) -> tuple[
     return 1 - busy / (stages * max(clock)), most
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 13), st.booleans())
 def test_a_schedule_is_carried_out_in_order_without_a_deadlock(
     stages: int, spans: int, parts: int, trains: bool

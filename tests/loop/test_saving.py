@@ -59,7 +59,7 @@ def test_a_checkpoint_has_the_bits_of_its_step_however_late_it_is_written(
 
 
 @pytest.mark.slow
-def test_storage_that_is_full_ends_the_run_after_the_next_step(
+def test_storage_that_is_full_ends_the_run_by_the_next_checkpoint(
     make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(count: int) -> None:
@@ -70,7 +70,7 @@ def test_storage_that_is_full_ends_the_run_after_the_next_step(
     with pytest.raises(UnwritableError, match=r"globalstep4 cannot be written: No space .* is \S+globalstep2"):
         run(load_settings(make_recipe("sft", tmp_path, save={"every": 2}, train={"steps": 8})))
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) in (4, 5), "it is raised with the step, or with the one after it"
+    assert 4 <= len(lines) <= 6, "it is raised with the step, with one after it, or with the next checkpoint"
 
 
 class Fake:

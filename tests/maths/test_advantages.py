@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -88,7 +88,6 @@ def test_gae_of_a_row_without_trained_tokens_is_nothing() -> None:
     close(returns, [0.0, 0.0])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.booleans(), min_size=1, max_size=9))
 def test_gae_skips_untrained_tokens_as_if_they_were_not_there(seed: int, mask: list[bool]) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -103,7 +102,6 @@ def test_gae_skips_untrained_tokens_as_if_they_were_not_there(seed: int, mask: l
     assert not whole[~torch.tensor(mask)].any()
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_gae_with_lambda_one_is_return_minus_value_and_with_zero_is_delta(seed: int, lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -151,7 +149,6 @@ def test_whitening_leaves_a_single_entry_as_it_is() -> None:
     close(whiten(torch.tensor([5.0]), torch.tensor([False])), [0.0])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.01, 100.0), st.floats(-100.0, 100.0))
 def test_whitened_has_mean_zero_and_std_one_whatever_scale_and_shift(seed: int, scale: float, shift: float) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -195,7 +192,6 @@ def test_equal_rewards_are_no_signal(count: int, value: float) -> None:
         assert advantage(reward, group).tolist() == [0.0] * count
 
 
-@settings(max_examples=50, deadline=None)
 @given(REWARDS, REWARDS, st.integers(-100, 100))
 def test_group_baselines_sum_to_zero_and_do_not_see_a_shift(a: list[int], b: list[int], shift: int) -> None:
     reward = torch.tensor([*a, *b], dtype=torch.float64)
@@ -209,7 +205,6 @@ def test_group_baselines_sum_to_zero_and_do_not_see_a_shift(a: list[int], b: lis
         torch.testing.assert_close(advantage(reward[order], group[order]), mine[order])  # where rows lie is no matter
 
 
-@settings(max_examples=50, deadline=None)
 @given(REWARDS, st.integers(2, 20))
 def test_scaling_rewards(rewards: list[int], scale: int) -> None:
     reward, group = torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -115,7 +115,6 @@ def test_dual_clip_bounds_the_loss_of_bad_actions_alone() -> None:
     close(gradient, [0.0, 0.0, 2.0, 0.0])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(0.05, 5.0), st.floats(-3.0, 3.0))
 def test_clip_fraction_counts_exactly_the_lost_gradients(ratio: float, advantage: float) -> None:
     if min(abs(ratio - 0.8), abs(ratio - 1.3), abs(advantage)) < 1e-3:
@@ -137,7 +136,6 @@ def test_cispo_by_hand_keeps_every_gradient() -> None:
     close(gradient, [-0.5, 1.0, -4.0, 4.0])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(0.05, 5.0), st.floats(-3.0, 3.0))
 def test_the_clipped_loss_is_the_pessimistic_one(ratio: float, advantage: float) -> None:
     assert float(policy([ratio], [advantage])[0]) >= -advantage * ratio - 1e-9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.maths.ragged import from_grid, last_in_row, row_mean, row_sum, to_grid
@@ -34,7 +34,6 @@ def test_grid_by_hand() -> None:
     assert from_grid(grid, place).tolist() == [0.0, 2.0, 4.0, 0.0, 16.0, 0.0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=6))
 def test_a_grid_is_undone_and_keeps_the_order_within_rows(rows: list[list[bool]]) -> None:
     mask = torch.tensor([on for row in rows for on in row])

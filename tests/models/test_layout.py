@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.models.config import DecoderConfig, HeadKind
@@ -71,7 +71,6 @@ def index(box: Any) -> tuple[slice, ...]:
 
 
 @given(*CASES)
-@settings(deadline=None, max_examples=40)
 def test_boxes_cover_each_stored_tensor_once_a_replica(config: DecoderConfig, head: HeadKind, mesh: Mesh) -> None:
     """And those that a rank is the first to hold cover it once in all: these are saved."""
     layout = Layout(config, head, mesh := fitted(config, mesh))
@@ -103,7 +102,6 @@ def copied(ours: str, head: HeadKind) -> bool:
 
 
 @given(*CASES)
-@settings(deadline=None, max_examples=40)
 def test_slices_fill_a_ranks_parameters(config: DecoderConfig, head: HeadKind, mesh: Mesh) -> None:
     """The places of a rank's slices cover its part of each parameter once, and nothing beyond."""
     layout = Layout(config, head, mesh := fitted(config, mesh))
@@ -122,7 +120,6 @@ def test_slices_fill_a_ranks_parameters(config: DecoderConfig, head: HeadKind, m
 
 
 @given(*CASES, st.booleans())
-@settings(deadline=None, max_examples=40)
 def test_pieces_cover_parameters_and_adapters(config: DecoderConfig, head: HeadKind, mesh: Mesh, some: bool) -> None:
     """The whole once, or once a tensor rank where it is copied, and each rank's part once."""
     mesh = replace(fitted(config, mesh), replicas=1)
@@ -170,7 +167,6 @@ def local(layout: Layout, rank: int, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(configs(), st.sampled_from(HEADS), st.integers(1, 7))
-@settings(deadline=None, max_examples=40)
 def test_the_data_axis_is_what_fsdp2_holds(config: DecoderConfig, head: HeadKind, world: int) -> None:
     """Chunks of dimension 0 of each parameter, by torch's own rule."""
     layout = Layout(config, head, Mesh(data=world))
@@ -183,7 +179,6 @@ def test_the_data_axis_is_what_fsdp2_holds(config: DecoderConfig, head: HeadKind
 
 
 @given(configs(), st.integers(2, 4))
-@settings(deadline=None, max_examples=40)
 def test_a_tensor_rank_has_whole_heads(config: DecoderConfig, tensor: int) -> None:
     """Its part of the fused projection is that of a smaller model: its query heads, then their keys, then values."""
     mesh = next(mesh for t in range(tensor, 0, -1) if not faults(config, mesh := Mesh(tensor=t)))
@@ -198,7 +193,6 @@ def test_a_tensor_rank_has_whole_heads(config: DecoderConfig, tensor: int) -> No
 
 
 @given(*CASES)
-@settings(deadline=None, max_examples=40)
 def test_shapes_are_those_of_the_decoder(config: DecoderConfig, head: HeadKind, mesh: Mesh) -> None:
     with torch.device("meta"):
         model = Decoder(config, head=head)
@@ -265,7 +259,6 @@ def test_a_tensor_axis_without_others_is_refused_with_the_nearest_size(
 
 
 @given(configs(), MESHES, st.integers(1, 24))
-@settings(deadline=None, max_examples=40)
 def test_the_nearest_mesh_fits(config: DecoderConfig, mesh: Mesh, world: int) -> None:
     found = nearest_mesh(config, mesh, world)
     assert found.world == world

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_layout import HEADS, MESHES, configs, covered, fitted, index, small
 
@@ -39,7 +39,6 @@ def numbers(box: Box) -> int:
 
 
 @given(*PAIRS, st.booleans())
-@settings(deadline=None, max_examples=50)
 def test_each_number_arrives_once_from_a_rank_that_has_it(
     config: DecoderConfig, head: HeadKind, one: Mesh, other: Mesh, apart: bool
 ) -> None:
@@ -58,7 +57,6 @@ def test_each_number_arrives_once_from_a_rank_that_has_it(
 
 
 @given(*PAIRS, st.booleans())
-@settings(deadline=None, max_examples=20)
 def test_what_a_rank_gives_are_its_sends_in_the_order_of_the_tensors(
     config: DecoderConfig, head: HeadKind, one: Mesh, other: Mesh, apart: bool
 ) -> None:
@@ -71,7 +69,6 @@ def test_what_a_rank_gives_are_its_sends_in_the_order_of_the_tensors(
 
 
 @given(configs(), st.sampled_from(HEADS), MESHES)
-@settings(deadline=None, max_examples=50)
 def test_holders_of_a_box_give_equal_parts_of_it(config: DecoderConfig, head: HeadKind, mesh: Mesh) -> None:
     """To one that takes everything: no rank gives more than its part of each of its boxes, and a line of it."""
     layout = Layout(config, head, mesh := fitted(config, mesh))

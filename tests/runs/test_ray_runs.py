@@ -40,6 +40,7 @@ Recipe = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[2]
 RAY = {"kind": "ray", "heartbeat_timeout": 10.0}
 KILLS = {
+    "few": of_workers("ppo", 4, 3),
     "grpo": of_workers("grpo", 0, 10),
     "ppo": of_workers("ppo", 0, 8, first=10),
     "lag": of_workers("lag", 6, 2, cold=1),
@@ -50,7 +51,7 @@ KILLS = {
     "drivers": of_drivers(0, 1),
     "nodes": of_nodes("ppo", 2, 2),
 }
-"""Each worker in each phase once, then a few of each other kind; `make kills` does 200."""
+"""A few, which `make test` makes; each worker in each phase once; a few of each other kind. `make kills` does 200."""
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +282,7 @@ def test_a_driver_that_is_asked_to_stop_saves_and_leaves_nothing_behind(
     send: Callable[[int, int], None], then: str, make_recipe: Recipe, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """It alone, or with all of its group, as `timeout` and service managers do. Goes on there, or in this process."""
-    more: dict[str, Any] = {"train": {"steps": 40}, "save": {"every": 2}}
+    more: dict[str, Any] = {"train": {"steps": 20}, "save": {"every": 2}}
     whole = run(load_settings(make_recipe("grpo", tmp_path / "whole", **more)))
     recipe = make_recipe("grpo", tmp_path / "killed", runtime=RAY, **more)
     recipe["rewards"] = [{"kind": "function", "function": f"{Path(__file__).parents[1] / 'tiny.py'}:slow"}]

@@ -443,8 +443,8 @@ def test_the_rank_that_is_stuck_is_named_not_the_one_that_waited_for_it(runtime:
 @pytest.mark.parametrize(
     ("heartbeat", "collective", "named"),
     [
-        (60.0, 5.0, r"clerk 1: .*never came .*(?i:time)"),
         (1.0, 60.0, r"clerk 1: .* 1 s \(runtime.heartbeat_timeout"),
+        (60.0, 5.0, r"clerk 1: .*never came .*(?i:time)"),
     ],
 )
 def test_a_rank_that_is_stopped_in_a_collective_is_named(

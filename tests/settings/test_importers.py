@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from told import says
 
@@ -616,7 +616,6 @@ VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("system", TABLES)
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_values_give_a_recipe_that_reads_back_or_an_error_for_people(system: str, data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(sorted(ALGORITHMS)))

@@ -250,7 +250,7 @@ TREES = st.recursive(
     max_leaves=8,
 )
 SECTIONS = st.sampled_from([f.name for f in dataclasses.fields(Settings) if f.name != "plugins"])
-FEW = examples(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = examples(suppress_health_check=list(HealthCheck))
 
 
 @FEW

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.weights.changes import OtherBaseError, changes, completed
@@ -38,7 +38,6 @@ def test_three_changes_by_hand() -> None:
     assert torch.equal(unpack(found)["w"].view(torch.int16), new.view(torch.int16))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3000), st.sampled_from([0.0, 0.0005, 0.01, 0.3, 0.34, 1.0]), st.integers(0, 99))
 def test_any_changes_are_undone_bit_for_bit_and_never_take_more(size: int, share: float, seed: int) -> None:
     """NaNs, infinities and zeros of both signs are bits like any other."""
@@ -70,7 +69,6 @@ def test_a_hundredth_of_the_numbers_takes_a_hundredth_of_the_bytes() -> None:
     assert 0.01 < changes(of(old, 1), whole).bytes / whole.bytes < 0.012
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 99), st.integers(1, 300))
 def test_moves_of_all_sizes_and_between_the_signs_are_exact(seed: int, most: int) -> None:
     draw = torch.Generator().manual_seed(seed)

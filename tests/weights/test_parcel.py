@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit.compute.digest import digest
@@ -25,7 +25,6 @@ from plaudit.weights.parcel import (
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=8),
     st.integers(1, 500),
@@ -108,7 +107,6 @@ def test_what_is_lost_or_of_another_version_is_refused() -> None:
     assert digest_of_pieces(pieces_of(unpack(first, replace(second, buckets=(bucket,))))) != second.digest
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 400))
 def test_a_piece_is_cut_into_rows(rows: int, columns: int, most: int) -> None:
     values = torch.randn(rows, columns)
