@@ -1,8 +1,10 @@
-"""Who listens: the sockets of processes, as the system sees them."""
+"""Who listens: the sockets of processes, as the system sees them; and a port that stays free."""
 
 from __future__ import annotations
 
 import ipaddress
+import random
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,6 +31,18 @@ def listening(processes: Iterable[int]) -> dict[tuple[str, int], int]:
             if name in bound:
                 found[bound[name]] = process
     return found
+
+
+def free_port() -> int:
+    """A port for a process that will listen there, or listen again. It is below those that systems give to connections
+    and to listeners without a port of their own, which would take it while nobody listens."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+    raise OSError("a hundred ports from 20000 to 32000 are taken")
 
 
 def from_elsewhere(address: str) -> bool:

@@ -221,14 +221,12 @@ def test_a_held_out_judge_takes_the_place_of_gold():
 
 
 def test_an_alarm_is_plain_json_with_what_it_saw():
-    (alarm,) = [one for _ in range(5) for one in HEALTH.alarms({"clip_fraction": 0.4})]
+    health = Health()
+    (alarm,) = [one for _ in range(5) for one in health.alarms({"clip_fraction": 0.4})]
     record = json.loads(json.dumps(alarm.record))
     assert record["sign"] == "clipping" and record["numbers"] == {"now": 0.4, "start": 0.4}
     assert record["severity"] == pytest.approx(0.4 / 0.3)
     assert alarm.text == " ".join(record[part] for part in ("saw", "why", "advice"))
-
-
-HEALTH = Health()
 
 
 @pytest.mark.parametrize(("moved", "count"), [(0.001, 0), (0.019, 0), (0.021, 1)])

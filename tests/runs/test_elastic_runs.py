@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
 
 from faults import HEAD, Killer, alive, descendants, running
 from kills import alike
+from listening import free_port
 
 from plaudit import Run, load_settings, run
 from plaudit.loop.progress import Moment
@@ -232,9 +232,7 @@ def autoscaling(folder: Path, port: int) -> dict[str, Any]:
 @contextmanager
 def autoscaled(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A head with room for two processes and Ray's own autoscaler: its address, and what was started."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = int(server.getsockname()[1])
+    port = free_port()
     config = folder / "autoscaler.yaml"
     config.write_text(yaml.safe_dump(autoscaling(folder, port)))
     environment = os.environ | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_TMPDIR": "/tmp"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ if find_spec("ray") is None:  # found, not imported: ray reads its environment w
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
 
 from kills import same_weights
+from listening import free_port
 
 from plaudit import Run
 
@@ -40,9 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     own = tempfile.mkdtemp(dir="/tmp", prefix="two")
     environment = os.environ | {"RAY_TMPDIR": own, "RAY_AUTH_MODE": "disabled"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
+    port = free_port()
     head = f"ray start --head --port {port} --node-ip-address 127.0.0.1 --include-dashboard false {NODE}"
     nodes = []
     try:

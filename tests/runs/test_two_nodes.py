@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from listening import free_port
 
 if find_spec("ray") is None:  # found, not imported: ray reads its environment when it is
     pytest.skip("ray is not installed: pip install -e '.[ray]'", allow_module_level=True)
@@ -41,12 +41,6 @@ def line(start: str) -> str:
     section = PAGE.split("## Two nodes by hand")[1].split("\n## ")[0]
     (found,) = re.findall(rf"^    ({re.escape(start)}.*)$", section, re.MULTILINE)
     return str(found)
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def test_two_nodes_by_hand(make_recipe: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
