@@ -28,7 +28,6 @@ from plaudit.types import Stats
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__)
 ONLINE = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k")
 
 
@@ -41,7 +40,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def function(name: str) -> list[dict[str, Any]]:
-    return [{"kind": "function", "function": f"{HERE}:{name}"}]
+    """Of this module: by its file another copy would be loaded, whose `calls` no test clears."""
+    return [{"kind": "function", "function": f"{__name__}:{name}"}]
 
 
 # --- repeatability and lag
@@ -458,8 +458,7 @@ def test_an_evaluation_waits_for_its_rewards_too(
 
     def evaluated(name: str) -> list[dict[str, Any]]:
         more = {"data": {"validation": "30%"}, "evaluate": {"every": 1, "best": "reward/mean", "limit": 4}}
-        rewards = [{"kind": "function", "function": f"{__name__}:sometimes_away"}]  # with this module's `away`
-        done = run(settings_of(make_recipe, "rloo", tmp_path / name, rewards=rewards, **more))
+        done = run(settings_of(make_recipe, "rloo", tmp_path / name, rewards=function("sometimes_away"), **more))
         return [{key: row[key] for key in row if key.startswith(("validation/", "reward/"))} for row in done.metrics]
 
     whole = evaluated("whole")
