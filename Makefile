@@ -39,7 +39,7 @@ quick: JOBS = 3
 quick: $(STAMP) ## Run the tests of single parts, in a minute and a half: after each edit
 	@$(MAKE) --no-print-directory test ARGS="-m 'not slow and not clusters and not vllm and not long' $(ARGS)"
 
-test: $(STAMP) ## Run the tests of every room: under ten minutes on two cores
+test: $(STAMP) ## Run the tests of every room: about ten minutes on two cores
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m 'not long' $(ARGS)
 
 test-long: $(STAMP) ## Run what needs time: kills, matrices, other environments; ARGS="page vllm" for some parts

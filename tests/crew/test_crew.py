@@ -138,7 +138,7 @@ def test_judges_begin_to_start_before_they_are_asked_anything() -> None:
 
 
 def test_a_function_that_keeps_the_driver_from_its_work_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_module, "HELD", 0.02)
+    monkeypatch.setattr(scoring_module, "HELD", 0.5)
     said: list[str] = []
     settings = [RewardSettings(kind="function", name=name) for name in ("quick", "slow")]
 
@@ -153,7 +153,7 @@ def test_a_function_that_keeps_the_driver_from_its_work_is_told_once(monkeypatch
 
     async def steps() -> None:
         for reward in settings:
-            here = FunctionReward(lambda text, took=0.03 * (reward.name == "slow"): time.sleep(took), name=reward.name)
+            here = FunctionReward(lambda text, took=0.2 * (reward.name == "slow"): time.sleep(took), name=reward.name)
             told = scoring.function(reward, here)
             for _ in range(3):
                 assert await told.score(prompt, [answer]) == await here.score(prompt, [answer])
