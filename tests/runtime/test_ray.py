@@ -115,11 +115,6 @@ def runtime() -> Iterator[Runtime]:
     assert runtime.start().startswith("Ray ")
     assert signal.getsignal(signal.SIGTERM) is handler, "ray's own handler would end a run unsaved"
     yield runtime, loop.run_until_complete
-
-    async def end() -> None:
-        runtime.end_workers()
-
-    loop.run_until_complete(end())
     loop.close()
     runtime.close()
     os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
