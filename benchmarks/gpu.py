@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from rich.table import Table
 
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- figures: written by benchmarks/gpu.py -->", "<!-- end of figures -->"
-PARTS: dict[str, tuple[str, Callable[[Extent, Peak], list[Figure]]]] = {
+PARTS: dict[str, tuple[str, Callable[[Extent, Peak], Iterable[Figure]]]] = {
     "device": ("the device", the_device),
     "train": ("training", training),
     "compile": ("torch.compile", compiled),
@@ -147,7 +147,7 @@ def read_options() -> argparse.Namespace:
 
 
 def measured(parts: list[str], extent: Extent, path: Path, console: Console) -> dict[str, Any]:
-    """All parts, one after the other; what is known is written after each."""
+    """All parts, one after the other; each figure is written as soon as it is found."""
     began = time.perf_counter()
     earlier = json.loads(path.read_text())["figures"] if path.exists() else []
     figures = [figure for figure in earlier if figure["part"] not in parts]
@@ -155,24 +155,24 @@ def measured(parts: list[str], extent: Extent, path: Path, console: Console) -> 
     result: dict[str, Any] = {"note": note(extent, 0.0), "figures": figures}
     for name in parts:
         console.print(f"[{time.perf_counter() - began:5.0f} s] {PARTS[name][0]}", markup=False)
-        figures += [{"part": name, **figure} for figure in attempted(name, extent, best)]
-        figures.sort(key=lambda figure: list(PARTS).index(figure["part"]))
-        result["note"] = note(extent, time.perf_counter() - began)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        for figure in attempted(name, extent, best):
+            figures.append({"part": name, **figure})
+            figures.sort(key=lambda figure: list(PARTS).index(figure["part"]))
+            result["note"] = note(extent, time.perf_counter() - began)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(result, indent=1) + "\n")
     return result
 
 
-def attempted(name: str, extent: Extent, best: Peak) -> list[Figure]:
-    """A part's figures, or what kept it from having any."""
+def attempted(name: str, extent: Extent, best: Peak) -> Iterator[Figure]:
+    """A part's figures as they are found, and what kept it from having more."""
     title, measure = PARTS[name]
     try:
-        return measure(extent, best)
+        yield from measure(extent, best)
     except Exception as error:  # noqa: BLE001 - the others are still worth knowing
         traceback.print_exc()
-        return [
-            {"what": title, "failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
-        ]
+        why = str(error).splitlines()[0] if str(error) else ""
+        yield {"what": title, "failed": f"{type(error).__name__}: {why}"}
 
 
 def note(extent: Extent, seconds: float) -> str:

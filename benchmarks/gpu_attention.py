@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def ours(extent: Extent, lengths: list[int]) -> Attend:
     return attend
 
 
-def attention(extent: Extent, best: Peak) -> list[Figure]:
+def attention(extent: Extent, best: Peak) -> Iterator[Figure]:
     """Forwards, and forwards and backwards, of one layer's attention over rows of several lengths."""
     lengths = lengths_of(extent)
     config = extent.config
@@ -103,17 +103,15 @@ def attention(extent: Extent, best: Peak) -> list[Figure]:
         "varlen": lambda: ragged(lengths),
         "FlexAttention": lambda: masked(lengths, device=extent.device),
     }
-    figures: list[Figure] = []
     right = padded(lengths)(*inputs).float()
     for name, make in ways.items():
         what = f"attention of {len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens, {name}"
         for act in (forwards, both_ways):
             try:
-                figures.append(timed(f"{what}, {act.__name__.replace('_', ' ')}", act, make(), inputs, right, extent))
+                yield timed(f"{what}, {act.__name__.replace('_', ' ')}", act, make(), inputs, right, extent)
             except Exception as error:  # noqa: BLE001 - one that is not there for a device is no fault
                 why = str(error).splitlines()[0] if str(error) else ""
-                figures.append({"what": what, "note": f"not here, {act.__name__}: {type(error).__name__}: {why:.80}"})
-    return figures
+                yield {"what": what, "note": f"not here, {act.__name__}: {type(error).__name__}: {why:.80}"}
 
 
 def forwards(attend: Attend, inputs: list[Tensor]) -> Tensor:

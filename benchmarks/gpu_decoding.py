@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,19 +39,17 @@ def engine(extent: Extent, slots: int, *, graphs: bool, one: Any = None) -> Any:
     return NativeEngine(one or model(extent), Silent(), slots=slots, ends=(), recorder=recorder)
 
 
-def decoding(extent: Extent, best: Peak) -> list[Figure]:
+def decoding(extent: Extent, best: Peak) -> Iterator[Figure]:
     """The native engine with and without CUDA graphs, then transformers, all with random answers of one length."""
-    figures = []
     for slots in extent.slots:
         for graphs in (False, True) if extent.device == "cuda" else (False,):
             with memory(extent.device, model(extent)) as held:
                 taken, note = natively(extent, slots, graphs=graphs)
             how = "native, CUDA graphs" if graphs else "native"
-            figures.append(decoded(extent, best, slots, how, taken, held) | {"note": note})
+            yield decoded(extent, best, slots, how, taken, held) | {"note": note}
         with memory(extent.device) as held:
             taken = by_transformers(extent, slots)
-        figures.append(decoded(extent, best, slots, "transformers generate", taken, held))
-    return figures
+        yield decoded(extent, best, slots, "transformers generate", taken, held)
 
 
 def natively(extent: Extent, slots: int, *, graphs: bool) -> tuple[float, str]:
@@ -98,23 +97,19 @@ def by_transformers(extent: Extent, slots: int) -> float:
     return min(seconds(answer, extent.device) for _ in range(2))
 
 
-def agreement(extent: Extent, best: Peak) -> list[Figure]:
+def agreement(extent: Extent, best: Peak) -> Iterator[Figure]:
     """How far the learner's log-probs are from those of the engine that drew the tokens, before any step."""
-    figures = []
     for dtype in dict.fromkeys((extent.torch_dtype, torch.float32)):
         one = copy.deepcopy(model(extent)).to(dtype)
         for graphs in (False, True) if extent.device == "cuda" else (False,):
             gap = disagreement(extent, one, graphs=graphs)
             what = f"first-step KL(sampler, learner), {str(dtype).removeprefix('torch.')}"
-            figures.append(
-                {
-                    "what": f"{what}, CUDA graphs" if graphs else what,
-                    "value": float((gap.exp() - 1 - gap).mean()),
-                    "unit": "nats",
-                    "note": f"largest difference of a log-prob {float(gap.abs().max()):.2g}",
-                }
-            )
-    return figures
+            yield {
+                "what": f"{what}, CUDA graphs" if graphs else what,
+                "value": float((gap.exp() - 1 - gap).mean()),
+                "unit": "nats",
+                "note": f"largest difference of a log-prob {float(gap.abs().max()):.2g}",
+            }
 
 
 def disagreement(extent: Extent, one: Any, *, graphs: bool) -> Tensor:

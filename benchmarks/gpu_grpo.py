@@ -6,6 +6,7 @@ import importlib.util
 import math
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,14 @@ class Enough(Exception):
     """The run has made the steps that were wanted; its checkpoint is not."""
 
 
-def grpo(extent: Extent, best: Peak) -> list[Figure]:
+def grpo(extent: Extent, best: Peak) -> Iterator[Figure]:
     """Steps of a whole run: the demo's prompts, random weights, a reward that tokens decide. Twice: with everything on
     the device all the time, and with what waits in host memory meanwhile."""
     shares: dict[str, Any] = {"runtime": {"offload": ["reference"], "placement": {"generate": {"shares": "train"}}}}
-    figures = told(extent, *steps_of(extent))
+    yield from told(extent, *steps_of(extent))
     [again, *_] = told(extent, *steps_of(extent, **shares))
     what = "the same with runtime.offload=[reference] and placement={generate: {shares: train}}"
-    return [*figures, again | {"what": what}]
+    yield again | {"what": what}
 
 
 def steps_of(extent: Extent, **sections: Any) -> tuple[list[dict[str, float]], list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from anatomy import grouped
@@ -39,14 +39,12 @@ def the_device(extent: Extent, best: Peak) -> list[Figure]:
     ]
 
 
-def training(extent: Extent, best: Peak) -> list[Figure]:
+def training(extent: Extent, best: Peak) -> Iterator[Figure]:
     """SFT steps of full rows by the learner, as a run makes them, with micro-batches of several sizes; then DPO steps
     of half as many pairs, the pass of the reference included."""
-    return [
-        figure
-        for method, sizes in (("sft", extent.micro), ("dpo", extent.micro[1:2]))
-        for figure in (of_size(extent, best, method, tokens) for tokens in sizes)
-    ]
+    for method, sizes in (("sft", extent.micro), ("dpo", extent.micro[1:2])):
+        for tokens in sizes:
+            yield of_size(extent, best, method, tokens)
 
 
 def of_size(extent: Extent, best: Peak, method: str, tokens: int) -> Figure:

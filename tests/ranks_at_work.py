@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import forked
 import torch
@@ -97,7 +98,8 @@ def batch_of(step: int, *, unit: int, rows: int = 10, common: int = 0) -> Batch:
 
 
 def do(job: Job, rank: int, world: int, address: str) -> None:
-    settings = load_settings(job["recipe"])
+    with patch("plaudit.settings.checks._installed", return_value=True):  # runtime=ray: these ranks are started without
+        settings = load_settings(job["recipe"])
     device = torch.device(settings.device if settings.device == "cuda" else "cpu")
     if dist.is_initialized():
         ranks: Ranks = Together(device)
