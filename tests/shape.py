@@ -44,7 +44,10 @@ ROOMS = {
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
-    "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
+    "data": (
+        4435,
+        "every form in which people keep rows, why a row is refused, previews; what a template shows of a chat (275)",
+    ),
     "rewards": (
         2380,
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",

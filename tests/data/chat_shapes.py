@@ -301,3 +301,73 @@ SHAPES = {
     "a date": Shape(llama3(TRIM, date=DATE + "{{ 'Today: ' + day + '\\n' }}"), **EOT),
 }
 MARKED = [name for name, shape in SHAPES.items() if "{% generation %}" in shape.template]
+
+
+# How templates write tools and calls: a template, and what it makes of one call, two calls and a call beside text; None
+# is refused, since a call would be missing from what is trained. ARGUMENTS are those of the calls.
+ARGUMENTS = {"city": "Oslo", "days": 3}, {"city": "Rome", "days": 4}
+JSON = "{{ t | tojson }}"
+
+
+def calling(call, *, tool=JSON, first="", last="", after="<|im_end|>", text=SAY, calls="m.tool_calls or []"):
+    """Shape of tools, and of calls `c` in turns `m`, with what stands around all calls of a turn."""
+    around = [f"{{% if m.tool_calls %}}{said(part)}{{% endif %}}" if part else "" for part in (first, last)]
+    loop = f"{around[0]}{{% for c in {calls} %}}{call}{DONE}{around[1]}"
+    tools = f"{{% for t in tools or [] %}}{tool}{said(chr(10))}{DONE}"
+    turns = f"{TURN}{{{{ '<|im_start|>' + m.role + '\\n' }}}}{text}{loop}{said(after)}{DONE}"
+    return f"{tools}{turns}{{% if add_generation_prompt %}}{said('<|im_start|>assistant' + chr(10))}{{% endif %}}"
+
+
+NAME, GIVEN = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+CALLERS = {
+    "hermes": (
+        calling("<tool_call>{{ c.function | tojson }}</tool_call>"),
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome", "days": 4}}</tool_call>',
+    ),
+    "mistral": (
+        calling(f"{NAME}[ARGS]{GIVEN}", first="[TOOL_CALLS]"),
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 3}',
+        'get_weather[ARGS]{"city": "Rome", "days": 4}',
+    ),
+    "tags of arguments": (
+        calling(f"<{NAME}>{{% for k, v in c.function.arguments.items() %}}<k>{{{{ k }}}}<v>{{{{ v }}}}{DONE}"),
+        "<get_weather><k>city<v>Oslo<k>days<v>3",
+        "<get_weather><k>city<v>Rome<k>days<v>4",
+    ),
+    "arguments as a text": (
+        calling("{{ c.function.name + ' ' + c.function.arguments }}"),
+        'get_weather {"city": "Oslo", "days": 3}',
+        'get_weather {"city": "Rome", "days": 4}',
+    ),
+    "escapes": (
+        calling("{{ c.function | tojson(ensure_ascii=True) }}", tool="{{ t | string }}"),
+        '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}',
+        '{"name": "get_weather", "arguments": {"city": "Rome", "days": 4}}',
+    ),
+    "a signature": (
+        calling(
+            f"{NAME}({GIVEN})",
+            tool="{{ t.function.name + t.function.description }} {{ t.function.parameters.properties | join(', ') }}",
+        ),
+        'get_weather({"city": "Oslo", "days": 3})',
+        'get_weather({"city": "Rome", "days": 4})',
+    ),
+    "the first call alone, as gpt-oss": (
+        calling(f"{NAME}{GIVEN}", calls="(m.tool_calls or [])[:1]"),
+        'get_weather{"city": "Oslo", "days": 3}',
+        None,
+    ),
+    "names without arguments": (calling(NAME), None, None),
+    "no call at all, as GigaChat 3": (calling(""), None, None),
+    "calls behind the end, as Nemotron Nano 2": (
+        calling(f"{NAME}{GIVEN}", text="{% if m.content %}{{ m.content }}<|im_end|>{% endif %}"),
+        'get_weather{"city": "Oslo", "days": 3}',
+        'get_weather{"city": "Rome", "days": 4}',
+    ),
+}
+BESIDE_TEXT = {"the first call alone, as gpt-oss", *[name for name, shape in CALLERS.items() if shape[2]]} - {
+    "calls behind the end, as Nemotron Nano 2"
+}
+"""Those that show a call after a text of the same turn."""
+SHOW_CALLS = {name for name, shape in CALLERS.items() if shape[1]}

@@ -1,8 +1,8 @@
 """Chats are trained as their templates write them: token for token as transformers renders them, over many shapes."""
 
 import pytest
-from chat_shapes import CHANNELS, MARKED, SHAPES, chatml, roles
-from reading import demonstration, demonstration_rows, preference_rows, prompts
+from chat_shapes import ARGUMENTS, BESIDE_TEXT, CALLERS, CHANNELS, MARKED, SHAPES, calling, chatml, roles
+from reading import demonstration, demonstration_rows, preference, preference_rows, prompts
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from plaudit.data.chat import Chats, shorter
@@ -182,6 +182,126 @@ def test_thoughts_stand_where_the_template_puts_them(byte_level):
             chats.completion(chats.prompt([ASK], {}), [ASK], answer, {})
 
 
+SHORT = "A B D E a d e n s yes no end eos eot turn id im of user < > | _ / 1 True return <|".split()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_answer_that_stands_in_its_end_token_too_is_trained_like_any_other(name, byte_level):
+    """ "e" is also in "<|im_end|>", "D" in Command R's "<|END_OF_TURN_TOKEN|>"."""
+    shape = SHAPES[name]
+    settings, ends = reading(shape, byte_level)
+    records = [demonstration({"messages": [ASK, {"role": "assistant", "content": text}]}, where="f") for text in SHORT]
+    rows = demonstration_rows(records, byte_level, settings, ends=ends)
+    assert [trained(row, byte_level) for row in rows] == [shape.between + text + shape.end for text in SHORT]
+    pairs = [
+        preference({"prompt": [ASK], "chosen": [{"role": "assistant", "content": text}], "rejected": [FOUR]}, where="f")
+        for text in SHORT
+    ]
+    rows = preference_rows(pairs, byte_level, settings, ends=ends)
+    assert [trained(row, byte_level) for row in rows[::2]] == [shape.between + text + shape.end for text in SHORT]
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (chatml(), "<think>a</think>b</think>c", "<think>a</think>b</think>c"),
+        (chatml(), *("<reasoning>a</reasoning>x<reasoning>b</reasoning>y",) * 2),
+        (SHAPES["qwen 3, an empty thought"].template, "<think>a</think>c", "<think>\na\n</think>\n\nc"),
+        (SHAPES["qwen 3, an empty thought"].template, "<think>a</think>b</think>c", None),  # it drops b
+        (SHAPES["qwen 3, an empty thought"].template, "<reasoning>a</reasoning>c",
+         "<think>\n\n</think>\n\n<reasoning>a</reasoning>c"),
+        (chatml("<think></think>{{ m.content }}"), "<think>a</think>c", None),  # an empty thought before the answer's
+        (chatml("{{ m.content | upper }}"), "four", None),
+        (chatml("{{ m.content[:3] }}"), "four", None),
+    ],
+)  # fmt: skip
+def test_thoughts_within_a_text_are_all_written_or_the_row_is_refused(template, content, expected, byte_level):
+    ends = byte_level.convert_tokens_to_ids(["<|im_end|>"])
+    record = demonstration({"messages": [ASK, {"role": "assistant", "content": content}]}, where="f:1")
+    settings = DataSettings(chat_template=template)
+    if expected is None:
+        with pytest.raises(DataError, match=r"f:1: "):
+            demonstration_rows([record], byte_level, settings, ends=ends)
+        return
+    (row,) = demonstration_rows([record], byte_level, settings, ends=ends)
+    assert trained(row, byte_level) == expected + "<|im_end|>"
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Tells it.", "parameters": PARAMETERS},
+}
+OSLO = {"role": "user", "content": "Use get_weather for Oslo."}
+
+
+def of_calls(*given, content=""):
+    calls = [{"type": "function", "function": {"name": "get_weather", "arguments": one}} for one in given]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+@pytest.mark.parametrize("name", [*CALLERS, "default"])
+def test_all_calls_of_an_answer_are_trained_or_the_row_is_refused(name, byte_level):
+    one = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}</tool_call>'
+    shown = one, one.replace("Oslo", "Rome").replace("3", "4")
+    template, first, second = CALLERS.get(name, ("default", *shown))
+    end = "<eos>" if template == "default" else "<|im_end|>"
+    for answer, expected in (
+        (of_calls(ARGUMENTS[0]), first),
+        (of_calls(*ARGUMENTS), first and second and first + second),
+        (
+            of_calls(ARGUMENTS[0], content="Well."),
+            first and f"Well.{first}" if name in (*BESIDE_TEXT, "default") else None,
+        ),
+    ):
+        record = demonstration({"messages": [OSLO, answer], "tools": [WEATHER]}, where="f:1")
+        settings, ends = DataSettings(chat_template=template), byte_level.convert_tokens_to_ids(["<|im_end|>"])
+        if expected is None:
+            with pytest.raises(DataError, match=r"does not show call \d of the answer, of 'get_weather', before"):
+                demonstration_rows([record], byte_level, settings, ends=ends)
+        else:
+            (row,) = demonstration_rows([record], byte_level, settings, ends=ends)
+            assert trained(row, byte_level) == expected + end
+        history = demonstration({"messages": [OSLO, answer, RESULT, FOUR], "tools": [WEATHER]}, where="f:1")
+        whole = template == "default" or (second or (first and len(answer["tool_calls"]) == 1))
+        if whole:
+            assert demonstration_rows([history], byte_level, settings, ends=ends)
+        else:
+            with pytest.raises(DataError, match=r"does not show turn 2's call of 'get_weather'.*default shows"):
+                demonstration_rows([history], byte_level, settings, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("tool", "missing"),
+    [
+        ("", "the tool 'get_weather'"),
+        ("{{ t.function.name }}", "the description of the tool 'get_weather'"),
+        ("{{ t.function.name }}{{ t.function.description }}", "the parameter 'city' of the tool 'get_weather'"),
+        ("{{ t.function.description }}{{ t.function.parameters.properties | join }}", "the tool 'get_weather'"),
+    ],
+)
+def test_a_tool_whose_name_a_text_mentions_is_not_shown_by_that(tool, missing, byte_level):
+    record = demonstration({"messages": [OSLO, FOUR], "tools": [WEATHER]}, where="f:1")
+    with pytest.raises(DataError, match=f"f:1: .*{missing}"):
+        demonstration_rows([record], byte_level, DataSettings(chat_template=calling("", tool=tool)))
+
+
+def test_the_role_developer_is_the_systems_where_the_template_knows_no_other(byte_level):
+    chat = [{"role": "developer", "content": "Be brief."}, ASK]
+    known = chatml(before="{# developer #}")
+    for template, role in ((chatml(), "system"), (known, "developer")):
+        text = Chats(byte_level, DataSettings(chat_template=template)).prompt(chat, {})
+        assert text.startswith(f"<|im_start|>{role}\nBe brief.<|im_end|>")
+
+
+def test_a_tokenizers_templates_without_a_default_are_chosen_by_name(make_tokenizer):
+    tokenizer = make_tokenizer(eos_token="<eos>")
+    tokenizer.chat_template = {"rag": chatml(), "tool_use": "{{ tools[0].name }}{{ messages[0].content }}"}
+    with pytest.raises(DataError, match=r"rag, tool_use .*data.chat_template"):
+        Chats(tokenizer, DataSettings()).prompt([ASK], {})
+    assert Chats(tokenizer, DataSettings(chat_template="rag")).prompt([ASK], {}).endswith("assistant\n")
+
+
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
 CALL = {
     "role": "assistant", "content": "",
@@ -215,8 +335,8 @@ def test_tools_their_calls_and_results_go_through_the_template(byte_level):
         ([SYSTEM, ASK, FOUR, SYSTEM, AGAIN, FOUR], None, roles("{{ m.content }}", "{{ m.content }}", "",
          system="{% if loop.first %}{{ m.content }}{% endif %}"), r"turn 4 \(system\)"),
         ([ASK, FOUR], TOOLS, SHAPES["chatml"].template, "tool 'add'"),
-        ([ASK, CALL], None, SHAPES["chatml"].template, "answer's 'add'"),
-        ([ASK, CALL, ASK, FOUR], None, SHAPES["chatml"].template, "tool 'add'"),
+        ([ASK, CALL], None, SHAPES["chatml"].template, "call 1 of the answer, of 'add', before the token that ends it"),
+        ([ASK, CALL, ASK, FOUR], None, SHAPES["chatml"].template, "turn 2's call of 'add'"),
         ([ASK, FOUR], None, SHAPES["chatml"].template.replace("m in messages", "m in messages if m.role == 'user'"),
          "answer's 'Four.'"),
         ([ASK, FOUR], None, "{{ raise_exception('no chats') }}", "user: no chats"),

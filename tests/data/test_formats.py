@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading import demonstration, preference, question
 
-from plaudit.data.fields import DataError, Fields
+from plaudit.data.fields import MARKS, DataError, Fields
 from plaudit.data.formats import (
     check_columns,
     dialects,
@@ -155,13 +155,13 @@ def test_a_turns_thoughts_are_read_under_each_of_their_names(key):
 
 def test_calls_and_tools_are_read_for_the_template_from_json_too():
     tools = [{"type": "function", "function": {"name": "add", "parameters": None}}]
-    call = {"name": "add", "arguments": '{"x": 1}', "id": None}
+    call = {"name": "add", "arguments": '{"x": 1, "unit": null}', "id": None}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "content": "2", "tool_call_id": "7"}
     for written in (tools, json.dumps(tools), np.array(tools)):
         read = demonstration({"messages": [USER, answer, result, USER, ASSISTANT], "tools": written}, where="f:1")
-        assert read.arguments == {"tools": [{"type": "function", "function": {"name": "add"}}]}
-        said = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+        assert read.arguments == {"tools": tools}, "with the null that its author wrote"
+        said = {"type": "function", "function": {"name": "add", "arguments": {"x": 1, "unit": None}}}
         assert read.messages[1] == {"role": "assistant", "content": "", "tool_calls": [said]}
         assert read.messages[2] == result
     called = demonstration({"messages": [USER, answer]}, where="f:1")
@@ -187,12 +187,20 @@ def test_what_a_template_could_not_be_given_is_refused(row, said):
 
 def test_a_row_may_give_the_template_arguments_which_questions_keep_for_judges():
     row = {"messages": [USER, ASSISTANT], "chat_template_kwargs": '{"enable_thinking": false, "date": null}'}
-    assert demonstration(row, where="f:1").arguments == {"enable_thinking": False}
+    given = {"enable_thinking": False, "date": None}
+    assert demonstration(row, where="f:1").arguments == given
     asked = question(row, where="f:1")
-    assert (asked.arguments, [*asked.extra]) == ({"enable_thinking": False}, ["chat_template_kwargs"])
+    assert (asked.arguments, [*asked.extra]) == (given, ["chat_template_kwargs"])
 
 
-@pytest.mark.parametrize("untrained", [{"weight": 0}, {"train": False}])
+@pytest.mark.parametrize(
+    "untrained",
+    [
+        *({key: value} for key in MARKS for value in (0, False)),
+        {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]},
+    ],
+    ids=str,
+)
 def test_turns_that_are_not_to_be_trained_are_passed_over(untrained):
     last = {"role": "assistant", "content": "z", **untrained}
     read = demonstration({"messages": [USER, {**ASSISTANT, "weight": 1}, USER, last]}, where="f:1")
@@ -238,6 +246,8 @@ KTO = {"prompt": "q", "completion": "a", "label": True}
         {**KTO, "label": 0},
         {"instruction": "q", "output": "a", "kto_tag": False},
         {"messages": [USER, ASSISTANT], "label": False},
+        {"messages": [USER, ASSISTANT], "label": "true"},
+        {"question": "q", "answer": "a", "label": 1},
     ],
 )
 def test_answers_with_a_label_are_demonstrations_only_where_that_is_said(row):
@@ -248,7 +258,12 @@ def test_answers_with_a_label_are_demonstrations_only_where_that_is_said(row):
     asked = question(row, where="f:1")
     assert (asked.prompt or asked.messages[0]["content"], asked.answer) == ("q", None)
     assert all(asked.extra[name] == row[name] for name in ("label", "kto_tag", "completion") if name in row)
-    told = {"prompt": "prompt/completion", "instruction": "instruction/response", "messages": "messages"}
+    told = {
+        "prompt": "prompt/completion",
+        "instruction": "instruction/response",
+        "messages": "messages",
+        "question": "question/answer",
+    }
     assert demonstration(row, where="f:1", dialect=told[next(iter(row))]).completion == "a"
 
 
@@ -261,6 +276,9 @@ def test_answers_with_a_label_are_demonstrations_only_where_that_is_said(row):
         ({**KTO, "label": "0"}, False),
         ({"instruction": "q", "output": "a", "kto_tag": False}, False),
         ({"messages": [USER, ASSISTANT], "label": False}, False),
+        ({"messages": [USER, ASSISTANT], "label": 1}, True),
+        ({"messages": [USER, ASSISTANT], "label": "false"}, False),
+        ({"question": "q", "answer": "a", "label": "0"}, False),
         ({"prompt": [USER], "completion": [ASSISTANT], "label": True}, True),
     ],
 )

@@ -66,6 +66,51 @@ def test_a_column_whose_entries_are_read_is_not_called_unread(write, tokenizer):
     assert load_demonstrations(settings, tokenizer, 0).report.sources[0].unread == {"score": 1}
 
 
+def test_keys_of_turns_calls_and_tools_that_nothing_reads_are_counted(write, tokenizer):
+    call = {"id": "1", "index": 1, "function": {"name": "add", "arguments": {"x": 1}, "strict": True}}
+    chat = [
+        {"role": "user", "content": "q", "id": 7, "timestamp": None},
+        {"role": "assistant", "content": "", "tool_calls": [call], "train": False, "id": 8},
+        {"role": "tool", "content": "1", "name": "add"},
+        {"from": "gpt", "value": "a", "loss": True},
+    ]
+    tool = {
+        "function": {"name": "add", "description": "Adds.", "strict": True, "parameters": {"properties": {"x": {}}}}
+    }
+    settings = DataSettings(train=write("a.jsonl", [{"messages": chat, "tools": [tool]}]), chat_template="default")
+    (source,) = load_demonstrations(settings, tokenizer, 0).report.sources
+    assert source.kept == 1
+    assert {what: count for what, count in source.noted.items() if "turns that are not trained" not in what} == {
+        "turns' id not read": 2,
+        "calls' index not read": 1,
+        "calls' strict not read": 1,
+        "tools' strict left to the chat template, which may not show it": 1,
+    }
+
+
+def test_an_authors_null_is_kept_and_a_tables_padding_is_not(write, tokenizer, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    def row(given):
+        call = {"function": {"name": "f", "arguments": given}}
+        return {
+            "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        }
+
+    rows = [row({"unit": None, "n": 1}), row({"unit": "C", "n": None})]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "b.parquet")
+    for source, said in (
+        (write("a.jsonl", rows), ['{"unit": null, "n": 1}', '{"unit": "C", "n": null}']),
+        (str(tmp_path / "b.parquet"), ['{"n": 1}', '{"unit": "C"}']),
+    ):
+        items = load_demonstrations(DataSettings(train=source, chat_template="default"), tokenizer, 0).items
+        texts = [tokenizer.decode(items[i][0].tokens) for i in range(2)]
+        assert [
+            text.partition('"arguments": ')[2].partition("}<")[0] for text in sorted(texts, reverse=True)
+        ] == sorted(said, reverse=True), source
+
+
 def test_what_is_odd_and_used_all_the_same_is_said(write, tokenizer):
     turn = {"role": "assistant", "content": "a"}
     asked = {"role": "user", "content": "q"}

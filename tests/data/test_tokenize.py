@@ -39,12 +39,18 @@ def test_the_prompt_is_masked_and_the_answer_and_its_end_are_trained(tokenizer):
     assert row.trainable == (False, False, True, True, True)
 
 
-def test_no_token_spans_the_seam_of_prompt_and_answer(tokenizer):
-    (row,) = demonstration_rows([shown("xa", "bx")], tokenizer, DataSettings())
-    x, a, b = (ids(tokenizer, text)[0] for text in "xab")
-    assert row.tokens[:4] == (x, a, b, x)
+def test_a_token_that_spans_the_seam_of_prompt_and_answer_belongs_to_the_answer(tokenizer):
+    x, ab, end = (ids(tokenizer, text)[0] for text in ("x", "ab", "<eos>"))
+    tally = Tally(source="f")
+    (row,) = demonstration_rows([shown("xa", "bx")], tokenizer, DataSettings(), tally=tally)
+    assert (row.tokens, row.trainable) == ((x, ab, x, end), (False, True, True, True))
+    assert [what for what in tally.noted if "begins within the prompt" in what]
     (prompt,) = prompts([asked("xa")], tokenizer, DataSettings())
-    assert prompt.tokens == row.tokens[:2] == encode_prompt("xa", tokenizer)
+    assert prompt.tokens == encode_prompt("xa", tokenizer) == (x, *ids(tokenizer, "a"))
+    chosen, rejected = preference_rows([compared("xa", ("b", "x"))], tokenizer, DataSettings())
+    assert (chosen.tokens, rejected.tokens) == ((x, ab, end), (x, *ids(tokenizer, "a"), x, end))
+    (row,) = demonstration_rows([shown("a", "b")], tokenizer, DataSettings())
+    assert (row.tokens, row.trainable) == ((end, ab, end), (False, True, True)), "a row's first token is not trained"
 
 
 def test_many_texts_are_encoded_in_their_order(tokenizer):
@@ -96,7 +102,8 @@ def test_an_answer_that_was_cut_has_no_end_token(tokenizer):
 
 
 def test_a_text_that_is_much_too_long_is_cut_before_it_is_tokenised(tokenizer, monkeypatch):
-    """30 MB took minutes. The longest token has five characters: 5 n + 1 of them are more than n tokens."""
+    """30 MB took minutes. The longest token has five characters: 5 n + 1 of them are more than n tokens, so that 11 of
+    the prompt and 26 of the answer are read together."""
     seen = []
     encode = type(tokenizer).__call__
 
@@ -113,7 +120,7 @@ def test_a_text_that_is_much_too_long_is_cut_before_it_is_tokenised(tokenizer, m
     assert prompt.text == "78"
     rows = preference_rows([compared(long, (long, "b"))], tokenizer, limits)
     assert [tokenizer.decode(row.tokens) for row in rows] == ["78123", "78b<eos>"]
-    assert max(seen) == 26
+    assert max(seen) == 11 + 26
     limits.overlong = "drop"
     assert demonstration_rows([shown(long, "a"), shown("a", long)], tokenizer, limits, tally=tally) == []
     assert tally.dropped == {"prompt too long": 1, "answer too long": 1}
@@ -330,6 +337,15 @@ def test_without_another_prompt_nothing_of_the_second_row_is_trainable(tokenizer
     judged, alone = judgement_rows([called("p", x=True)], tokenizer, DataSettings())
     assert (judged.trainable, alone.trainable) == ((False, True, True), (False,))
     assert alone.tokens == judged.tokens[:1]
+
+
+def test_a_borrowed_answer_is_another_one_even_where_most_are_equal(tokenizer):
+    """Yes and no: with its own text borrowed, a row's gain would be estimated from itself."""
+    records = [called("p", x=True), called("q", x=True), called("r", y=False)]
+    texts = [tokenizer.decode(row.tokens) for row in judgement_rows(records, tokenizer, DataSettings())]
+    assert texts == ["px<eos>", "py<eos>", "qx<eos>", "qy<eos>", "ry<eos>", "rx<eos>"]
+    rows = judgement_rows(records[:2], tokenizer, DataSettings())
+    assert [row.trainable for row in rows[1::2]] == [(False,)] * 2, "all answers are the same"
 
 
 def test_answers_that_say_nothing_are_left_out_and_the_borrowed_one_is_cut_to_its_room(tokenizer):

@@ -10,27 +10,21 @@ policy is always asked with the prompt. Leaves out images.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from plaudit.data.fields import THOUGHTS, DataError, Message, shared_count, tool_name
+from plaudit.data.fields import SYSTEM_ROLES, THOUGHTS, DataError, Message, shared_count
+from plaudit.data.marks import THOUGHT_TAGS, Probes, marked, pieces_of, places, unused
 from plaudit.data.settings import DataSettings
 from plaudit.data.template import TODAY, chosen_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-THOUGHT_TAGS = {
-    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning", "seed:think", "mm:think")},
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "[THINK]": "[/THINK]",
-    "<|channel>thought": "<channel|>",
-    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
-}
-"""Tags that open a thought, with those that close it."""
 SHAPES = 4096
 """Number of chat shapes for which the turns that the template leaves out are cached."""
 QUESTION, ANSWER, AGAIN = "zqsentinelquestion", "zqsentinelanswer", "zqsentinelagain"
@@ -69,7 +63,7 @@ class Chats:
         self.template = chosen_template(settings, tokenizer)
         ids = {*ends, tokenizer.eos_token_id} - {None}
         self.ends = [str(token) for token in tokenizer.convert_ids_to_tokens(sorted(ids))]
-        self._unseen: dict[str, tuple[int, ...]] = {}
+        self._missing: dict[str, str] = {}
 
     # What one row asks and answers
 
@@ -78,14 +72,10 @@ class Chats:
 
         Raises DataError for a chat that the template refuses, and for a turn or tool that it does not show."""
         text = self._rendered(messages, arguments, ask=True, where=where)
-        calls = [call for turn in messages for call in turn.get("tool_calls", ())]
-        for tool in (*arguments.get("tools", ()), *calls):
-            if tool_name(tool) not in text:
-                raise DataError(f"the chat template does not show the tool {tool_name(tool)!r}.", where)
-        for i in self._vanishing(messages, arguments):
+        if missing := self._not_shown(messages, arguments):
             raise DataError(
-                f"the chat template does not show turn {i + 1} ({messages[i]['role']}) of the {len(messages)}. "
-                "Leave it out, write it into another turn, or set data.chat_template.",
+                f"the chat template does not show {missing}. Leave it out, write it into another turn, or set "
+                "data.chat_template; its value default shows all turns, tools and calls.",
                 where,
             )
         return text
@@ -101,31 +91,66 @@ class Chats:
     ) -> str:
         """Return what the template writes after `prompt` for an answer, through the model's end token if it writes one.
 
-        Raises DataError if the answer's text is not in it."""
+        Raises DataError if it lacks some of the answer's text or calls."""
+        text = self._answered(prompt, messages, answer, arguments, where)
+        if calls := answer.get("tool_calls"):
+            probes = Probes(text)
+            probed = {
+                **answer,
+                "tool_calls": [probes.call(call, f"call {i} of the answer, of") for i, call in enumerate(calls, 1)],
+            }
+            if missing := probes.missing(self._answered(prompt, messages, probed, arguments, where)):
+                raise DataError(f"the chat template does not show {missing}, before the token that ends it.", where)
+        return text
+
+    def _answered(
+        self, prompt: str, messages: Sequence[Message], answer: Message, arguments: Mapping[str, Any], where: str
+    ) -> str:
+        """The completion, which has the answer's whole text and may lack calls."""
         whole = self._rendered([*messages, answer], arguments, ask=False, where=where)
+        marks, pieces = unused(whole), pieces_of(answer)
+        shown = self._rendered([*messages, marked(answer, pieces, marks)], arguments, ask=False, where=where)
+        if marks.sub("", shown) != whole:
+            raise DataError("the chat template writes the answer in another way if its text is marked.", where)
+        found = places(shown, marks)
         tag = opened(prompt)
-        thought, said = _parts(answer, tag)
+        thought, start = _thought(answer, tag)
         if tag and not thought:
             self._check_thoughts(tag, where)
+        thoughts = [i for i, piece in enumerate(pieces) if piece.key != "content" or piece.start < start]
+        said = [i for i in range(len(pieces)) if i not in thoughts]
         text = whole[len(prompt) :] if whole.startswith(prompt) else None
-        if text is None or (tag and not _closes(text, tag, thought)):
-            text = self._joined(prompt, whole, tag, thought, said, where)
-        if thought and any(text.count(closing) > 1 for closing in THOUGHT_TAGS.values()):
-            raise DataError("the chat template writes an empty thought before the answer's thoughts.", where)
-        for part in (said, thought, *map(tool_name, answer.get("tool_calls", ()))):
-            if part not in text:
-                raise DataError(f"the chat template does not show the answer's {part[:40]!r}.", where)
-        return self._ended(text, text.rfind(said) + len(said) if said else 0)
+        joined = text is None or bool(tag and not _closes(text, tag, thought))
+        if joined and all(2 * i in found for i in said):
+            text = self._joined(prompt, whole, tag, thought, found[2 * said[0]] if said else None, where)
+        text = text or ""
+        before = len(whole) - len(text)  # both end alike
+        for i, piece in enumerate(pieces):
+            first = found.get(2 * i, -1)
+            apart = joined and i in thoughts and piece.text in text
+            if not apart and (first < before or whole[first : found.get(2 * i + 1)] != piece.text):
+                raise DataError(f"the chat template does not show the answer's {piece.text[:40]!r}.", where)
+        if thoughts and not joined:
+            piece, head = pieces[thoughts[0]], text[: found[2 * thoughts[0]] - before]
+            inside = piece.key == "content"
+            own = answer["content"][: piece.start] if inside else ""
+            closings = [tag for tag in THOUGHT_TAGS.values() if not inside or tag in answer["content"]]
+            if any(head.count(closing) > own.count(closing) for closing in closings):
+                raise DataError("the chat template writes an empty thought before the answer's thoughts.", where)
+        ends = (found.get(2 * i + 1, 0) - before for i in range(len(pieces)))
+        return self._ended(text, max([0, *ends]))
 
-    def _joined(self, prompt: str, whole: str, tag: str, thought: str, said: str, where: str) -> str:
-        """The completion if the whole chat does not begin with the prompt."""
+    def _joined(self, prompt: str, whole: str, tag: str, thought: str, place: int | None, where: str) -> str:
+        """The completion if the whole chat does not begin with the prompt; `place` is where its text begins, if any."""
         shared = shared_count(prompt, whole)
         surplus = prompt[shared:]
         unfinished = re.search(r"[<\[][^<>\[\]\s]{0,40}\Z", whole[:shared])  # both begin a tag here
         start = unfinished.start() if unfinished else shared
-        place = whole.rfind(said) if said else start
-        if place < start:
-            raise DataError(f"the chat template does not show the answer's {said[:40]!r}.", where)
+        if place is None:  # only calls, or nothing
+            inside, end, _ = whole[start:].partition(THOUGHT_TAGS.get(tag, "\0"))
+            empty = inside.strip().removeprefix(tag).strip() in ("", thought)
+            place = start + len(inside) + len(end) if end and empty else start
+        place = max(place, start)
         header = whole[start:place]
         if tag:
             closing = THOUGHT_TAGS[tag]
@@ -214,19 +239,32 @@ class Chats:
         found = [place + len(end) for end in self.ends if (place := text.find(end, start)) >= 0]
         return text[: min(found)] if found else ""
 
-    def _vanishing(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        """Indices of turns whose text the template leaves out of chats with these roles."""
+    def _not_shown(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> str:
+        """The first tool, call or turn that the template leaves out of chats with these roles, tools and calls."""
         shape = [{**turn, "content": f"zqsentinel{i}x" if turn["content"] else ""} for i, turn in enumerate(messages)]
         key = repr((shape, arguments))
-        if key not in self._unseen:
-            if len(self._unseen) == SHAPES:
-                self._unseen.clear()
-            try:
-                text = self._rendered(shape, arguments, ask=True)
-            except DataError:  # a template may refuse these texts
-                text = "".join(turn["content"] for turn in shape)
-            self._unseen[key] = tuple(i for i, turn in enumerate(shape) if turn["content"] not in text)
-        return self._unseen[key]
+        if key not in self._missing:
+            if len(self._missing) == SHAPES:
+                self._missing.clear()
+            self._missing[key] = self._first_missing(shape, arguments, Probes(key))
+        return self._missing[key]
+
+    def _first_missing(self, shape: Sequence[Message], arguments: Mapping[str, Any], probes: Probes) -> str:
+        probed = [
+            turn | {"tool_calls": [probes.call(call, f"turn {i}'s call of") for call in turn["tool_calls"]]}
+            if "tool_calls" in turn
+            else turn
+            for i, turn in enumerate(shape, 1)
+        ]
+        tools = {"tools": [probes.tool(tool) for tool in arguments["tools"]]} if "tools" in arguments else {}
+        try:
+            text = self._rendered(probed, {**arguments, **tools}, ask=True)
+        except DataError:  # a template may refuse these texts
+            return ""
+        turns = (i for i, turn in enumerate(shape) if turn["content"] not in text)
+        return probes.missing(text) or next(
+            (f"turn {i + 1} ({shape[i]['role']}) of the {len(shape)}" for i in turns), ""
+        )
 
     def _rendered(
         self,
@@ -248,19 +286,35 @@ class Chats:
             )
         template = self.template
         if isinstance(template, Mapping):
-            template = template["tool_use" if "tools" in arguments and "tool_use" in template else "default"]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [_as_read(message) for message in messages],
-                chat_template=before + template,
-                tokenize=False,
-                add_generation_prompt=ask,
-                **arguments,
-            )
-        except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"the chat template refuses the turns {roles}: {error}", where) from error
-        return str(text)
+            name = "tool_use" if "tools" in arguments and "tool_use" in template else "default"
+            if name not in template:
+                raise DataError(
+                    f"the tokenizer has the chat templates {', '.join(sorted(template))} and none called default. Set "
+                    "data.chat_template to one of these names.",
+                    where,
+                )
+            template = template[name]
+        turns = [_as_read(message, template) for message in messages]
+        ways = [
+            turns,
+            *([[_with_texts(turn) for turn in turns]] if any("tool_calls" in turn for turn in turns) else []),
+        ]
+        why: Exception | None = None
+        for way in ways:
+            try:
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        way,
+                        chat_template=before + template,
+                        tokenize=False,
+                        add_generation_prompt=ask,
+                        **arguments,
+                    )
+                )
+            except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+                why = why or error
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(f"the chat template refuses the turns {roles}: {why}", where) from why
 
 
 def opened(prompt: str) -> str:
@@ -271,20 +325,21 @@ def opened(prompt: str) -> str:
 
 def shorter(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Drop a chat's first turns up to its second user turn, but keep the system turn; () if no user turn is left."""
-    first = 1 if messages and messages[0]["role"] == "system" else 0
+    first = 1 if messages and messages[0]["role"] in SYSTEM_ROLES else 0
     later = next((i for i in range(first + 1, len(messages)) if messages[i]["role"] == "user"), None)
     return () if later is None else (*messages[:first], *messages[later:])
 
 
-def _parts(answer: Message, tag: str) -> tuple[str, str]:
-    """Split an answer into thoughts and text, without outer whitespace. The text may hold the thoughts, up to the tag
-    that closes `tag`, or if that is "" up to any closing tag."""
-    thought, said = str(answer.get(THOUGHTS[0], "")).strip(), str(answer["content"])
+def _thought(answer: Message, tag: str) -> tuple[str, int]:
+    """An answer's thoughts without outer whitespace, and where what it says begins in its text. The text may hold the
+    thoughts, up to the tag that closes `tag`, or if that is "" up to any closing tag."""
+    thought, content, start = str(answer.get(THOUGHTS[0], "")).strip(), str(answer["content"]), 0
     for opening, closing in THOUGHT_TAGS.items():
-        if not thought and tag in ("", opening) and closing in said:
-            thought, _, said = said.rpartition(closing)
-            thought = thought.strip().removeprefix(opening).strip()
-    return thought, said.strip()
+        end = content.rfind(closing, start)
+        if not thought and tag in ("", opening) and end >= 0:
+            thought = content[start:end].strip().removeprefix(opening).strip()
+            start = end + len(closing)
+    return thought, start
 
 
 def _closes(text: str, tag: str, thought: str) -> bool:
@@ -293,8 +348,21 @@ def _closes(text: str, tag: str, thought: str) -> bool:
     return bool(closed) and not inside.lstrip().startswith(tag) and inside.strip() == thought
 
 
-def _as_read(message: Message) -> Message:
-    """The turn with its thoughts under every name that templates use."""
+def _as_read(message: Message, template: str) -> Message:
+    """The turn with its thoughts under every name that templates use. A developer's is the system's where the template
+    knows of no other."""
     read = {key: value for key, value in message.items() if key != "train"}
+    if read["role"] == "developer" and "developer" not in template:
+        read["role"] = "system"
     thoughts = read.get(THOUGHTS[0])
     return read | ({} if thoughts is None else dict.fromkeys(THOUGHTS, thoughts))
+
+
+def _with_texts(message: Message) -> Message:
+    """The turn with its calls' arguments as JSON, which a few templates expect."""
+    calls = [
+        call
+        | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+        for call in message.get("tool_calls", ())
+    ]
+    return message | ({"tool_calls": calls} if calls else {})

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from plaudit.data.fields import DataError, Fields, Message, shared_count, shown
+from plaudit.data.fields import SYSTEM_ROLES, DataError, Fields, Message, shared_count, shown
 from plaudit.data.records import (
     DEMONSTRATION,
     JUDGEMENT,
@@ -181,10 +181,10 @@ def _verdicts(fields: Fields, last: Message | None = None) -> tuple[Verdict, ...
 
 
 def _is_judged(fields: Fields) -> bool:
-    """True for a truth value beside a chat or an answer, and for any label beside a completion."""
+    """True for a truth value, and for any label beside a completion."""
     label = fields.row[_first(fields, LABELS)]
     completed = fields.has("prompt") and any(fields.has(name) for name in COMPLETIONS.split("|"))
-    return isinstance(label, bool) or fields.has("kto_tag") or completed
+    return str(label).strip().lower() in TRUTHS or fields.has("kto_tag") or completed
 
 
 def read_steps(fields: Fields) -> Sample:
@@ -197,7 +197,7 @@ def read_messages(fields: Fields) -> Sample:
     """A chat, with the column `system` as its system turn; a last assistant turn is the answer to the turns before."""
     turns = fields.messages(*CHATS.split("|"))
     system = fields.optional_text("system")
-    if system.strip() and turns[0]["role"] != "system":
+    if system.strip() and turns[0]["role"] not in SYSTEM_ROLES:
         turns = ({"role": "system", "content": system}, *turns)
     if turns[-1]["role"] != "assistant" or not turns[-1].get("train", True):
         return Sample(messages=turns)
@@ -306,7 +306,7 @@ def _of_labels(name: str, *needs: str, imitated_as: str) -> Dialect:
 
 
 BUILT_IN = (
-    _of_answers("messages", read_messages, CHATS, may=("system",)),
+    _of_answers("messages", read_messages, CHATS, may=SYSTEM_ROLES),
     _of_answers("prompt/completion", _answered("prompt", COMPLETIONS), "prompt", COMPLETIONS),
     _of_answers("prompt/answer", _answered("prompt", "answer"), "prompt", "answer"),
     _of_answers("question/answer", _answered("question", "answer"), "question", "answer"),

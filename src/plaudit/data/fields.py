@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +21,23 @@ not to be trained."""
 ROLE_NAMES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
-    "developer": "system",
 }
-ROLES = ("system", "user", "assistant", "tool")
+SYSTEM_ROLES = ("system", "developer")
+ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 IMAGES = ("image", "images", "video", "videos", "audio", "audios")
 """Columns that a language model of text cannot read."""
 KEPT = ("reasoning_content", "tool_calls", "name", "tool_call_id")
 """Keys that a turn may hold for the chat template, beside role and content."""
+MARKS = ("weight", "train", "trainable", "loss", "loss_mask", "training")
+"""Keys of a turn that say whether it is trained, as OpenAI, our own files, others and Axolotl write them."""
+DETAIL = "train_detail"
+"""Axolotl's key of the parts of a turn that are trained."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a turn's thoughts in the wild. The first is ours."""
+TURN = ("role", "content", "from", "value", "function_call", *KEPT, *THOUGHTS, *MARKS, DETAIL)
+CALL = ("id", "type", "function")
+TOOL = ("name", "description", "parameters", "input_schema", "type")
+"""Keys of turns, calls and tools that are read."""
 TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")
 """Columns of a chat that its template reads."""
 TEMPLATE_OWN = ("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize")
@@ -98,8 +106,8 @@ class Fields:
         return isinstance(self.row.get(name), list | tuple)
 
     def messages(self, *names: str) -> tuple[Message, ...]:
-        """A non-empty list of turns, {"role", "content"} or {"from", "value"}. Their `weight` or `train` says which
-        are trained."""
+        """A non-empty list of turns, {"role", "content"} or {"from", "value"}. Their keys of `MARKS` say which are
+        trained."""
         name = self._present(names)
         turns = self.row[name]
         if not isinstance(turns, list | tuple) or not turns:
@@ -154,8 +162,13 @@ class Fields:
         return found
 
     def _trained(self, turn: Mapping[str, Any], name: str) -> bool:
-        """False if a turn's `weight` or `train` says that it is not to be trained."""
-        given = {key: turn[key] for key in ("weight", "train") if turn.get(key) is not None}
+        """False if one of a turn's keys says that it is not to be trained."""
+        given = {key: turn[key] for key in MARKS if turn.get(key) is not None}
+        if not blank(parts := turn.get(DETAIL)):
+            kept = [part.get("train") if isinstance(part, Mapping) else None for part in listed(parts)]
+            if len(set(kept)) != 1:
+                raise self.error(f"{name}.{DETAIL} trains parts of a turn, which is not supported; train all or none.")
+            given[DETAIL] = kept[0]
         for key, value in given.items():
             if not isinstance(value, int | float) or value not in (0, 1):
                 raise self.error(f"{name}.{key} is {shown(value)}; it must be 0, 1, false or true.")
@@ -213,31 +226,36 @@ def template_arguments(row: Mapping[str, Any], where: str = "") -> dict[str, Any
                 f"'chat_template_kwargs' is {shown(given)}; it must be an object without {', '.join(TEMPLATE_OWN)}.",
                 where,
             )
-        found |= _without_nulls(values)
+        found |= values
     return found
+
+
+def tool_inner(tool: Any) -> Mapping[str, Any]:
+    """What a tool or a call says, with or without an object "function" around it."""
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def tool_name(tool: Any) -> str:
     """The name of a tool, or of the tool that a call calls; "" if it has none."""
-    inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-    name = inner.get("name") if isinstance(inner, Mapping) else None
+    name = tool_inner(tool).get("name")
     return name if isinstance(name, str) else ""
 
 
 def listed(value: Any) -> list[Any]:
-    """Read a list, a NumPy array or JSON of a list, without the nulls that Arrow puts into objects; [] for the rest."""
+    """Read a list, a NumPy array or JSON of a list; [] for the rest."""
     value = _parsed(value)
-    return [*map(_without_nulls, value)] if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else []
+    return [*value] if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else []
 
 
 def _call(call: Any) -> dict[str, Any] | None:
     """A call as chat templates read it: arguments that are JSON of an object become the object."""
     if not tool_name(call):
         return None
-    inner = dict(call.get("function", call))
+    inner = {key: value for key, value in call.get("function", call).items() if value is not None}
     arguments = _parsed(inner.get("arguments"))
     inner["arguments"] = arguments if isinstance(arguments, Mapping) else inner.get("arguments") or {}
-    outer = {key: value for key, value in call.items() if key == "id"}
+    outer = {key: value for key, value in call.items() if key == "id" and value is not None}
     return {**outer, "type": "function", "function": inner}
 
 
@@ -250,12 +268,33 @@ def _parsed(value: Any) -> Any:
         return value
 
 
+def table_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A table's row without the nulls by which Arrow gives all objects of a column the same keys. There an author's own
+    nulls cannot be told from these."""
+    return {str(name): _without_nulls(value) for name, value in row.items()}
+
+
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _without_nulls(entry) for name, entry in value.items() if entry is not None}
-    if isinstance(value, Iterable) and not isinstance(value, str):
+    if isinstance(value, list | tuple):
         return [_without_nulls(entry) for entry in value]
     return value
+
+
+def unread_keys(turn: Any) -> Iterator[str]:
+    """What a turn of a chat holds and nobody reads, such as "turns' id"; nothing for what is no turn."""
+    if not isinstance(turn, Mapping) or not ("role" in turn or "from" in turn):
+        return
+    for key, value in turn.items():
+        if key not in TURN and not blank(value):
+            yield f"turns' {key}"
+    for call in listed(turn.get("tool_calls")):
+        inner = call.get("function", call) if isinstance(call, Mapping) else {}
+        for keys, known in ((call if inner is not call else {}, CALL), (inner, (*CALL, "name", "arguments"))):
+            for key, value in keys.items() if isinstance(keys, Mapping) else ():
+                if key not in known and not blank(value):
+                    yield f"calls' {key}"
 
 
 def blank(value: Any) -> bool:

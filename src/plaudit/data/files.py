@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from plaudit.data.fields import DataError, shown
+from plaudit.data.fields import DataError, shown, table_row
 
 Scanned = tuple[str, "dict[str, Any] | DataError"]
 Note = Callable[[str, str], None]
@@ -186,7 +186,8 @@ def _parquet(source: str, path: Path, note: Note) -> Iterator[Scanned]:
                 for row in _plain_rows(batch):
                     number += 1
                     where = f"{source}#{number}"
-                    yield where, DataError(f"a value cannot be read: {row}.", where) if isinstance(row, str) else row
+                    bad = DataError(f"a value cannot be read: {row}.", where)
+                    yield where, bad if isinstance(row, str) else table_row(row)
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"it is not a readable Parquet file: {error}", source) from error
 

@@ -31,7 +31,7 @@ from plaudit.data.formats import (
     sample,
 )
 from plaudit.data.oasst import unfolded
-from plaudit.data.oddities import note_row, note_same_files
+from plaudit.data.oddities import note_keys, note_row, note_same_files
 from plaudit.data.read import scan_rows
 from plaudit.data.reader import Reader, Tokens, parts_of
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Question, Record, Sample
@@ -316,6 +316,7 @@ def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT
         good += 1
         tally.dialects[dialect] += 1
         note_row(read, record, settings, tally)
+        note_keys(row, tally)
         if loader.kind != QUESTION:
             used = entered.union(TEMPLATE_COLUMNS if read.messages else ())
             said = (name for name, value in read.extra.items() if not isinstance(value, Sized) or not blank(value))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from plaudit.data.fields import TOOL, listed, tool_inner, unread_keys
 from plaudit.data.read import data_files
 from plaudit.data.reader import chat_of
 from plaudit.data.records import Demonstration, Judgement, Preference, Question, Record, Sample
@@ -35,6 +37,18 @@ def note_row(read: Sample, record: Record, settings: DataSettings, tally: Tally)
     if bare and not record.prompt[-1].isspace() and not answer[0].isspace():
         joined = f"{record.prompt[-20:]}{answer[:10]}"
         tally.note("answers that follow their prompt without a blank or a template", f"{joined!r} at {read.where}")
+
+
+def note_keys(row: Mapping[str, Any], tally: Tally) -> None:
+    """Count the keys of a row's turns, calls and tools that are not read."""
+    for value in row.values():
+        for turn in value if isinstance(value, list | tuple) else ():
+            for key in unread_keys(turn):
+                tally.note(f"{key} not read")
+    for tool in listed(row.get("tools")):
+        for key in tool_inner(tool):
+            if key not in TOOL:
+                tally.note(f"tools' {key} left to the chat template, which may not show it")
 
 
 def note_same_files(settings: DataSettings, tallies: Sequence[Tally]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from plaudit.data.fields import DataError, shown
+from plaudit.data.fields import DataError, shown, table_row
 from plaudit.data.files import Note, Scanned, file_kind, file_rows, ignore, numbered
 from plaudit.support.paths import at_home
 from plaudit.support.plugins import load_file
@@ -57,7 +57,7 @@ def scan_rows(source: str, *, split: str = "train", note: Note = ignore) -> Iter
     elif files:
         rows = (row for name, path in files for row in file_rows(name, path, note))
     elif at_home(source).is_dir():
-        rows = numbered(source, _by_datasets(source, at_home(source), split))
+        rows = numbered(source, map(table_row, _by_datasets(source, at_home(source), split)))
     else:
         rows = _of_hub(source, split)
     empty = True
@@ -270,7 +270,7 @@ def _of_hub(source: str, split: str) -> Iterator[Scanned]:
             "set elsewhere, save it with save_to_disk and name that folder.",
             source,
         ) from error
-    return numbered(source, loaded)
+    return numbered(source, map(table_row, loaded))
 
 
 def _of_function(source: str, path: Path, name: str) -> Iterator[Scanned]:

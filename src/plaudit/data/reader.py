@@ -2,9 +2,9 @@
 
     Asked -> (chat template, prompt template) Written -> (tokenizer) Encoded -> fitted prompt, Answer
 
-A trained prompt has the tokens that the policy is asked with: no token spans the seam of prompt and answer. A chat's
-answer has its tokens of the whole rendered chat, unless one of them would span the seam. A plain text's answer is
-tokenised apart.
+Prompt and answer are tokenised together, so that nothing stands between them. The policy is asked with the tokens of
+the prompt alone. Where a token of the whole text spans the seam, it belongs to a plain text's answer, as in TRL; a
+chat keeps the prompt that is asked, and its answer is tokenised apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, TypeVar
 
 from plaudit.data.chat import Chats, shorter
-from plaudit.data.fields import DataError, Message
+from plaudit.data.fields import SYSTEM_ROLES, DataError, Message, shared_count
 from plaudit.data.records import Record
 from plaudit.data.report import Tally
 from plaudit.data.settings import DataSettings
@@ -44,6 +44,8 @@ class Answer:
 
     tokens: Tokens
     truncated: bool
+    span: int = 0
+    """How many of its prompt's last tokens are within the first ones of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Encoded:
     text: str
     tokens: Tokens
     completions: tuple[Tokens, ...]
+    spans: tuple[int, ...]
+    """Of the prompt's last tokens, how many are within each completion's first ones."""
     messages: tuple[Message, ...]
     where: str
     shortened: bool = False
@@ -134,26 +138,25 @@ class Reader:
             self._fitted(one, tokens) if one.messages else (one, _opened(tokens, self.bos, self.tokenizer), False)
             for one, tokens in zip(written, opened, strict=True)
         ]
-        # an answer of a chat that fits is tokenised with its prompt before it
+        asked = endings([one.prompt for one, _, _ in fitted], limit, self.tokenizer)
         texts = [
-            (one.prompt if one.messages and len(tokens) <= limit else "") + text
-            for one, tokens, _ in fitted
+            prompt + text
+            for prompt, (one, _, _) in zip(asked, fitted, strict=True)
             for text in beginnings(one.completions, most, self.tokenizer)
         ]
         whole = iter(encode_texts(texts, self.tokenizer))
         found: list[Encoded] = []
-        for one, tokens, shortened in fitted:
-            completions = [next(whole) for _ in one.completions]
-            if one.messages and len(tokens) <= limit:
-                completions = [
-                    after(tokens, tokens_of, text, self.tokenizer)
-                    for tokens_of, text in zip(completions, one.completions, strict=True)
-                ]
+        for (one, tokens, shortened), alone in zip(fitted, opened, strict=True):
+            alone = tokens if one.messages else alone  # a chat that lost turns has other ones
+            answers = [
+                after(alone, next(whole), text, self.tokenizer, chat=bool(one.messages)) for text in one.completions
+            ]
             found.append(
                 Encoded(
                     text=one.prompt,
                     tokens=tokens,
-                    completions=tuple(completions),
+                    completions=tuple(answer for _, answer in answers),
+                    spans=tuple(span for span, _ in answers),
                     messages=one.messages,
                     where=one.asked.record.where,
                     shortened=shortened,
@@ -173,11 +176,14 @@ class Reader:
                 now = encode_texts(endings([one.prompt], limit, self.tokenizer), self.tokenizer)[0]
         return one, now, one is not written
 
-    def answer(self, tokens: Tokens, room: int, asked: Encoded) -> Answer | str:
-        """Return the answer with its end token, cut if there is no room, or the reason why it cannot be used.
+    def answer(self, asked: Encoded, number: int, prompt: Tokens) -> Answer | str:
+        """Return one of the answers with its end token, cut if the fitted prompt leaves no room for it, or the reason
+        why it cannot be used.
 
         Only a whole answer gets the end token: a cut one with it would teach to stop mid-sentence.
         """
+        tokens, span = asked.completions[number], asked.spans[number]
+        room = self.settings.max_tokens - len(prompt) + span
         end = self.tokenizer.eos_token_id
         if end is None:
             raise DataError("The tokenizer has no eos_token, so no answer could ever end. Set tokenizer.eos_token.")
@@ -186,14 +192,19 @@ class Reader:
         if not self.ends.isdisjoint(tokens):
             return "end token inside the answer"
         if len(tokens) < room:
-            return Answer((*tokens, int(end)), truncated=False)
+            return Answer((*tokens, int(end)), truncated=False, span=span)
         limit = f"data.max_tokens={self.settings.max_tokens} leaves {max(room, 0)}"
         self._refuse(f"the answer has {len(tokens) + 1} tokens, and {limit}", asked)
         if self._overlong(asked) == "drop":
             return "answer too long"
         if room < 1:
             return "prompt leaves no room for an answer"
-        return Answer(tokens[:room], truncated=True)
+        return Answer(tokens[:room], truncated=True, span=span)
+
+    def before(self, prompt: Tokens, answer: Answer) -> Tokens:
+        """The tokens of a fitted prompt in front of an answer: one at least, since a row's first token is not
+        trained."""
+        return prompt[: len(prompt) - answer.span] or _opened((), self.bos, self.tokenizer)
 
     def fitting_prompt(self, one: Encoded, dropped: Counter[str]) -> Tokens | None:
         """Cut the beginning of a prompt that is too long, after BOS. Return None and count it if it is `dropped`."""
@@ -253,7 +264,7 @@ def chat_of(prompt: str, messages: Sequence[Message], settings: DataSettings) ->
     turns = tuple(messages)
     if not turns and prompt and (settings.as_chat or settings.system is not None):
         turns = ({"role": "user", "content": _wrapped(prompt, settings)},)
-    if turns and settings.system is not None and turns[0]["role"] != "system":
+    if turns and settings.system is not None and turns[0]["role"] not in SYSTEM_ROLES:
         turns = ({"role": "system", "content": settings.system}, *turns)
     return turns
 
@@ -291,13 +302,20 @@ def encode_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
     return tokens
 
 
-def after(prompt: Tokens, whole: Tokens, completion: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Return the completion's tokens within the whole text, or tokenise it separately if a token spans the seam.
+def after(
+    prompt: Tokens, whole: Tokens, completion: str, tokenizer: PreTrainedTokenizerBase, *, chat: bool
+) -> tuple[int, Tokens]:
+    """The completion's tokens within the whole text's, and how many of the prompt's last tokens they replace: those
+    from the first one on that is another one in the whole text.
 
-    Tokenised apart, a completion gets a blank before it from tokenizers such as Llama 2's."""
-    if whole[: len(prompt)] == prompt:
-        return whole[len(prompt) :]
-    return encode_texts([completion], tokenizer)[0]
+    Of a chat none, if the completion apart has tokens of the same text; tokenizers such as Llama 2's put a blank
+    before it."""
+    kept = shared_count(prompt, whole)
+    if chat and kept < len(prompt):
+        apart = encode_texts([completion], tokenizer)[0]
+        if tokenizer.decode([*prompt, *apart]) == tokenizer.decode(list(whole)):
+            return 0, apart
+    return len(prompt) - kept, whole[kept:]
 
 
 def _opened(tokens: Tokens, bos: int | None, tokenizer: PreTrainedTokenizerBase) -> Tokens:

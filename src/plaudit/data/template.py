@@ -16,8 +16,11 @@ from plaudit.data.settings import DataSettings
 from plaudit.support.paths import at_home
 
 DEFAULT_TEMPLATE = (
+    "{% if tools %}{{ '<|tools|>\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}{% endif %}"
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + call['function'] | tojson + '</tool_call>' }}{% endfor %}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
@@ -36,7 +39,8 @@ def chosen_template(settings: DataSettings, tokenizer: Any) -> Any:
     """The template that renders chats: a text, a mapping of several by name, or None, as in `tokenizer.chat_template`.
 
     `data.chat_template_kwargs` are fixed in it."""
-    given = chat_template(settings.chat_template)
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, Mapping) else {}
+    given = named.get(settings.chat_template) or chat_template(settings.chat_template)
     if given is None:
         given = tokenizer.chat_template
     elif settings.chat_template == "default" and adds_bos(tokenizer):

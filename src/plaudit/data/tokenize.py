@@ -37,12 +37,12 @@ def demonstration_rows(
             fitted = reader.fitting_prompt(turn, left_out)
             if fitted is None:
                 continue
-            answer = reader.answer(turn.completions[0], reader.settings.max_tokens - len(fitted), turn)
+            answer = reader.answer(turn, 0, fitted)
             if isinstance(answer, str):
                 left_out[answer] += 1
                 continue
             _count_prompt(tally, turn, fitted)
-            rows.append(_row(fitted, answer, tally, group=group))
+            rows.append(_row(reader.before(fitted, answer), answer, tally, group=group))
         if len(rows) > kept:
             tally.items += 1
             tally.turns_dropped += left_out
@@ -88,9 +88,8 @@ def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally,
         if fitted is None:
             continue
         kept: list[tuple[Answer, Answer, float]] = []
-        answers = zip(asked.completions[::2], asked.completions[1::2], strict=True)
-        for pair, (chosen, rejected) in zip(record.pairs, answers, strict=True):
-            fit = _fit_pair(reader, chosen, rejected, reader.settings.max_tokens - len(fitted), asked)
+        for number, pair in enumerate(record.pairs):
+            fit = _fit_pair(reader, asked, number, fitted)
             if isinstance(fit, str):
                 tally.pairs_dropped[fit] += 1
             elif len(kept) == most:
@@ -101,8 +100,9 @@ def preference_rows(records: Sequence[Preference], reader: Reader, tally: Tally,
             tally.dropped["no usable pair"] += 1
             continue
         for one, other, margin in kept:
-            rows.append(_row(fitted, one, tally, group=group, weight=1 / len(kept), margin=margin))
-            rows.append(_row(fitted, other, tally, group=group, weight=1 / len(kept)))
+            for answer, by in ((one, margin), (other, 0.0)):
+                before = reader.before(fitted, answer)
+                rows.append(_row(before, answer, tally, group=group, weight=1 / len(kept), margin=by))
         _count_prompt(tally, asked, fitted)
         tally.pairs += len(kept)
         tally.items += 1
@@ -118,17 +118,16 @@ def _judged(record: Judgement) -> tuple[Asked, ...]:
 def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, first_group: int = 0) -> list[Row]:
     """Judged answers at 2i, with the reward 1 (good) or -1 (bad); `group` counts prompts.
 
-    At 2i + 1 is the same prompt with an answer to another one of these records, from which nothing is learned. If
-    there is no other prompt, nothing of that row is trainable.
+    At 2i + 1 is the same prompt with another answer, to another one of these records, from which nothing is learned.
+    If there is none, nothing of that row is trainable.
     """
-    max_tokens = reader.settings.max_tokens
     kept: list[tuple[Tokens, list[tuple[Answer, bool]]]] = []
     for record, (asked,) in reader.read(records, _judged, tally):
         fitted = reader.fitting_prompt(asked, tally.dropped)
         if fitted is None:
             continue
         left_out = Counter[str]()
-        judged = _judged_answers(reader, record, asked, max_tokens - len(fitted), left_out)
+        judged = _judged_answers(reader, record, asked, fitted, left_out)
         if not judged:
             tally.dropped[next(iter(left_out))] += 1
             continue
@@ -139,23 +138,36 @@ def judgement_rows(records: Sequence[Judgement], reader: Reader, tally: Tally, f
         tally.items += 1
     rows: list[Row] = []
     for number, (prompt, judged) in enumerate(kept):
-        others = next((answers for asked, answers in kept[number + 1 :] + kept[:number] if asked != prompt), [])
         for place, (answer, good) in enumerate(judged):
-            row = _row(prompt, answer, tally, group=first_group + number)
+            row = _row(reader.before(prompt, answer), answer, tally, group=first_group + number)
             rows.append(replace(row, reward=1.0 if good else -1.0))
-            other = others[place % len(others)][0].tokens[: max_tokens - len(prompt)] if others else ()
-            trainable = (False,) * len(prompt) + (True,) * len(other)
-            rows.append(Row(tokens=prompt + other, trainable=trainable, group=row.group))
+            other = _mismatched(kept, number, place, answer)
+            before = reader.before(prompt, other) if other else prompt
+            tokens = other.tokens[: reader.settings.max_tokens - len(before)] if other else ()
+            trainable = (False,) * len(before) + (True,) * len(tokens)
+            rows.append(Row(tokens=before + tokens, trainable=trainable, group=row.group))
     return rows
 
 
+def _mismatched(
+    kept: Sequence[tuple[Tokens, list[tuple[Answer, bool]]]], number: int, place: int, answer: Answer
+) -> Answer | None:
+    """An answer to the next other prompt that has another one than this."""
+    for step in range(1, len(kept)):
+        prompt, judged = kept[(number + step) % len(kept)]
+        others = [other for other, _ in judged if other.tokens != answer.tokens]
+        if prompt != kept[number][0] and others:
+            return others[place % len(others)]
+    return None
+
+
 def _judged_answers(
-    reader: Reader, record: Judgement, asked: Encoded, room: int, left_out: Counter[str]
+    reader: Reader, record: Judgement, asked: Encoded, prompt: Tokens, left_out: Counter[str]
 ) -> list[tuple[Answer, bool]]:
     """Return each usable answer once, with True if it is good. Count why others are left out."""
     called: dict[Answer, set[bool]] = {}
-    for verdict, tokens in zip(record.verdicts, asked.completions, strict=True):
-        answer = reader.answer(tokens, room, asked)
+    for number, verdict in enumerate(record.verdicts):
+        answer = reader.answer(asked, number, prompt)
         if isinstance(answer, str):
             left_out[answer] += 1
         else:
@@ -201,15 +213,14 @@ def _text(tokens: Tokens, reader: Reader) -> str:
     return str(reader.tokenizer.decode(list(own), clean_up_tokenization_spaces=False))
 
 
-def _fit_pair(
-    reader: Reader, chosen: Tokens, rejected: Tokens, room: int, asked: Encoded
-) -> tuple[Answer, Answer] | str:
-    if chosen == rejected:
+def _fit_pair(reader: Reader, asked: Encoded, number: int, prompt: Tokens) -> tuple[Answer, Answer] | str:
+    chosen, rejected = 2 * number, 2 * number + 1
+    if asked.completions[chosen] == asked.completions[rejected]:
         return "chosen equals rejected"
-    one = reader.answer(chosen, room, asked)
+    one = reader.answer(asked, chosen, prompt)
     if isinstance(one, str):
         return one
-    other = reader.answer(rejected, room, asked)
+    other = reader.answer(asked, rejected, prompt)
     if isinstance(other, str):
         return other
     if one.tokens == other.tokens:
@@ -224,6 +235,8 @@ def _count_prompt(tally: Tally, asked: Encoded, fitted: Tokens) -> None:
 
 def _row(prompt: Tokens, answer: Answer, tally: Tally, *, group: int, weight: float = 1.0, margin: float = 0.0) -> Row:
     tally.rows += 1
+    if answer.span:
+        tally.note("answers whose first token begins within the prompt: the policy is asked with another token there")
     tally.truncated_completions += answer.truncated
     tally.completion_lengths[len(answer.tokens)] += 1
     tally.trained_tokens += len(answer.tokens)

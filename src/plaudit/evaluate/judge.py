@@ -147,8 +147,9 @@ class JudgeInput:
             whole: Tokens = joined(asked, body[:before] if end[:-1] == body[before:] else body, end)
             return whole
         answer = self._completion(prompt, turns, completion, text) if chat else completion.text
-        (tokens,) = encode_texts([text + answer if chat else answer], self.tokenizer)
-        tokens = after(asked, tokens, answer, self.tokenizer) if chat else tokens
+        alone, whole_text = encode_texts([text, text + answer], self.tokenizer)
+        span, tokens = after(alone, whole_text, answer, self.tokenizer, chat=chat)
+        asked = asked[: len(asked) - span]
         return (*asked, *tokens, *(() if tokens and tokens[-1] in self.reader.ends else self._end(chat=chat)))
 
     def _prompt(self, prompt: Prompt, turns: Sequence[Message], *, sampled: bool) -> tuple[str, Tokens]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plaudit.data.fields import table_row
 from plaudit.data.write import write_rows
 from plaudit.models.load import load_tokenizer
 from plaudit.rewards.rules import RULES
@@ -194,7 +195,8 @@ def _stored_rows(rows: Any, name: str, folder: Path) -> str:
 
 
 def _plain_rows(rows: Any, name: str) -> Iterator[Mapping[str, Any]]:
-    for number, row in enumerate(rows):
+    padded = hasattr(rows, "features")  # a datasets.Dataset, whose rows are a table's
+    for number, row in enumerate(map(table_row, rows) if padded else rows):
         if not isinstance(row, Mapping):
             raise SettingsError(f"data ({name}), row {number} is a {type(row).__name__}: rows are dicts of columns")
         try:
