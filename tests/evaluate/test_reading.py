@@ -63,13 +63,15 @@ def trained_on(tokenizer, ends, text, thoughts=None, ask=ASK):
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("finish", list(Finish))
 def test_it_reads_what_its_rows_would_be(template, first, finish):
-    """Other templates, another vocabulary and other end tokens of the policy change nothing."""
+    """Other templates, another vocabulary and other end tokens of the policy change nothing, nor does an answer that is
+    part of the end token's text."""
     policy, own = characters(CHATML), characters(template, first=first)
     ends = own.convert_tokens_to_ids(["<|im_end|>", "<|end|>"])
-    completion = answered(policy, "Four.", "<|im_end|>" if finish is Finish.EOS else "", finish=finish)
     reading = JudgeInput(own, ends)
-    sequence = reading.sequence(asked(policy, ASK), completion, sampled=first == 0)
-    assert sequence == trained_on(own, ends, "Four.", "closed" if template is OPEN else None)
+    for text in ("Four.", "d", "<"):
+        completion = answered(policy, text, "<|im_end|>" if finish is Finish.EOS else "", finish=finish)
+        sequence = reading.sequence(asked(policy, ASK), completion, sampled=first == 0)
+        assert sequence == trained_on(own, ends, text, "closed" if template is OPEN else None)
 
 
 def test_sampled_tokens_are_kept_where_the_prompt_is_the_judges_own():
