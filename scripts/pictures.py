@@ -75,17 +75,16 @@ def over(found: Found, figure: Any) -> None:
         "judges of three sizes": sizes | {"over_whole": "width 192, layers: 3"},
         "judges of three amounts of data": amounts | {"over_whole": "12,000 pairs"},
     }
-    y = "gain: gold (points, fitted line), judge (dashed)"
+    y = "gain: gold of each seed, judge's mean (dashed)"
     _panels(figure, found, panels, _optimised, "d = sqrt(KL), KL in nats an answer", y)
 
 
 def _optimised(axes: Axes, points: Any, label: str, colour: str) -> None:
-    pairs = gained(points, "gold")
-    d = [math.sqrt(max(kl, 0)) for kl, _ in pairs]
-    alpha, beta, _ = studies.gao(pairs)
-    axes.plot(d, [gold for _, gold in pairs], "o", color=colour, markersize=3.5, label=label)
-    grid = [max(d) * k / 100 for k in range(1, 101)]
-    axes.plot(grid, [x * (alpha - beta * math.log(x)) for x in grid], color=colour, linewidth=1.6)
+    for number, seed in enumerate(points):
+        pairs = sorted(gained({seed: points[seed]}, "gold"))
+        d = [math.sqrt(max(kl, 0)) for kl, _ in pairs]
+        told = None if number else label
+        axes.plot(d, [gold for _, gold in pairs], "o-", color=colour, markersize=3, linewidth=1, alpha=0.8, label=told)
     judged = sorted(gained(points, "judge"))
     axes.plot([math.sqrt(max(kl, 0)) for kl, _ in judged], [r for _, r in judged], "--", color=colour, linewidth=1.1)
 
@@ -135,8 +134,12 @@ ENDS = {
 def tables(found: Mapping[str, Found], shown: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """The studies' tables in Markdown, and answers to the same prompts side by side."""
     yield from _ends("Every method on the demo", "method", studies.METHODS, found["frontier"], tuple(ENDS)[:5])
-    titles = ("judge", "seeds", "alpha", "beta", "R²", "most gold gained", "at a KL of", "gold gained at the end")
-    fitted = [_fitted(name.removeprefix("over_"), points) for name, points in found["over"].items()]
+    titles = ("judge", "seed", "alpha", "beta", "R²", "R² of a line", "most gold gained", "at a KL of", "at the end")
+    fitted = [
+        [name.removeprefix("over_"), seed, *_fitted({seed: own})]
+        for name, points in found["over"].items()
+        for seed, own in points.items()
+    ]
     yield from _table("Over-optimisation", titles, fitted)
     few = ("gold", "kl", "length")
     stale = {f"minibatches_{n}": f"mini-batches: {n}" for n in studies.MINIBATCHES}
@@ -181,12 +184,10 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<|])", r"\\\1", " ".join(text.split()))
 
 
-def _fitted(name: str, points: Any) -> list[Any]:
+def _fitted(points: Any) -> list[str]:
     pairs = gained(points, "gold")
-    alpha, beta, explained = studies.gao(pairs)
     kl, best = max(pairs, key=lambda pair: pair[1])
-    figures = (alpha, beta, explained, best, kl, pairs[-1][1])
-    return [name, len(points), *(f"{value:.2f}" for value in figures)]
+    return [f"{value:.2f}" for value in (*studies.gao(pairs), best, kl, pairs[-1][1])]
 
 
 def _ends(title: str, first: str, names: Mapping[str, str], found: Found, figures: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from lab import WITH_WORDS, Point, Stage, Variant
 
@@ -119,15 +120,23 @@ def interval(values: Sequence[float]) -> str:
     return f"{found.value:.2f}" + (f" ± {found.high - found.value:.2f}" if found.count > 1 else "")
 
 
-def gao(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Least squares of r = d (alpha - beta log d) with d = sqrt(KL), and the share of variance that it explains.
+def gao(points: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
+    """Least squares of r = d (alpha - beta log d) with d = sqrt(KL): alpha, beta and the share of variance that it
+    explains, then the share that a straight line in d explains, which has as many parameters.
 
-    Gao et al. 2022, https://arxiv.org/abs/2210.10760, for RL. `points` are (KL, reward less the reward at KL 0).
+    Gao et al. 2022, https://arxiv.org/abs/2210.10760, for RL. `points` are one run's (KL, reward less that at KL 0),
+    since a mean of runs is smoother than any of them and fits better.
     """
     import numpy
 
     kl, gained = numpy.array([(kl, r) for kl, r in points if kl > 0.01]).T
     d = numpy.sqrt(kl)
-    (alpha, minus_beta), *_ = numpy.linalg.lstsq(numpy.stack([d, d * numpy.log(d)], axis=1), gained, rcond=None)
-    missed = gained - d * (alpha + minus_beta * numpy.log(d))
-    return float(alpha), float(-minus_beta), float(1 - missed.var() / gained.var())
+
+    def fitted(*columns: Any) -> tuple[Any, float]:
+        matrix = numpy.stack(columns, axis=1)
+        found, *_ = numpy.linalg.lstsq(matrix, gained, rcond=None)
+        missed = gained - matrix @ found
+        return found, float(1 - missed @ missed / ((gained - gained.mean()) @ (gained - gained.mean())))
+
+    (alpha, minus_beta), explained = fitted(d, d * numpy.log(d))
+    return float(alpha), float(-minus_beta), explained, fitted(numpy.ones_like(d), d)[1]

@@ -119,8 +119,10 @@ def test_figures_over_seeds() -> None:
 
 def test_the_form_of_gao_et_al_is_found_again() -> None:
     d = [0.5, 1.0, 2.0, 3.0, 4.0]
-    alpha, beta, explained = gao([(0.0, 0.0), *((x * x, x * (0.9 - 0.4 * math.log(x))) for x in d)])
+    alpha, beta, explained, line = gao([(0.0, 0.0), *((x * x, x * (0.9 - 0.4 * math.log(x))) for x in d)])
     assert (alpha, beta, explained) == (pytest.approx(0.9), pytest.approx(0.4), pytest.approx(1.0))
+    # r is 0.589, 0.9, 1.245, 1.382, 1.382: of their variance 0.481 a line leaves 0.081.
+    assert line == pytest.approx(0.832, abs=5e-4)
 
 
 def test_the_page_shows_what_the_files_hold() -> None:
