@@ -271,6 +271,13 @@ def test_all_calls_of_an_answer_are_trained_or_the_row_is_refused(name, byte_lev
                 demonstration_rows([history], byte_level, settings, ends=ends)
 
 
+def test_a_call_with_an_end_token_in_it_is_refused(byte_level):
+    template, ends = CALLERS["hermes"][0], byte_level.convert_tokens_to_ids(["<|im_end|>"])
+    record = demonstration({"messages": [OSLO, of_calls({"city": "Oslo<|im_end|>", "days": 3})]}, where="f:1")
+    with pytest.raises(DataError, match=r"f:1: .*call 1 of the answer"):
+        demonstration_rows([record], byte_level, DataSettings(chat_template=template), ends=ends)
+
+
 @pytest.mark.parametrize(
     ("tool", "missing"),
     [

@@ -127,7 +127,7 @@ class Chats:
         before = len(whole) - len(text)  # both end alike
         for i, piece in enumerate(pieces):
             first = found.get(2 * i, -1)
-            apart = joined and i in thoughts and piece.text in text
+            apart = joined and tag and i in thoughts  # the thoughts were put before the rest
             if not apart and (first < before or whole[first : found.get(2 * i + 1)] != piece.text):
                 raise DataError(f"the chat template does not show the answer's {piece.text[:40]!r}.", where)
         if thoughts and not joined:

@@ -141,7 +141,7 @@ class Probes:
 
     def _value(self, value: Any, what: str) -> Any:
         if isinstance(value, str):
-            return self.text(value, what)
+            return value + self.text("", what)  # behind it: an end token within the value would cut it
         if isinstance(value, Mapping):
             return {name: self._value(entry, what) for name, entry in value.items()}
         if isinstance(value, list | tuple):
