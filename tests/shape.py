@@ -44,7 +44,7 @@ ROOMS = {
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
-    "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
+    "data": (4145, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (
         2380,
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",
@@ -67,12 +67,12 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2625,
+        2635,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost answers (85)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
-        2390,
+        2480,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
