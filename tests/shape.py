@@ -50,7 +50,7 @@ ROOMS = {
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",
     ),
     "models": (
-        3465,
+        3485,
         "Hugging Face folders to modules and back; who holds which box, gives it to whom (70), writes it later (40)",
     ),
     "weights": (
