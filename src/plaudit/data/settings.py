@@ -128,7 +128,7 @@ class DataSettings(Section):
         if self.percent >= 100:
             yield f"validation={self.validation} leaves nothing to train on: give less than 100%"
         splits = self.split if isinstance(self.split, Mapping) else dict.fromkeys(self.fed, self.split)
-        if not all(isinstance(one, str) and one for one in splits.values()) or set(splits) - set(self.fed):
+        if not all(isinstance(one, str) and one for one in splits.values()) or set(splits) - set(self.fed or splits):
             yield f"split={self.split} must be a split, or a mapping from sources of data.train to splits"
         if self.stream and (self.percent or self.prompts or self.weights is not None):
             yield (
