@@ -44,7 +44,7 @@ ROOMS = {
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
-    "data": (4145, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
+    "data": (4150, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
     "rewards": (
         2380,
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",

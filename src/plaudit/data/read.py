@@ -246,9 +246,14 @@ def _by_datasets(source: str, path: Path, split: str) -> Any:
             return datasets.load_dataset(str(path), split=split)
         saved = datasets.load_from_disk(str(path))
         if isinstance(saved, datasets.DatasetDict):
-            if gone := [one for one in split.split("+") if one not in saved]:
-                raise DataError(f"there is no split {gone[0]!r}; it has {', '.join(saved)}.", source)
-            saved = datasets.concatenate_datasets([saved[one] for one in split.split("+")])
+            sizes = {name: len(rows) for name, rows in saved.items()}
+            try:
+                parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+            except (ValueError, AssertionError) as error:
+                raise DataError(f"there is no split {split!r}; it has {', '.join(saved)}.", source) from error
+            saved = datasets.concatenate_datasets(
+                [saved[part.splitname].select(range(part.from_, part.to)) for part in parts]
+            )
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
