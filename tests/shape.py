@@ -45,7 +45,7 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4435,
+        4460,
         "every form in which people keep rows, why a row is refused, previews; what a template shows of a chat (275)",
     ),
     "rewards": (
@@ -53,7 +53,7 @@ ROOMS = {
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",
     ),
     "models": (
-        3465,
+        3485,
         "Hugging Face folders to modules and back; who holds which box, gives it to whom (70), writes it later (40)",
     ),
     "weights": (
@@ -70,12 +70,12 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2625,
+        2635,
         "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost answers (85)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
-        2390,
+        2520,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (
@@ -83,7 +83,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2215,
+        2285,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (

@@ -149,3 +149,34 @@ def test_names_are_as_short_as_they_can_be(runs: list[Path], tmp_path: Path) -> 
     for words, told in (([runs[0]], "two or more runs"), ([runs[0], tmp_path], "is not a run with a finished step")):
         done = CliRunner().invoke(main, ["compare", *map(str, words)])
         assert (done.exit_code, told in done.output) == (2, True), done.output
+
+
+def test_paths_of_a_run_are_those_from_where_it_was_started(
+    make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared from another folder, after a run was moved by itself, and after both were moved with their data."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    monkeypatch.chdir(there)
+    recipe = make_recipe("sft", there)
+    Path("rows").mkdir()
+    shutil.copy(recipe["data"]["train"], "rows/train.jsonl")
+    for name in ("one", "two"):
+        run(
+            load_settings(
+                recipe, ["output=runs", f"name={name}", "data.train=rows/train.jsonl", "data.validation=null"]
+            )
+        )
+
+    def prompts(*folders: Path) -> Any:
+        return settings_of({str(folder): Run(folder) for folder in folders}, []).prompts
+
+    monkeypatch.chdir(here)
+    assert prompts(there / "runs/one", there / "runs/two") == [str(there / "rows/train.jsonl")]
+    assert compare([str(there / "runs/one"), str(there / "runs/two")], ["limit=2", "sampling.max_tokens=4"]).answers
+    (there / "runs/two").rename(here / "lone")
+    assert prompts(here / "lone") == [str(there / "rows/train.jsonl")]
+    there.rename(tmp_path / "moved")
+    assert prompts(tmp_path / "moved/runs/one") == [str(tmp_path / "moved/rows/train.jsonl")]
+    assert prompts(here / "lone") == ["rows/train.jsonl"]  # nowhere now

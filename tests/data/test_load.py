@@ -407,3 +407,27 @@ def test_names_that_are_files_are_those_that_are_read(ending):
 def test_a_source_that_is_null_is_called_so():
     with pytest.raises(ValueError, match="is null"):
         sources([None])
+
+
+def test_sources_may_have_splits_of_their_own_and_several(tmp_path, tokenizer):
+    """b has 3 rows to train on and 2 to test on, 5 of both. a says no split of its own: its 3 train rows."""
+    for source in "ab":
+        (tmp_path / source).mkdir()
+        for name, rows in {"train": rows_of(3), "test": rows_of(2)}.items():
+            (tmp_path / source / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    one, two = str(tmp_path / "a"), str(tmp_path / "b")
+    data = load_demonstrations(replace(SHORT, train=[one, two], split={two: "train+test"}), tokenizer, 0)
+    assert data.counts == (3, 5)
+    assert load_demonstrations(replace(SHORT, train=[one, two], split="test+train"), tokenizer, 0).counts == (5, 5)
+    for wrong in ({"c": "train"}, {one: 3}, 5):
+        assert next(replace(SHORT, train=[one], split=wrong).contradictions()).startswith("split=")
+
+
+@pytest.mark.parametrize(("asked", "counts"), [(4, (6, 2)), (1, (8, 2))])
+def test_a_number_of_prompts_is_set_aside_from_sources_by_their_sizes(write, tokenizer, asked, counts):
+    """Of 9 and 3 prompts 4 are 3 and 1; of each source at least one is set aside."""
+    one, two = write("a.jsonl", rows_of(9)), write("b.jsonl", rows_of(3))
+    data = load_demonstrations(replace(SHORT, train=[one, two], validation=asked), tokenizer, 0)
+    assert (data.counts, len(data.validation)) == (counts, 12 - sum(counts))
+    with pytest.raises(DataError, match="9 set aside"):
+        load_demonstrations(replace(SHORT, train=[one, two], validation=99), tokenizer, 0)

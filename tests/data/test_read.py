@@ -295,3 +295,20 @@ def test_any_bytes_read_or_are_a_data_error(tmp_path_factory, name, content):
         return
     assert rows
     assert all(isinstance(row, dict | DataError) for row in rows)
+
+
+def test_splits_are_joined_and_divided_wherever_they_are(write, tmp_path, monkeypatch):
+    """Half of four rows and a quarter of four: of files by `datasets`, and of what it saved."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for split in ("train", "test"):
+        write(f"rows/{split}.jsonl", [{"prompt": f"{split}{number}"} for number in range(4)])
+    files, saved = str(tmp_path / "rows"), str(tmp_path / "saved")
+    datasets.load_dataset(files).save_to_disk(saved)
+    for source in (files, saved):
+        found = [row["prompt"] for _, row in read_rows(source, split="train[:50%]+test[:25%]")]
+        assert found == ["train0", "train1", "test0"]
+        assert len(list(read_rows(source, split="train+test"))) == 8
+        with pytest.raises(DataError, match="more"):
+            list(read_rows(source, split="train+more"))

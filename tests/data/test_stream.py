@@ -48,7 +48,7 @@ def test_a_resumed_source_goes_on_with_the_same_rows(settings, tokenizer):
 
     whole = source()
     deliveries = [asyncio.run(whole.next()) for _ in range(6)]
-    assert {(delivery.epoch, delivery.epochs_done) for delivery in deliveries} == {(1, 0)}
+    assert {(delivery.epoch, round(delivery.epochs_done, 9)) for delivery in deliveries} == {(1, 0)}
     for done in range(1, 6):
         resumed = source()
         resumed.restore({"draw": 3 * done})

@@ -29,18 +29,21 @@ def due_at(every: Every, moments: list[Progress], *, at_end: bool = False, resum
 
 
 # epochs 1 1 2 2 3 3 4 4 5 5
-TEN = [Progress(step=n, epoch=1 + (n - 1) // 2, epochs_done=n // 2, seconds=10.0 * n) for n in range(1, 11)]
+TEN = [Progress(step=n, epoch=1 + (n - 1) // 2, epochs_done=n / 2, seconds=10.0 * n) for n in range(1, 11)]
 
 
 def test_what_every_may_say() -> None:
     assert Every.of(None) == Every()
     assert Every.of(100) == Every.of("100 steps") == Every(steps=100)
     assert Every.of("1 epoch") == Every(epochs=1)
+    assert Every.of("0.05 epochs") == Every(epochs=0.05)
     assert Every.of("1.5 hours") == Every(seconds=5400.0)
     assert Every.of(["2 epochs", "10 minutes", 50]) == Every(steps=50, epochs=2, seconds=600.0)
 
 
-@pytest.mark.parametrize("given", [0, -1, True, 1.5, "1.5 epochs", "0 seconds", "soon", "", {"steps": 1}, ["1 day"]])
+@pytest.mark.parametrize(
+    "given", [0, -1, True, 1.5, "1.5 steps", "0 epochs", "0 seconds", "soon", "", {"steps": 1}, ["1 day"]]
+)
 def test_what_every_may_not_say_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="number of steps"):
         Every.of(given)
@@ -53,6 +56,8 @@ def test_what_every_may_not_say_is_refused(given: Any) -> None:
         (Every(steps=3), [3, 6, 9]),
         (Every(epochs=1), [2, 4, 6, 8, 10]),
         (Every(epochs=2), [4, 8]),
+        (Every(epochs=1.5), [3, 6, 9]),
+        (Every(epochs=0.7), [2, 3, 5, 6, 7, 9, 10]),  # 0.7, 1.4, 2.1, 2.8, 3.5, 4.2, 4.9
         (Every(seconds=25.0), [3, 6, 9]),
         (Every(steps=3, epochs=2), [3, 4, 6, 8, 9]),
     ],
@@ -62,7 +67,7 @@ def test_due_by_steps_epochs_or_seconds(every: Every, expected: list[int]) -> No
     assert due_at(every, TEN, at_end=True) == sorted({*expected, 10})
 
 
-@pytest.mark.parametrize("every", [Every(steps=3), Every(epochs=2), Every(steps=4, epochs=3)])
+@pytest.mark.parametrize("every", [Every(steps=3), Every(epochs=2), Every(epochs=0.7), Every(steps=4, epochs=3)])
 @pytest.mark.parametrize("resume", range(1, 10))
 def test_a_resumed_run_is_due_when_the_undisturbed_one_is(every: Every, resume: int) -> None:
     assert due_at(every, TEN, resume=resume) == [step for step in due_at(every, TEN) if step > resume]

@@ -77,7 +77,7 @@ def test_groups_come_in_the_order_drawn_from_at_most_so_many_slots(lag: int) -> 
 
 
 def test_a_step_may_draw_the_data_several_times() -> None:
-    async def steps() -> list[tuple[int, int]]:
+    async def steps() -> list[tuple[int, float]]:
         source = source_of(Answers(), cursor=Cursor(2, shuffle=False))
         found = []
         for _ in range(4):
@@ -87,7 +87,7 @@ def test_a_step_may_draw_the_data_several_times() -> None:
         await source.close()
         return found
 
-    assert asyncio.run(steps()) == [(1, 1), (2, 3), (4, 4), (5, 6)]  # of two prompts, three a step
+    assert asyncio.run(steps()) == [(1, 1.5), (2, 3), (4, 4.5), (5, 6)]  # of two prompts, three a step
 
 
 def test_nothing_starts_before_the_weights_of_its_step_are_published() -> None:

@@ -240,6 +240,30 @@ def test_a_long_row_does_not_stretch_the_others(model_type: str, tiny: Tiny) -> 
         assert not torch.allclose(together[2][:3], model(rows[2][:3], model.packed([3])), atol=1e-3)
 
 
+STATES = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, **IDS}
+MAMBA2 = {"model_type": "mamba2", **STATES, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8}
+MAMBAS = [MAMBA2, {"model_type": "mamba", **STATES}, {"model_type": "falcon_mamba", **STATES}]
+
+
+@pytest.mark.parametrize("keys", MAMBAS, ids=lambda keys: keys["model_type"])
+def test_residuals_in_float32_do_not_reach_a_head_in_bfloat16(keys: dict[str, Any], tmp_path: Path) -> None:
+    """Saved in bfloat16, loaded, and each row by itself as transformers computes it."""
+    fresh = fresh_model(keys, seed=1)
+    assert isinstance(fresh, Fallback)
+    fresh.inner.bfloat16().save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16)
+    logits = model.head(model(torch.cat(_rows()), model.packed([9, 3, 14])))
+    assert logits.dtype == torch.bfloat16
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    expected = torch.cat([theirs(row[None]).logits[0] for row in _rows()])
+    torch.testing.assert_close(logits.float(), expected, rtol=0.05, atol=0.05)
+    row = Row(tokens=tuple(range(9)), trainable=(False, *[True] * 8))
+    found = policy_output(model, Batch.of([row]), 1.0)
+    assert found.logprobs is not None
+    found.logprobs.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_a_cache_is_refused(tiny: Tiny) -> None:
     model = fresh_model(NEOX)
     cache = ProductCache(read_config(tiny("llama")), 1, 8, dtype=torch.float32)

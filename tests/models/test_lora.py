@@ -173,6 +173,7 @@ def test_what_does_not_fit_is_refused(tiny: Any, tmp_path: Path) -> None:
         ("alora_invocation_tokens", [5, 6]),  # the adapters act behind these tokens alone
         ("kasa_config", {"beta": 1e-4}),
         ("of_a_newer_peft", 3),
+        ("modules_to_save", ["lm_head"]),
     ],
 )
 def test_what_peft_would_compute_otherwise_is_refused(key: str, value: Any, tiny: Any, tmp_path: Path) -> None:
@@ -241,6 +242,36 @@ def test_an_adapter_config_that_is_none_is_named(tiny: Any, tmp_path: Path) -> N
     (tmp_path / "adapter_config.json").write_text('{"r": 2,')
     with pytest.raises(ValueError, match=r"adapter_config\.json .*JSON"):
         load_lora(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\]"),
+        ({"target_modules": r".*layers\.0\..*q_proj"}, r"target_modules='.*layers.*layers\.1\.self_attn\.q_proj"),
+        ({"target_modules": ["q_proj", "lm_head"]}, r"target_modules=\[.*'lm_head'.*at lm_head\."),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, r"target_modules=\[.*at model\.embed_tokens\."),
+        (
+            {"target_modules": ["q_proj"], "exclude_modules": r".*layers\.1.*"},
+            r"exclude_modules='.*\.1\.self_attn\.q_proj",
+        ),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0]}, r"layers_to_transform=\[0\]"),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [1]}, "trainable_token_indices="),
+    ],
+)
+def test_modules_that_only_peft_trains_are_refused_by_the_key_that_names_them(
+    asked: dict[str, Any], told: str, tiny: Any, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft", reason="pip install peft compares our adapter files with peft's")
+    from transformers import AutoModelForCausalLM
+
+    base = fresh_model(tiny("llama"), seed=3)
+    save_model(base, tmp_path / "base")
+    settings = peft.LoraConfig(r=2, task_type="CAUSAL_LM", **asked)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), settings).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"adapter_config\.json has .*{told}") as raised:
+        load_lora(base, tmp_path)
+    assert "lora_A" not in str(raised.value)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.(q|v)_proj", ["self_attn.o_proj"]])

@@ -377,13 +377,8 @@ def test_an_unknown_key_is_answered_with_the_nearest(system: str, given: dict[st
         ("sft", {"truncation_mode": "keep_end"}, "truncation_mode=keep_end:"),
         ("sft", {"packing": True, "packing_strategy": "wrapped"}, "packing_strategy=wrapped:"),
         ("sft", {"loss_type": "dft"}, "loss_type=dft:"),
-        (
-            "sft",
-            {"report_to": "comet_ml"},
-            "report_to=comet_ml:",
-        ),
         ("sft", {"save_strategy": "best"}, "save_strategy=best:"),
-        ("sft", {"save_steps": 0.3}, "save_steps=0.3:"),
+        ("sft", {"save_steps": -0.3}, "save_steps=-0.3:"),
         ("sft", {"resume_from_checkpoint": "x"}, "resume_from_checkpoint=x:"),
         ("sft", {"use_peft": True, "lora_dropout": 0.1}, "lora_dropout=0.1:"),
         ("sft", {"use_peft": True, "lora_modules_to_save": ["lm_head"]}, "lora_modules_to_save="),
@@ -445,7 +440,6 @@ def test_what_trl_asks_for_and_is_not_here_is_refused_by_name(method: str, given
             "General.lora_config.lora_dropout=0.1:",
         ),
         ({"General.resume_from_checkpoint": "x"}, "General.resume_from_checkpoint=x:"),
-        ({"General.report_to": "wandb"}, "General.report_to=wandb:"),
         ({"Training.kl_coeff": 0.1}, "Training.kl_coeff=0.1:"),
         ({"Dataset.validation_split_percentage": True}, "Dataset.validation_split_percentage=true:"),
         (
@@ -533,6 +527,12 @@ def test_a_file_of_trl_takes_a_configuration_of_deepspeed() -> None:
     assert found.recipe["train"]["batch_size"] == 16
     assert found.recipe["runtime"] == ZERO2_OFFLOADED | {"resources_per_worker": {"GPU": 1}}
     assert found.recipe == opened({**file, "deepspeed": None}, "sft", FILES / "zero2_offload.json").recipe
+
+
+def test_a_tracker_of_llm_on_ray_is_ignored_with_a_line() -> None:
+    found = llm_on_ray.recipe(placed({"General.report_to": "wandb"}), "sft")
+    assert "log" not in found.recipe
+    assert any(note.startswith("ignored: wandb of General.report_to") for note in found.notes)
 
 
 def test_a_file_of_llm_on_ray_takes_a_configuration_of_deepspeed() -> None:

@@ -27,6 +27,7 @@ from plaudit.monitor.console import Reporter
 from plaudit.rewards.llm import LlmJudge
 from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.differences import read_flat
+from plaudit.runs.origin import settings_of_run
 from plaudit.runs.records import SETTINGS, Run
 from plaudit.settings.recipes import load_tree, parse_override, read_yaml
 from plaudit.support.fields import leaves
@@ -127,7 +128,8 @@ def compare(folders: Sequence[str], overrides: Sequence[str] = (), *, reporter: 
         folder=folder,
     )
     save_result(folder, result.json())
-    curves = [plots.PlottedRun(name, _recipe(run)["method"], run.metrics) for name, run in runs.items()]
+    methods = {name: read_yaml(run.folder / SETTINGS)["method"] for name, run in runs.items()}
+    curves = [plots.PlottedRun(name, methods[name], run.metrics) for name, run in runs.items()]
     plots.draw_together(curves, folder / PICTURE)
     if answers:
         write_rows(folder / ANSWERS, _lines(answers))
@@ -149,13 +151,14 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
 
 def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSettings:
     """Read settings from the runs (the first online run has priority for prompts and sampling), then from overrides."""
-    recipes = [_recipe(run) for run in runs.values()]
+    recipes = [settings_of_run(run.folder) for run in runs.values()]
     data = recipes[0]["data"]
     online = next((recipe for recipe in recipes if recipe["rewards"]), recipes[0])
     fed = DataSettings(train=online["data"]["train"], validation=online["data"]["validation"])
+    split = online["data"]["validation_split" if fed.apart else "split"]
     given: dict[str, Any] = {
         "prompts": list(fed.apart or fed.fed),
-        "data": {key: value for key, value in data.items() if key not in READING},
+        "data": {key: value for key, value in data.items() if key not in READING} | {"split": split},
         "sampling": {key: online["rollout"][key] for key in SAMPLING},
         "plugins": list(dict.fromkeys(plugin for recipe in recipes for plugin in recipe["plugins"])),
         "limit": 64,
@@ -195,10 +198,6 @@ def recorded(metrics: Sequence[Mapping[str, Any]]) -> Figures:
     for record in metrics:
         figures |= {name: v for name, v in record.items() if name.startswith("validation/") and v is not None}
     return figures
-
-
-def _recipe(run: Run) -> dict[str, Any]:
-    return read_yaml(run.folder / SETTINGS)
 
 
 def _unanswered(runs: Mapping[str, Run], settings: CompareSettings) -> str:

@@ -158,30 +158,36 @@ def _stored(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Datase
     tallies: list[Tally] = []
     budget = Budget(settings.bad_rows)
     writer = Writer(loader.codec())
-    train: list[Integers] = []
-    apart: list[Integers] = []
+    read: list[tuple[int, int, array[int]]] = []
     longest = 0
     roles = [("train", source) for source in settings.fed]
     roles += [("validation", source) for source in settings.apart]
-    for index, (role, source) in enumerate(roles):
+    for role, source in roles:
         tally = Tally(source=source, role=role, budget=budget)
         tallies.append(tally)
         first = writer.count
-        percent = settings.percent if role == "train" else 0.0
+        divided = role == "train" and bool(settings.percent or settings.prompts)
         keys = array("q")
         for items in _items(reader, loader, tally, first):
             writer.add(items)
             longest = max(longest, *map(loader.size, items), 0)
-            if percent:
+            if divided:
                 keys.extend([_prompt_key(loader.prompt(item), len(keys) + i) for i, item in enumerate(items)])
-        kept = np.arange(first, writer.count)
-        if percent:
+        if writer.count == first:
+            raise DataError(_nothing_left(loader.kind, tally), source)
+        read.append((first, writer.count, keys))
+    train: list[Integers] = []
+    apart: list[Integers] = []
+    percent = settings.percent or 100 * settings.prompts / max(sum(len(keys) for _, _, keys in read), 1)
+    for index, (tally, (first, last, keys)) in enumerate(zip(tallies, read, strict=True)):
+        kept = np.arange(first, last)
+        if keys:
             held_out = _held_out(np.frombuffer(keys, np.int64), percent, (seed, index))
             apart.append(kept[held_out])
             kept = kept[~held_out]
         if not len(kept):
-            raise DataError(_nothing_left(loader.kind, tally, held_out=writer.count - first), source)
-        (train if role == "train" else apart).append(kept)
+            raise DataError(_nothing_left(loader.kind, tally, held_out=last - first), tally.source)
+        (train if tally.role == "train" else apart).append(kept)
     note_same_files(settings, tallies)
     check_found(settings.columns, {ours for tally in tallies for ours in tally.renamed}, loader.kind)
     counts = tuple(map(len, train))
@@ -295,7 +301,7 @@ def previewed(
 
 def _records(tally: Tally, settings: DataSettings, loader: Loader[RecordT, ItemT]) -> Iterator[RecordT]:
     """Read the source of a tally."""
-    split = settings.split if tally.role == "train" else settings.validation_split
+    split = settings.split_of(tally.source) if tally.role == "train" else settings.validation_split
     entered = {theirs.partition(".")[0] for theirs in settings.columns.values()}
     good = 0
     for where, row in unfolded(scan_rows(tally.source, split=split, note=tally.note), loader.kind, tally.note):

@@ -54,12 +54,12 @@ def note_keys(row: Mapping[str, Any], tally: Tally) -> None:
 def note_same_files(settings: DataSettings, tallies: Sequence[Tally]) -> None:
     """Note validation sources and files that are trained on too, under any name."""
     train = settings.fed
-    files = [path for source in train for _, path in data_files(source, settings.split)]
+    files = [path for source in train for _, path in data_files(source, settings.split_of(source))]
     for tally in tallies:
         if tally.role == "train":
             continue
         held = data_files(tally.source, settings.validation_split)
-        if not held and tally.source in train and settings.split == settings.validation_split:
+        if not held and tally.source in train and settings.split_of(tally.source) == settings.validation_split:
             tally.note("sources that are trained on too", tally.source)
         for name, path in held:
             same = next((other for other in files if _equal(path, other)), None)

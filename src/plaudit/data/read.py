@@ -128,6 +128,8 @@ def _names_of_split(source: str, path: Path, split: str, config: str) -> list[st
 
 
 def _of_split(source: str, of_split: Mapping[str, list[str]], split: str) -> list[str]:
+    if "+" in split:
+        return [name for one in split.split("+") for name in _of_split(source, of_split, one)]
     for told, names in of_split.items():
         if SPLITS.get(told, told) == SPLITS.get(split, split):
             return names
@@ -244,9 +246,14 @@ def _by_datasets(source: str, path: Path, split: str) -> Any:
             return datasets.load_dataset(str(path), split=split)
         saved = datasets.load_from_disk(str(path))
         if isinstance(saved, datasets.DatasetDict):
-            if split not in saved:
-                raise DataError(f"there is no split {split!r}; it has {', '.join(saved)}.", source)
-            saved = saved[split]
+            sizes = {name: len(rows) for name, rows in saved.items()}
+            try:
+                parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+            except (ValueError, AssertionError) as error:
+                raise DataError(f"there is no split {split!r}; it has {', '.join(saved)}.", source) from error
+            saved = datasets.concatenate_datasets(
+                [saved[part.splitname].select(range(part.from_, part.to)) for part in parts]
+            )
     except DataError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:

@@ -32,10 +32,11 @@ class DataSettings(Section):
     loads ("owner/name" or "owner/name:config"), or "file.py:function" that gives dict rows. A mapping from sources to
     numbers says their shares in an epoch; otherwise every row comes once an epoch."""
     validation: Any = None
-    """One source or a list, as `train`; or "5%": this share of the train prompts is set aside, each with all its rows
-    (unless every prompt has more than that). The seed decides which."""
-    split: str = "train"
-    """Split of train sources that are folders or loaded by `datasets`."""
+    """One source or a list, as `train`; or "5%", or a number: so many of the train prompts are set aside, each with all
+    its rows (unless every prompt has more than that). The seed decides which."""
+    split: Any = "train"
+    """Split of train sources that are folders or loaded by `datasets`, or a mapping from sources to their splits. "a+b"
+    is two splits, "a[:20%]" the first fifth of one."""
     validation_split: str = "validation"
     """Split of validation sources that are folders or loaded by `datasets`."""
     dialect: str = "auto"
@@ -91,6 +92,10 @@ class DataSettings(Section):
         """The share of each of them, if they have shares."""
         return tuple(self.train.values()) if isinstance(self.train, Mapping) else None
 
+    def split_of(self, source: str) -> str:
+        """The split of a train source."""
+        return str(self.split.get(source, "train") if isinstance(self.split, Mapping) else self.split)
+
     @property
     def percent(self) -> float:
         """Per cent of the train prompts that are set aside for validation."""
@@ -98,12 +103,19 @@ class DataSettings(Section):
         return float(share[1]) if share else 0.0
 
     @property
+    def prompts(self) -> int:
+        """Number of train prompts that are set aside for validation."""
+        return 0 if isinstance(self.validation, bool) or not isinstance(self.validation, int) else self.validation
+
+    @property
     def apart(self) -> tuple[str, ...]:
         """Sources of validation."""
-        return () if isinstance(self.validation, str) and SHARE.fullmatch(self.validation) else sources(self.validation)
+        share = isinstance(self.validation, str) and SHARE.fullmatch(self.validation)
+        return () if share or self.prompts > 0 else sources(self.validation)
 
     def contradictions(self) -> Iterator[str]:
-        for name, value in (("train", list(self.fed) if self.weights else self.train), ("validation", self.validation)):
+        apart = None if self.prompts > 0 else self.validation
+        for name, value in (("train", list(self.fed) if self.weights else self.train), ("validation", apart)):
             try:
                 given = sources(value)
             except ValueError as error:
@@ -115,7 +127,10 @@ class DataSettings(Section):
             yield f"train={self.train} must be a mapping from sources to numbers above 0"
         if self.percent >= 100:
             yield f"validation={self.validation} leaves nothing to train on: give less than 100%"
-        if self.stream and (self.percent or self.weights is not None):
+        splits = self.split if isinstance(self.split, Mapping) else dict.fromkeys(self.fed, self.split)
+        if not all(isinstance(one, str) and one for one in splits.values()) or set(splits) - set(self.fed or splits):
+            yield f"split={self.split} must be a split, or a mapping from sources of data.train to splits"
+        if self.stream and (self.percent or self.prompts or self.weights is not None):
             yield (
                 f"stream={self.stream} reads sources one after the other, without their numbers of rows: give "
                 "data.train no shares, and let data.validation name a source"

@@ -40,6 +40,9 @@ from plaudit.runtime.coroutines import together
 from plaudit.support.visible import visible
 from plaudit.types import Group, Prompt, Row, Stats
 
+ROUNDING = 1e-9
+"""Epochs by which a sum of their parts may fall short of what is due."""
+
 
 class Sink(Protocol):
     def write(self, record: Mapping[str, Any]) -> None: ...
@@ -50,7 +53,7 @@ class Due:
 
     def __init__(self, every: Every, *, at_end: bool):
         self.every, self.at_end = every, at_end
-        self._epochs = 0
+        self._epochs = 0.0
         self._seconds = 0.0
 
     def start(self, progress: Progress) -> None:
@@ -61,7 +64,8 @@ class Due:
         every = self.every
         due = every.steps is not None and progress.step % every.steps == 0
         if every.epochs is not None:
-            due = due or progress.epochs_done // every.epochs > self._epochs // every.epochs
+            done = progress.epochs_done + ROUNDING
+            due = due or done // every.epochs > (self._epochs + ROUNDING) // every.epochs
             self._epochs = progress.epochs_done
         if every.seconds is not None and progress.seconds - self._seconds >= every.seconds:
             self._seconds, due = progress.seconds, True

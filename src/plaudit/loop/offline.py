@@ -32,7 +32,7 @@ class OfflineSource:
         end = min(self.draw + self.batch_size, (epoch + 1) * self.cursor.length)
         rows = [row for draw in range(self.draw, end) for row in self.items[self.cursor.item(draw)]]
         self.draw = end
-        done = end // self.cursor.length
+        done = end / self.cursor.length
         return Delivery(batch=Batch.of(rows, unit=self.unit), epoch=epoch + 1, epochs_done=done)
 
     async def done(self, delivery: Delivery) -> None:

@@ -104,7 +104,7 @@ class OnlineSource:
         return Delivery(
             batch=Batch.of(rows, unit=self.algorithm.unit) if rows else None,
             epoch=first // self.cursor.length + 1,
-            epochs_done=self.consumed // self.cursor.length,
+            epochs_done=self.consumed / self.cursor.length,
             stats=rollout_figures(seen) | stats,
             groups=kept,
             dropped=replaced,

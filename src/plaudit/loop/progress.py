@@ -18,8 +18,8 @@ class Delivery:
     """None if no group carried a signal: the step makes no update and is counted."""
     epoch: int
     """1-based."""
-    epochs_done: int = 0
-    """Passes over the data completed by the end of this delivery; one delivery may complete several."""
+    epochs_done: float = 0.0
+    """Passes over the data by the end of this delivery, with the last one's part; a delivery may complete several."""
     stats: Stats = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     """Online methods: every group whose rows are in the batch."""
@@ -50,7 +50,7 @@ class Progress:
     """Training steps done."""
     epoch: int = 1
     epoch_step: int = 0
-    epochs_done: int = 0
+    epochs_done: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
     """Wall-clock seconds up to the end of this step's training, including earlier evaluations and saves, and the time

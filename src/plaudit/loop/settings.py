@@ -19,22 +19,22 @@ class Every:
     """How often something happens; what is due first counts. All None: never."""
 
     steps: int | None = None
-    epochs: int | None = None
+    epochs: float | None = None
     seconds: float | None = None
 
     @classmethod
     def of(cls, given: Any) -> Every:
-        """Read `100`, "100 steps", "2 epochs", "10 minutes", a list of these, or None. Raises ValueError."""
+        """Read `100`, "100 steps", "0.5 epochs", "10 minutes", a list of these, or None. Raises ValueError."""
         found: dict[str, Any] = {}
         for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
             text = f"{one} steps" if isinstance(one, int) and not isinstance(one, bool) else str(one)
             match = INTERVAL.fullmatch(text)
             number, unit = (float(match[1]), match[2]) if match else (0.0, "")
-            if not number or (unit not in SECONDS and number % 1):
+            if not number or (unit == "step" and number % 1):
                 raise ValueError(
-                    f'{shown(one)} must be a number of steps, or as "100 steps", "2 epochs", "30 seconds", "10 minutes"'
+                    f'{shown(one)} must be a number of steps, or as "100 steps", "0.5 epochs", "30 seconds", "1 hour"'
                 )
-            found |= {"seconds": number * SECONDS[unit]} if unit in SECONDS else {f"{unit}s": int(number)}
+            found |= {"seconds": number * SECONDS[unit]} if unit in SECONDS else {f"{unit}s": number}
         return cls(**found)
 
 
@@ -43,8 +43,8 @@ class EverySettings(Section):
     """How often something happens."""
 
     every: Any = None
-    """Time between two evaluations: a number of training steps, "2 epochs", "30 seconds", "10 minutes", "1 hour", or a
-    list of these, of which the first that is due counts. Null: only at the run's end."""
+    """Time between two evaluations: a number of training steps, "0.5 epochs", "30 seconds", "10 minutes", "1 hour", or
+    a list of these, of which the first that is due counts. Null: only at the run's end."""
 
     @property
     def interval(self) -> Every:
@@ -76,7 +76,7 @@ class SaveSettings(EverySettings):
     """Checkpoints. One is always written at the end."""
 
     every: Any = "10 minutes"
-    """Time between two checkpoints, the most that an interrupted run repeats: a number of training steps, "2 epochs",
+    """Time between two checkpoints, the most that an interrupted run repeats: a number of training steps, "0.5 epochs",
     "10 minutes", or a list of these, of which the first that is due counts. Null: only the run's end is saved."""
     keep: int = setting(2, least=0)
     """Number of checkpoints to keep, the newest ones; 0 keeps all."""

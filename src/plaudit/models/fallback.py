@@ -125,7 +125,8 @@ class Fallback(LanguageModel):
         real = torch.arange(padded.shape[1], device=padded.device)[None, :] < ends[:, None]
         mask = {"attention_mask": real.long()} if self._masked else {}
         output = self.inner.base_model(padded, use_cache=False, **mask)
-        return list(torch.split(output.last_hidden_state[real], lengths))
+        states = output.last_hidden_state[real].to(self.dtype)  # Mamba 2 keeps its residuals in float32
+        return list(torch.split(states, lengths))
 
     def hf_config(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(self.inner.config.to_json_string())
@@ -280,7 +281,7 @@ def _probe(model: Fallback) -> None:
     if not torch.allclose(hidden[:3], prefix, rtol=tolerance, atol=tolerance):
         raise ValueError(f"{name} is not causal: a token's hidden state depends on later ones. Use a causal LM.")
     if model.head_kind == "lm":
-        logits = model.inner(tokens[None], use_cache=False).logits[0]
+        logits = model.inner(tokens[None], use_cache=False).logits[0].to(hidden.dtype)
         if not torch.allclose(model.head(hidden), logits, rtol=tolerance, atol=tolerance):
             raise ValueError(
                 f"{name} computes its logits by more than a head on its last hidden state, which is not supported. "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,6 +54,8 @@ PLAIN = frozenset(
     """.split()
 )
 """Keys of peft's config that are read, change nothing, or repeat the tensors' names; any other is refused."""
+HEADS = frozenset({"score", "classifier"})
+"""What peft saves whole of a judge; it names both where one is."""
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 """How peft may have drawn fresh adapters. Others (PiSSA, OLoRA, LoftQ, ...) also change the base weights."""
 
@@ -203,14 +206,15 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
     found = dict(read_tensors([folder / WEIGHTS]))
     settings = _read_settings(folder / CONFIG, found)
     present = lora_of(model)
+    if isinstance(model, Decoder) and (others := {*settings.targets} - {_leaf(name) for name in _targets(model)}):
+        raise ValueError(_misfit(folder, others))
     decoder = add_lora(model, settings) if present is None else model
     assert isinstance(decoder, Decoder) and decoder.lora is not None
     if present is not None and settings != present:
         raise ValueError(f"{folder} holds {settings}, but the model has {present}. Set model.lora to theirs.")
     wanted = peft_names(decoder)
     if found.keys() != wanted.keys():
-        missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-        raise ValueError(f"The adapters of {folder} do not fit the model: lack {missing[:3]}, unknown {unknown[:3]}.")
+        raise ValueError(_misfit(folder, found.keys() ^ wanted.keys()))
     layout = _layout(decoder)
     for name, tensor in found.items():
         if tensor.shape != (own := layout.whole(wanted[name])):
@@ -218,6 +222,19 @@ def load_lora(model: LanguageModel, folder: Path) -> Decoder:
             raise ValueError(f"{name} of {folder} has shape {shapes}. It belongs to another model.")
     decoder.fill(partial(_put, tensors={wanted[name]: tensor for name, tensor in found.items()}))
     return decoder
+
+
+def _misfit(folder: Path, names: Iterable[str]) -> str:
+    """Say which keys of peft's config give adapters to other modules than ours, with these names among them."""
+    config: Mapping[str, Any] = read_json(folder / CONFIG)
+    keys = ("target_modules", "exclude_modules", "modules_to_save")
+    told = ", ".join(f"{key}={config[key]!r}" for key in keys if config.get(key))
+    modules = sorted({re.sub(r"\.(lora_\w+|base_layer)(\..*)?$", "", name).removeprefix(PREFIX) for name in names})
+    return (
+        f"{folder / CONFIG} has {told}, which differs from the model's adapters at {', '.join(modules[:3])}"
+        f"{' ...' if len(modules) > 3 else ''}. Here every layer has an adapter on each named projection, and nothing "
+        "else has one. Merge the adapters with peft, or give the model that they belong to."
+    )
 
 
 def _put(share: Share, *, tensors: Mapping[str, Tensor]) -> None:
@@ -254,9 +271,12 @@ def _read_settings(path: Path, names: Iterable[str]) -> LoraSettings:
     refused = [f"{key}={value!r}" for key, value in sorted(config.items()) if value and key not in PLAIN]
     plain = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": PLAIN_STARTS}
     refused += [f"{key}={config.get(key)!r}" for key, known in plain.items() if config.get(key) not in known]
+    if {*(config.get("modules_to_save") or ())} - HEADS:
+        refused.append(f"modules_to_save={config['modules_to_save']!r}")
     if refused:
         raise ValueError(
-            f"{path} has {', '.join(refused)}. Only plain LoRA without biases is read; merge others with peft."
+            f"{path} has {', '.join(refused)}. Only plain LoRA without biases and a judge's head are read; merge "
+            "others with peft."
         )
     targets = sorted({_leaf(name.removesuffix(HALF)) for name in names if name.endswith(HALF)})
     rank, alpha = int(config["r"]), float(config["lora_alpha"])

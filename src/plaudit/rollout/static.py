@@ -73,7 +73,7 @@ class CachedReader:
             **({"position_ids": positions} if self.takes_positions else {}),
         )
         self.cache = output.past_key_values
-        return self.model.head(output.last_hidden_state[:, -1]).float()  # type: ignore[no-any-return]
+        return self.model.head(output.last_hidden_state[:, -1].to(self.model.dtype)).float()  # type: ignore[no-any-return]
 
 
 def cache_agrees(model: Fallback) -> bool:

@@ -43,6 +43,8 @@ SETTINGS, DATA, METRICS, SAMPLES, EVENTS, HEALTH, GROUPS, LOG, PAGE, CHECKPOINTS
     "checkpoints",
 )
 
+STARTED = "started_in"
+"""Key of the folder in DATA from which a run reads its relative paths."""
 _ROLLOUT = ("record", "replay", "workers", "slots", "reward_patience")
 OF_NO_CONSEQUENCE = (
     *("name", "output", "resume", "overwrite", "log", "save", "evaluate", "runtime", "threads"),
@@ -276,7 +278,7 @@ def save_start(folder: Path, settings: Settings, report: dict[str, Any]) -> None
     """Write the settings and the data report of a run. `overwrite` is saved as false, so that the same settings do not
     overwrite this run later."""
     replace_file(folder / SETTINGS, resolved(replace(settings, overwrite=False)).encode())
-    replace_file(folder / DATA, json.dumps(report, indent=1).encode())
+    replace_file(folder / DATA, json.dumps({STARTED: str(Path.cwd()), **report}, indent=1).encode())
 
 
 def find_resume(settings: Settings, store: Store) -> tuple[str | None, list[str]]:
@@ -333,7 +335,9 @@ def _of_rows(report: Any) -> Any:
     """Return a report without its sources' paths and similar details, so that only the rows are compared."""
     if isinstance(report, dict):
         return {
-            name: _of_rows(value) for name, value in report.items() if name not in ("source", "bad_examples", "unread")
+            name: _of_rows(value)
+            for name, value in report.items()
+            if name not in ("source", "bad_examples", "unread", STARTED)
         }
     return [_of_rows(one) for one in report] if isinstance(report, list) else report
 

@@ -31,7 +31,7 @@ Tree = typing.TypeVar("Tree")
 NO_VALUE = (IndexError, ValueError, TypeError, OverflowError)
 """What OmegaConf raises besides its own errors, for positions in lists and numbers too large for a float."""
 
-WHOLE = ("data.train",)
+WHOLE = ("data.train", "data.split")
 """Mappings that an override replaces: sources are not added to others."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from plaudit.settings.importers import async_rlhf, deepspeed, llm_on_ray, trl
 from plaudit.settings.importers.read import read
 from plaudit.settings.importers.table import Imported
+from plaudit.settings.importers.unread import refuse_unread
 from plaudit.settings.tree import Settings, SettingsError
 
 OTHERS = (llm_on_ray, async_rlhf, trl)
@@ -23,6 +24,7 @@ def opened(
 ) -> Imported:
     """Return our own recipe unchanged, or another system's file as a recipe; a DeepSpeed configuration overrides it.
     Raises SettingsError with everything that cannot be used."""
+    refuse_unread(given)
     other = next((one for one in OTHERS if one.theirs(given)), None)
     if other is not None and (ours := sorted(set(vars(Settings())) & set(given) - {"seed"})):
         raise SettingsError(

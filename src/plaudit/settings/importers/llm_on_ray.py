@@ -139,8 +139,8 @@ def checkpoints(r: Translation) -> Found:
 
 
 def records(r: Translation) -> Found:
-    if (told := r("General.report_to", "none")) not in ("none", "tensorboard"):
-        r.refuse("General.report_to", "it must be none or tensorboard")
+    if (told := r("General.report_to", "none")) not in ("none", "no", "tensorboard"):
+        r.notes.append(f"ignored: {told} of General.report_to (set log.trackers)")
     if told == "tensorboard":
         yield "log.trackers", {"tensorboard": "tensorboard"}
 

@@ -48,7 +48,7 @@ def spaced(
         yield f"{section}.every", max(round(steps / r.updates), 1)
     elif total := r.found.get("train.steps"):
         yield f"{section}.every", math.ceil(total * steps)
-    elif (epochs := steps * r.found.get("train.epochs", 1.0)) == int(epochs) > 0:
-        yield f"{section}.every", f"{int(epochs)} epoch{'s' * (epochs > 1)}"
+    elif 0 < (epochs := round(steps * r.found.get("train.epochs", 1.0), 6)) < math.inf:
+        yield f"{section}.every", "1 epoch" if epochs == 1 else f"{epochs:.6f}".rstrip("0").rstrip(".") + " epochs"
     else:
-        r.refuse(steps_key, "a share needs max_steps, or must give whole epochs: give a number of steps instead")
+        r.refuse(steps_key, "it must be above 0: a number of steps, or a share of all steps")

@@ -13,9 +13,12 @@ from plaudit.support.fields import shown
 STREAMED = 10_000
 """Items of a stream that are held and shuffled at a time (data.stream)."""
 FILES = ("json", "csv", "parquet", "text")
+WEIGHED = {"id", "config", "split", "columns", "weight"}
 ENTRY = {"path", "name", "data_dir", "data_files", "split", "columns", "fraction"}
 THOUGHT = r"(?s)^<think>(?!.*<think>).*?</think>.*$"
+ANSWERED = r"(?sm)\A<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
 RULES: Mapping[str, Mapping[str, Any]] = {
+    "format": {"kind": "matches", "options": {"pattern": ANSWERED}},
     "get_soft_overlong_punishment": {"kind": "overlong", "options": {"max_tokens": 1280, "cache_tokens": 256}},
     "think_format_reward": {"kind": "matches", "options": {"pattern": THOUGHT}},
 }
@@ -26,20 +29,105 @@ def sources(r: Translation) -> Iterator[tuple[str, Any]]:
     if listed := r("datasets"):
         streaming = r("streaming", False)
         yield from _mixture(r, listed)
+    elif (mixture := r("dataset_mixture")) is not None:
+        yield from _weighed(r, mixture)
+    elif (mixer := r("dataset_mixer")) is not None:
+        yield from _mixed(r, mixer)
     elif (name := r("dataset_name")) is not None:
-        config = r("dataset_config", r("dataset_subset"))
+        config = r("dataset_config", r("dataset_subset", *_configs(r, 1)))
         source = f"{name}:{config}" if config else name
         yield "data.train", source
         if (split := r("dataset_train_split", "train")) != "train":
             yield "data.split", split
-        if str(r("eval_strategy", r("evaluation_strategy", "no"))).lower() not in ("no", "false"):
+        if _evaluates(r):
             yield from {"data.validation": source, "data.validation_split": r("dataset_test_split", "test")}.items()
     if streaming:
         yield "data.stream", STREAMED
     if streaming and "train.steps" not in r.found:
         r.problems.append("max_steps is missing: streamed data has no known length, so give the number of steps")
-    if (column := r("dataset_text_field", "text")) != "text":
-        yield "data.columns", {"text": column}
+    text = r("dataset_text_field", r("text_column", "text"))
+    columns = {"text": text, "prompt": r("dataset_prompt_column", "prompt")}
+    if other := {ours: theirs for ours, theirs in columns.items() if ours != theirs}:
+        yield "data.columns", other
+
+
+def _evaluates(r: Translation) -> bool:
+    return str(r("eval_strategy", r("evaluation_strategy", "no"))).lower() not in ("no", "false")
+
+
+def _weighed(r: Translation, mixture: Any) -> Iterator[tuple[str, Any]]:
+    """Sources of `dataset_mixture`, as in open-r1 and alignment-handbook: parts of splits, joined and shuffled."""
+    listed = mixture.get("datasets") if isinstance(mixture, Mapping) else None
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(isinstance(one, Mapping) and "id" in one for one in listed)
+    ):
+        r.refuse("dataset_mixture", "it must have `datasets`, a list of entries with an id")
+        return
+    found: dict[str, list[str]] = {}
+    for number, one in enumerate(listed):
+        key = f"dataset_mixture.datasets.{number}"
+        r.problems += [f"{key}.{name} is no key of an entry" for name in sorted(map(str, set(one) - WEIGHED))]
+        source = f"{one['id']}:{one['config']}" if one.get("config") else str(one["id"])
+        part = _part(r, f"{key}.weight", str(one.get("split") or "train"), one.get("weight"))
+        found.setdefault(source, []).append(part)
+    yield from _joined(found)
+    if any("[" in part for parts in found.values() for part in parts):
+        r.notes.append("dataset_mixture: of a split with a weight the first rows are read; there they are drawn")
+    r.notes.append(
+        "dataset_mixture: seed and columns are ignored (the run's seed draws; rows are read by their dialect)"
+    )
+    size = mixture.get("test_split_size")
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        yield "data.validation", size
+    elif size is not None:
+        yield from set_aside(r, "dataset_mixture", size, hundred=1)
+
+
+def _mixed(r: Translation, mixer: Any) -> Iterator[tuple[str, Any]]:
+    """Sources of `dataset_mixer`, as in earlier versions of alignment-handbook: a part of each, from its beginning."""
+    splits = r("dataset_splits", ["train", "test"])
+    if not isinstance(mixer, Mapping) or not mixer or not isinstance(splits, list):
+        r.refuse("dataset_mixer", "it must be a mapping from data sets to parts, and dataset_splits a list")
+        return
+    train, test = ([str(one) for one in splits if word in str(one)] for word in ("train", "test"))
+    found: dict[str, list[str]] = {}
+    for (name, part), config in zip(mixer.items(), _configs(r, len(mixer)), strict=True):
+        source = f"{name}:{config}" if config else str(name)
+        found[source] = [_part(r, f"dataset_mixer.{name}", split, part) for split in train]
+    yield from _joined(found)
+    if test and _evaluates(r):
+        yield from {"data.validation": [*found], "data.validation_split": "+".join(test)}.items()
+
+
+def _configs(r: Translation, count: int) -> list[str]:
+    """`dataset_configs`: the configuration of each data set, or "" for each."""
+    given = r("dataset_configs", [])
+    configs = [given] if isinstance(given, str) else given or [""] * count
+    if len(configs) != count:
+        r.refuse("dataset_configs", f"give one for each of the {count} data sets")
+    return [*configs, *[""] * count][:count]
+
+
+def _part(r: Translation, key: str, split: str, part: Any) -> str:
+    """A split, or its first rows."""
+    if part in (None, 1):
+        return split
+    percent = 100 * part if isinstance(part, int | float) and not isinstance(part, bool) else 0
+    if not 0 < percent < 100 or abs(percent - round(percent)) > 1e-9:
+        r.problems.append(f"{key}={shown(part)}: a part of a split is 1, or whole per cents such as 0.05")
+        return split
+    return f"{split}[:{round(percent)}%]"
+
+
+def _joined(found: Mapping[str, list[str]]) -> Iterator[tuple[str, Any]]:
+    """Sources with the splits that are read of each."""
+    splits = {source: "+".join(parts) for source, parts in found.items()}
+    yield "data.train", [*splits] if len(splits) > 1 else next(iter(splits))
+    alike = set(splits.values())
+    if alike != {"train"}:
+        yield "data.split", splits if len(alike) > 1 else alike.pop()
 
 
 def _mixture(r: Translation, listed: Any) -> Iterator[tuple[str, Any]]:
@@ -120,8 +208,12 @@ def reward_entries(r: Translation) -> list[dict[str, Any]]:
         if name in RULES:
             entries.append(dict(RULES[name]))
         else:
-            why = f"known are {', '.join(sorted(RULES))}; rewrite others as docs/switching.md shows and set `rewards`"
+            why = (
+                f"known are {', '.join(sorted(RULES))}; wrap others as docs/switching.md shows, leave reward_funcs and "
+            )
+            why += "reward_weights out, and set `rewards` on the command line"
             r.problems.append(f"reward_funcs: {name} takes a batch, but a reward here takes one answer: {why}")
+            entries.append({})
     weights = r("reward_weights", [])
     if weights and len(weights) != len(entries):
         r.refuse("reward_weights", f"give one weight for each of the {len(entries)} rewards")

@@ -220,9 +220,12 @@ def _complain(reading: Translation, ours: Mapping[str, Leaf]) -> bool:
     """Note unknown keys, invalid values and keys without a setting of this method. Return False if a value is invalid:
     then no function may read it."""
     table, sound = reading.table, True
-    for key, value in reading.given.items():
+    for key, value in list(reading.given.items()):
         told: str | None = None
-        if (target := _target(table, key, reading.method)) in ours:
+        target = _target(table, key, reading.method)
+        if isinstance(value, bool) and (table.kinds.get(key) in ("text", "texts") or _is_text(ours.get(target))):
+            reading.given[key] = value = "yes" if value else "no"  # YAML 1.1 reads the word as a truth value
+        if target in ours:
             told = replace(ours[target], key=key, value=value).complaint()
         elif key in table.kinds:
             kind = table.kinds[key]
@@ -240,6 +243,10 @@ def _complain(reading: Translation, ours: Mapping[str, Leaf]) -> bool:
             reading.problems.append(told)
             sound = False
     return sound
+
+
+def _is_text(leaf: Leaf | None) -> bool:
+    return leaf is not None and leaf.kind in (str, str | None)
 
 
 def _mapped(reading: Translation, ours: Mapping[str, Leaf]) -> Iterator[tuple[str, Any]]:

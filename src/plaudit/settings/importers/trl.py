@@ -16,12 +16,13 @@ from plaudit.support.fields import shown
 
 Found = Iterator[tuple[str, Any]]
 
-TELLING = {"model_name_or_path", "dataset_name", "datasets", "per_device_train_batch_size"}
+TELLING = {"model_name_or_path", "dataset_name", "datasets", "dataset_mixture", "per_device_train_batch_size"}
 """A file with one of these keys is of TRL."""
 LATE = {"PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"}
 LATE |= {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"}
 """Variables that a process reads at its start, before it reads any file."""
 ADAMW = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"}
+ADAMW |= {"paged_adamw", "paged_adamw_32bit"}  # the same figures, and moments in host memory when a GPU is full
 SHARDED = {"zero1": "zero1", "zero2": "zero2", "zero3": "fsdp", "fsdp1": "fsdp", "fsdp2": "fsdp"}
 WHOLE = {"multi_gpu": "replicate", "single_gpu": "replicate"}
 PROCESSES = 8
@@ -87,7 +88,7 @@ def length(r: Translation) -> Found:
 
 def divided(r: Translation, key: str, number: int, by: int) -> int:
     if by < 1 or number % by:
-        r.refuse(key, f"{number} must be a multiple of {by}")
+        r.refuse(key, f"{number} must be a multiple of {by} (num_processes and gradient_accumulation_steps raise it)")
     return max(number // max(by, 1), 1)
 
 
@@ -138,7 +139,7 @@ def schedule(r: Translation) -> Found:
 
 def optimizer(r: Translation) -> Found:
     if r("optim", "adamw_torch") not in ADAMW:
-        r.refuse("optim", "only AdamW is supported: set adamw_torch")
+        r.refuse("optim", "only AdamW with moments in float32 is supported: set adamw_torch")
     yield "optimizer.betas", [r("adam_beta1", 0.9), r("adam_beta2")]
 
 
@@ -204,18 +205,15 @@ def records(r: Translation) -> Found:
         yield "train.log_every", int(r("logging_steps"))
     told = r("report_to", "none")
     asked = {told} if isinstance(told, str) else set(told or ())
-    for name in sorted(asked - {"none", *TRACKERS, ""}):
-        r.refuse(
-            "report_to",
-            f"{name} is not supported: use tensorboard, wandb, mlflow or trackio",
-        )
+    if others := sorted(asked - {"none", "no", *TRACKERS, ""}):
+        r.notes.append(f"ignored: {', '.join(others)} of report_to (trackers are {', '.join(TRACKERS)})")
 
     def named(variable: str) -> str | None:
         return r.environment.get(variable) or os.environ.get(variable)
 
     projects = {
         "tensorboard": "tensorboard",
-        "wandb": r("project") or named("WANDB_PROJECT") or "huggingface",
+        "wandb": r("project") or r("wandb_project") or named("WANDB_PROJECT") or "huggingface",
         "mlflow": named("MLFLOW_EXPERIMENT_NAME") or "Default",
         "trackio": r("project") or "huggingface",
     }
