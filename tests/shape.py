@@ -67,8 +67,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2625,
-        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost answers (85)",
+        2630,
+        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (

@@ -148,8 +148,8 @@ class ShapingSettings:
     unfinished: str | int | float = setting("score", choices=UNFINISHED, numbers=True)
     """What ends the return of an answer that was cut off by length: "score" (its own), "penalty" (a reward of -1), a
     number (another reward; it is not shifted, scaled or clipped) or "bootstrap" (no reward; the critic's value after
-    the cut stands for the rest). "mask" leaves it out of the loss and of its group's baseline, "mask_loss" of the loss
-    only, as TRL does."""
+    the cut stands for the rest). "mask" leaves it out, as if it had not been drawn. "mask_loss" only trains no token of
+    it, as TRL does: it counts in its group's baseline and as an answer that losses are averaged over."""
 
     @property
     def penalty(self) -> float | None:
