@@ -44,10 +44,13 @@ ROOMS = {
         "records, rules of health, plots, the page; steps in a notebook (65), a step against its plan (45)",
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
-    "data": (4125, "every form in which people keep rows, why a row is refused, previews; dialects grow it"),
+    "data": (
+        4140,
+        "every form in which people keep rows, why a row is refused (references: 15), previews; dialects grow it",
+    ),
     "rewards": (
-        2380,
-        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",
+        2680,
+        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
     ),
     "models": (
         3465,
