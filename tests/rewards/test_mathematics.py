@@ -9,9 +9,13 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from plaudit import load_settings, run
+from plaudit.data.fields import DataError
 from plaudit.rewards.mathematics import Comparing, MathOptions, MathReward, answer_of, reference_of
 from plaudit.rewards.rules import function_reward
 from plaudit.rewards.settings import RewardSettings
@@ -143,3 +147,16 @@ def test_from_settings_and_without_the_library(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "math_verify" else there(name))
     with pytest.raises(ValueError, match=r"pip install -e '.\[math\]'"):
         function_reward(RewardSettings(kind="math"))
+
+
+def test_a_run_reads_its_references_before_it_starts_and_trains(make_recipe: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "half?", "answer": "1/2"}\n{"prompt": "what?", "answer": "so ####"}\n')
+    more: dict[str, Any] = {"data": {"train": str(file)}, "train": {"steps": 1}}
+    for kind, place in (("gsm8k", 1), ("math", 2)):
+        with pytest.raises(DataError, match=rf"rows.jsonl:{place}: "):
+            run(load_settings(make_recipe("grpo", tmp_path / kind, rewards=[{"kind": kind}], **more)))
+    file.write_text('{"prompt": "half?", "answer": "1/2"}\n')
+    done = run(load_settings(make_recipe("grpo", tmp_path / "runs", rewards=[{"kind": "math"}], **more)))
+    assert done.metrics[0]["reward/failed"] == 0.0
+    assert {sample["reward"] for sample in done.samples} <= {0.0, 1.0}
