@@ -64,8 +64,8 @@ class Case:
 def batch_of(given: Problem, method: Objective) -> tuple[Batch, Callable[[Tensor], Tensor]]:
     """The problem as a batch, and how a grid becomes a column."""
     rows = [
-        Row(tokens=(0,) * (BEFORE + n), trainable=(False,) * BEFORE + (True,) * n, group=place // given.group)
-        for place, n in enumerate(given.lengths)
+        Row(tokens=(0,) * (BEFORE + n), trainable=(False,) * BEFORE + (whether,) * n, group=place // given.group)
+        for place, (n, whether) in enumerate(zip(given.lengths, given.mask[:, 0].tolist(), strict=True))
     ]
     batch = Batch.of(rows, unit=method.unit)
 
@@ -258,8 +258,27 @@ def online_cases(ppo: trl.OfPPO) -> list[Case]:
     def ppo_loss(given: Problem, current: Tensor) -> Tensor:
         return ppo.loss(given, current, shifted(given, current), factor=0.1)
 
+    def half(side: Side) -> Side:
+        return lambda given, current: side(trl.cut(given), current)
+
+    def half_of_rloo(given: Problem, current: Tensor) -> Tensor:
+        masked = given.advantages[~trl.cut(given).mask[:, 0]]
+        return half(trl.rloo)(given, current) + masked.sum() / len(given.lengths)
+
+    with_kl = "GRPO, KL corrected", "GRPO, KL by k3"
     return [
         *(case(name=name, ours=partial(ours, method), theirs=theirs) for name, method, theirs in policies),
+        *(
+            case(name=f"{name}, half of the answers cut", ours=half(partial(ours, method)), theirs=half(theirs))
+            for name, method, theirs in policies[:-1]
+            if name not in with_kl
+        ),
+        case(
+            name="RLOO, half of the answers cut",
+            ours=half(partial(ours, policies[-1][1])),
+            theirs=half_of_rloo,
+            note="less what TRL's value has of cut answers, whose ratio is 1",
+        ),
         case(
             name="RLOO, ratio by token (default)",
             ours=partial(ours, RLOO()),

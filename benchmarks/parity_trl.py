@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import math
 import textwrap
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +225,25 @@ def grpo(
         max_completion_length=9,
     )
     return GRPOTrainer._compute_loss(trainer, None, policy_inputs(problem))
+
+
+def cut(problem: Problem) -> Problem:
+    """The problem with every second answer cut off, which TRL's lines take out of the mask."""
+    from trl import GRPOTrainer
+
+    rows = zip(problem.lengths, itertools.cycle((2, 3)))
+    tokenizer = SimpleNamespace(pad_token_id=0)
+    found = lines(
+        inspect.getsource(GRPOTrainer._generate_and_score_completions),
+        "if self.mask_truncated_completions:",
+        "completion_mask = completion_mask * (~is_truncated)",
+        torch=torch,
+        self=SimpleNamespace(mask_truncated_completions=True, eos_token_ids=[2], _tokenizer=tokenizer),
+        device="cpu",
+        completion_ids_list=[[1] * (length - 1) + [last] for length, last in rows],
+        completion_mask=problem.mask.long(),
+    )
+    return replace(problem, mask=found["completion_mask"].bool())
 
 
 def rloo(problem: Problem, current: Tensor) -> Tensor:

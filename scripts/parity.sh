@@ -8,7 +8,6 @@ shift
 if ! [ "$folder/.installed" -nt scripts/parity.sh ]; then
   scripts/over.sh "$python" "$folder"
   "$folder/bin/python" -m pip install -qq --no-input --no-deps trl==1.16.0 accelerate==1.15.0 psutil==7.2.2
-  "$folder/bin/python" -m pip install -qq --no-input math-verify==0.9.0
   "$folder/bin/python" -m pip install -qq --no-input --no-deps --target "$folder/trl112" trl==1.12.0
   touch "$folder/.installed"
 fi

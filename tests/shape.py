@@ -45,12 +45,12 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4460,
+        4480,
         "every form in which people keep rows, why a row is refused, previews; what a template shows of a chat (275)",
     ),
     "rewards": (
-        2380,
-        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes, lost answers",
+        2680,
+        "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
     ),
     "models": (
         3485,
@@ -70,8 +70,8 @@ ROOMS = {
         "passes, shards, parts of matrices, runs of tokens (215), the optimizer; ZeRO, offloading (120), servers (370)",
     ),
     "loop": (
-        2635,
-        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost answers (85)",
+        2640,
+        "a loop for every method; half is recovery; gangs at once (40), copies (145), late writes, lost, masked (90)",
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (

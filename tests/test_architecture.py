@@ -43,6 +43,7 @@ PLACES: dict[str, set[str]] = {
     "uvicorn": {"commands/serve.py", "commands/page.py"},
     "starlette": {"monitor/app.py", "monitor/door.py", "rewards/server.py", "support/requests.py"},
     "vllm": {"rollout/vllm_library.py"},
+    "math_verify": {"rewards/comparing.py"},
     "tensorboard": {"monitor/tensorboard.py"},
     "torch.utils.tensorboard": {"monitor/tensorboard.py"},
     "wandb": {"monitor/wandb.py"},

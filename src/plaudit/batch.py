@@ -149,7 +149,7 @@ class Batch:
         return self.select((first[:, None] + torch.arange(self.unit)).reshape(-1))
 
     def trained(self) -> Batch:
-        """Return the units with a trained token, if there is one; the others only served a baseline."""
+        """Return the units with a trained token, if there is one; the others only counted in baselines and means."""
         before = F.pad(self.trainable.cumsum(0), (1, 0))[F.pad(self.lengths.cumsum(0), (1, 0))]  # (r + 1,)
         trains = (before[1:] > before[:-1]).view(-1, self.unit).any(1)
         return self if trains.all() or not trains.any() else self.units(trains.nonzero()[:, 0])

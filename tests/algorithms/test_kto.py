@@ -136,7 +136,9 @@ def test_a_shift_of_both_models_and_the_order_of_prompts_change_nothing_and_a_we
 
 def test_settings_that_mean_nothing_are_refused() -> None:
     assert complaints(KTO(beta=0))[0].startswith("beta=0")
-    assert complaints(KTO(undesirable=-1.0))[0].startswith("undesirable=-1")
+    for one in (KTO(undesirable=-1.0), KTO(desirable=-0.5, undesirable=0.5)):  # a sum of 0 is not two weights of 0
+        (told,) = complaints(one)
+        assert told.startswith(("undesirable=-1", "desirable=-0.5"))
     assert complaints(KTO(desirable=0.0, undesirable=0.0))[0].startswith(
         "desirable=0 and algorithm.undesirable=0 leave nothing"
     )

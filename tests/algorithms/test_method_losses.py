@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.sft import SFT
 from plaudit.batch import Batch
-from plaudit.types import Role, Row
+from plaudit.rewards.settings import ShapingSettings
+from plaudit.rewards.shaping import shaped
+from plaudit.types import Completion, Finish, Group, Prompt, Role, Row, Score
 
 # prompt a b | prompt a: three trained tokens, at places 1, 2 and 4.
 ROWS = [Row(tokens=(0, 1, 2), trainable=(False, True, True)), Row(tokens=(0, 1), trainable=(False, True))]
@@ -46,6 +49,62 @@ def test_value_loss_clips_around_the_value_at_rollout() -> None:
     for clip, expected in ((0.2, (0.5 + 0.045 + 0.045) / 3), (None, (0.5 + 0.005 + 0.005) / 3)):
         method = PPO(value_coefficient=1.0, value_clip=clip)
         assert float(method.value_loss(output, method.weigh(batch))[0]) == pytest.approx(expected)
+
+
+def cut_step(method: GRPO, unfinished: str) -> tuple[Batch, Tensor]:
+    """One group's step: answers of 3, 1, 2, 2 tokens after one of the prompt, with rewards 1, 0, 0, 1. The second and
+    the last are cut. Returns the weighed batch without what is not trained, and its loss's gradient by token."""
+    responses = []
+    for reward, size, finish in ((1.0, 3, "eos"), (0.0, 1, "length"), (0.0, 2, "eos"), (1.0, 2, "length")):
+        tokens, versions, logprobs = (1,) * size, (0,) * size, (-1.0,) * size
+        answer = Completion(tokens=tokens, logprobs=logprobs, versions=versions, text="", finish=Finish(finish))
+        responses.append(shaped(answer, Score(value=reward), ShapingSettings(unfinished=unfinished)))
+    rows = method.rows(Group(index=0, prompt=Prompt(id="p", text="", tokens=(0,)), responses=tuple(responses)))
+    batch = method.weigh(method.credit(Batch.of(rows), {})[0]).trained()
+    assert batch.behaviour is not None
+    current = batch.behaviour.clone().requires_grad_()
+    loss, _ = method.policy_loss(Output(logprobs=current, entropy=torch.zeros(len(current))), batch)
+    return batch, torch.autograd.grad(loss, current)[0]
+
+
+def of_trl(kind: str, most: int) -> Tensor:
+    """The gradient of TRL 1.16's GRPOTrainer._compute_loss for that step, its lines retyped: rows 1 and 3 are zeroed in
+    `mask`, where `mask_truncated_completions` does so, and advantages are +-1/2."""
+    mask = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    current = torch.full((4, 3), -1.0, requires_grad=True)
+    ratio = (current - current.detach()).exp()
+    loss = -torch.tensor([[0.5], [-0.5], [-0.5], [0.5]]) * (current if kind == "cispo" else ratio)
+    if kind == "grpo":
+        total = ((loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+    elif kind == "dr_grpo":
+        total = (loss * mask).sum() / (loss.size(0) * most)
+    else:  # bnpo, dapo, cispo
+        total = (loss * mask).sum() / mask.sum().clamp(min=1.0)
+    return torch.autograd.grad(total, current)[0][mask.bool()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "first", "third", "factor"),
+    [  # gradients of a token of the first and of the third answer: -A times its weight
+        ("grpo", GRPO(aggregation="sequence"), -0.5 / (4 * 3), 0.5 / (4 * 2), 2.0),
+        ("dr_grpo", GRPO(aggregation=8.0), -0.5 / (4 * 8), 0.5 / (4 * 8), 2.0),
+        ("bnpo", GRPO(), -0.5 / 5, 0.5 / 5, 1.0),
+        ("dapo", GRPO(clip=(0.2, 0.28)), -0.5 / 5, 0.5 / 5, 1.0),
+        ("cispo", GRPO(correction="cispo", correction_cap=5.0), -0.5 / 5, 0.5 / 5, 1.0),
+        ("grpo", GRPO(ratio="geometric", aggregation="sequence"), -0.5 / (4 * 3), 0.5 / (4 * 2), 2.0),  # GSPO
+    ],
+)
+def test_cut_answers_that_only_the_loss_masks_stay_in_its_divisor_as_in_trl(
+    kind: str, method: GRPO, first: float, third: float, factor: float
+) -> None:
+    method = replace(method, scale_rewards=False)
+    batch, gradient = cut_step(method, "mask_loss")
+    assert len(batch) == 2, "what is not trained is not computed"
+    found = gradient[batch.trainable]
+    assert found.tolist() == pytest.approx([first] * 3 + [third] * 2)
+    torch.testing.assert_close(found, of_trl(kind, most=8))
+    fewer, gradient = cut_step(method, "mask")  # as if they had not been drawn: the group's mean is 1/2 here too
+    torch.testing.assert_close(gradient[fewer.trainable], factor * found)
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,14 @@ def test_a_masked_answer_counts_in_its_groups_baseline_and_is_not_trained(
     expected = {"GRPO": (-2 / 7**0.5, -1 / 7**0.5), "RLOO": (-3.0, -1.5), "Reinforce": (-(0.75**0.5), 0.75**0.5)}
     assert (low, high) == pytest.approx(expected[type(method).__name__], abs=1e-3)
     nothing = replace(group, responses=tuple(map(masked, group.responses)))
-    assert method.rows(nothing) == []
+    assert len(method.rows(nothing)) == 3  # of the step's mean
 
 
-def test_a_masked_greedy_answer_is_remax_baseline_and_a_masked_sample_nothing(make_group: Callable[..., Group]) -> None:
+def test_a_masked_greedy_answer_is_remax_baseline_and_a_masked_sample_counts(make_group: Callable[..., Group]) -> None:
     group = make_group([1.0, 2.0, 0.25])
     first, second, greedy = group.responses
     rows = ReMax(samples=2).rows(replace(group, responses=(first, masked(second), masked(greedy))))
-    assert [(row.reward, row.baseline) for row in rows] == [(1.0, 0.25)]
+    assert [(row.reward, row.baseline, any(row.trainable)) for row in rows] == [(1.0, 0.25, True), (2.0, 0.25, False)]
 
 
 def test_remax_gives_the_samples_the_greedy_reward_as_baseline(make_group: Callable[..., Group]) -> None:

@@ -9,6 +9,8 @@ from plaudit.data.fields import DataError
 from plaudit.data.files import file_kind
 from plaudit.data.load import load_demonstrations, load_judgements, load_preferences, load_prompts
 from plaudit.data.settings import DataSettings, absent, sources
+from plaudit.rewards.rules import check_reference
+from plaudit.rewards.settings import RewardSettings
 
 SHORT = DataSettings(max_prompt_tokens=4, max_tokens=8)
 
@@ -353,6 +355,20 @@ def test_a_single_source_is_accepted_by_omegaconf_too():
     assert sources(OmegaConf.to_object(tree).train) == ("a.jsonl",)
     tree = OmegaConf.merge(tree, OmegaConf.from_dotlist(["train=[a.jsonl,b]", "columns.prompt=text"]))
     assert sources(OmegaConf.to_object(tree).train) == ("a.jsonl", "b")
+
+
+def test_rows_whose_answer_is_no_reference_are_bad_rows(tmp_path, tokenizer):
+    """Named by their place, before anything else is loaded; what no reward reads is not asked about."""
+    file = tmp_path / "rows.jsonl"
+    rows = ({"prompt": "a", "answer": "#### 72"}, {"prompt": "b", "answer": "10:30"}, {"prompt": "c"})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refers = check_reference([RewardSettings(kind="gsm8k")])
+    for stream in (0, 2):
+        with pytest.raises(DataError, match=r"rows.jsonl:2: .*10:30.*kind: math"):
+            load_prompts(DataSettings(train=str(file), stream=stream), tokenizer, 0, refers=refers)
+    some = load_prompts(DataSettings(train=str(file), bad_rows=2), tokenizer, 0, refers=refers)
+    assert [prompt.answer for prompt in some.items] == ["#### 72"]
+    assert len(load_prompts(DataSettings(train=str(file)), tokenizer, 0).items) == 3
 
 
 def test_gsm8k_as_prompts_and_as_demonstrations(shared_file, tokenizer):

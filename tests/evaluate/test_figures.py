@@ -11,14 +11,14 @@ import torch
 
 from plaudit.batch import Batch
 from plaudit.evaluate.comparison import comparison_figures, side_by_side
-from plaudit.evaluate.generation import distinct, generation_figures, reward_figures
+from plaudit.evaluate.generation import distinct, generation_figures, pass_figures, reward_figures
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.kl import kl_figures
 from plaudit.evaluate.perplexity import perplexity
 from plaudit.evaluate.policy import Answer, Answers, Policy, finished, scored
 from plaudit.evaluate.preference import implied_margins, judge_margins, margin_figures
 from plaudit.evaluate.settings import SamplingSettings
-from plaudit.evaluate.statistics import mean_interval, wilson
+from plaudit.evaluate.statistics import mean_interval, share_interval
 from plaudit.models.load import fresh_model, load_tokenizer
 from plaudit.rewards.functions import FunctionReward
 from plaudit.types import Completion, Finish, Prompt, Row, Score
@@ -160,7 +160,7 @@ def test_margins_by_hand() -> None:
 def test_pairs_of_one_prompt_count_as_one() -> None:
     # Prompt 7: right, right, wrong, a tie: 2.5 / 4, mean margin 1. Prompt 4: right, margin 3.
     found = margin_figures([2.0, 4.0, -2.0, 0.0, 3.0], [7, 7, 7, 7, 4])
-    assert found["accuracy"] == wilson(2.5 / 4 + 1, 2)
+    assert found["accuracy"] == share_interval([2.5 / 4, 1.0])
     assert found["margin"] == mean_interval([1.0, 3.0])
 
 
@@ -230,6 +230,19 @@ def test_rewards_average_over_prompts_and_count_failures() -> None:
         reward_figures([[answer("a")]])
 
 
+def test_what_only_says_right_or_wrong_is_a_share() -> None:
+    """Student's t has no width where all answers are right."""
+    right, mixed = [[answer("a", 1.0)] * 2, [answer("b", 1.0)] * 2], [[answer("a", 1.0), answer("a", 0.0)]] * 2
+    assert reward_figures(right)["reward/gold"] == share_interval([1.0, 1.0])
+    assert reward_figures(mixed)["reward/gold"] == share_interval([0.5, 0.5])
+    assert reward_figures([[answer("a", 1.0), answer("a", 0.5)]] * 2)["reward/gold"] == mean_interval([0.75, 0.75])
+    assert pass_figures(right, ["gold"], [1], least=1.0)["pass@1/gold"] == share_interval([1.0, 1.0])
+    found = comparison_figures(right, mixed, seed=0)
+    share = share_interval([0.75, 0.75])  # a mean gap of 1/2, from [-1, 1] to [0, 1]
+    assert found["difference/gold"] == share.map(lambda value: 2 * value - 1)
+    assert found["reward/gold/first"] == share_interval([1.0, 1.0])
+
+
 def test_answers_that_a_reward_is_not_meant_for_are_counted_apart() -> None:
     def gold(completion: str) -> float | None:
         return None if completion == "b" else 1 / len(completion)
@@ -264,7 +277,8 @@ def test_comparison_by_hand() -> None:
     swapped = comparison_figures(theirs, ours, seed=0)
     assert swapped["win_rate/gold"].count == 3, "whichever of the two lacks it"
     better = comparison_figures(theirs[:3], [[answer("", -1.0)]] * 3, seed=0)
-    assert (better["win_rate/gold"].low, better["win_rate/gold"].value) == (1.0, 1.0)
+    assert better["win_rate/gold"] == share_interval([1.0] * 3)
+    assert better["difference/gold"] == mean_interval([1.0, 2.0, 1.5])
 
 
 def test_a_model_against_itself_wins_half(task: Task) -> None:
@@ -272,8 +286,9 @@ def test_a_model_against_itself_wins_half(task: Task) -> None:
     asked, sampling = prompts(policy, "We saw", "The", "A film"), SamplingSettings(max_tokens=10)
     reward = {"judge": Judge.load(task.judge).reward(policy.tokenizer)}
     one, other = (scored(policy.answers(asked, sampling, seed=2), reward) for _ in range(2))
-    found = comparison_figures(one, other, seed=0)["win_rate/judge"]
-    assert (found.value, found.low, found.high) == (0.5, 0.5, 0.5)
+    found = comparison_figures(one, other, seed=0)
+    assert found["win_rate/judge"] == share_interval([0.5] * 3)
+    assert found["difference/judge"].low == found["difference/judge"].high == 0.0
     assert [pair.first.completion for pair in side_by_side(one, other)] == [
         pair.second.completion for pair in side_by_side(one, other)
     ]

@@ -15,7 +15,7 @@ from plaudit.data.settings import DataSettings
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.relabel import relabel, report_of
 from plaudit.evaluate.settings import RelabelSettings
-from plaudit.evaluate.statistics import wilson
+from plaudit.evaluate.statistics import share_interval
 from plaudit.monitor.sinks import read_jsonl
 from plaudit.support.fields import SettingsError
 from plaudit.tasks.demo import gold
@@ -51,7 +51,7 @@ def test_pairs_are_ordered_counted_and_keep_their_columns(tmp_path: Path, write:
     ]
     assert (result.rows, result.pairs, result.written) == (4, 4, 2)
     assert (result.swapped, result.ties, result.unscored, result.reasons) == (1, 1, 1, ("not applicable",))
-    assert result.figures["agreement"] == wilson(1.5, 3)
+    assert result.figures["agreement"] == share_interval([1.0, 0.5, 0.0])
     assert result.figures["margin"].value == pytest.approx((2 - 5 + 0) / 3)
     report = json.loads(report_of(tmp_path / "out" / "gold.jsonl").read_text())
     assert report["figures"]["agreement"]["value"] == 0.5

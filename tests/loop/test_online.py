@@ -12,7 +12,8 @@ from plaudit.algorithms import GRPO
 from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.loop.online import OnlineSource
-from plaudit.types import Completion, Finish, Group, Prompt, Response, Score
+from plaudit.loop.progress import batch_of
+from plaudit.types import Completion, Finish, Group, Prompt, Response, Row, Score
 
 PROMPTS = [Prompt(id=str(n), text="", tokens=(n,)) for n in range(10)]
 
@@ -74,6 +75,13 @@ def test_groups_come_in_the_order_drawn_from_at_most_so_many_slots(lag: int) -> 
     assert asyncio.run(steps()) == [([0, 1, 2], 1), ([3, 4, 5], 1), ([6, 7, 8], 1), ([9, 10, 11], 1)]
     assert answers.most <= 3 * (lag + 1)
     assert answers.running == set()
+
+
+def test_a_step_of_masked_answers_only_is_empty() -> None:
+    trained, masked = (Row(tokens=(1, 2), trainable=(False, whether)) for whether in (True, False))
+    assert batch_of([], 1) is batch_of([masked, masked], 1) is None
+    batch = batch_of([masked, trained], 1)
+    assert batch is not None and len(batch) == 2
 
 
 def test_a_step_may_draw_the_data_several_times() -> None:

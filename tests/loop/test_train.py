@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from test_resume import assert_same_run, timeless
 
 from plaudit import ALGORITHMS, PolicyGradient, Run, Settings, crew, load_settings, run
+from plaudit.algorithms.grpo import GRPO
 from plaudit.algorithms.policy_gradient import spread
 from plaudit.batch import Batch
 from plaudit.compute import products
@@ -22,9 +24,9 @@ from plaudit.learn.learner import Learner
 from plaudit.loop import hooks
 from plaudit.loop.outage import RewardFailureError
 from plaudit.loop.progress import Moment
-from plaudit.loop.train import NonFiniteError, _over_updates
+from plaudit.loop.train import Ending, NonFiniteError, _over_updates, update
 from plaudit.monitor.sinks import read_jsonl
-from plaudit.types import Stats
+from plaudit.types import Row, Stats
 
 pytestmark = pytest.mark.slow
 
@@ -350,6 +352,30 @@ def test_figures_over_updates() -> None:
     assert (merged["loss/policy"], merged["ratio/max"], merged["x/min"]) == (2.0, 5.0, 1.0)
     assert (merged["kl/old"], merged["kl/sampler"]) == (0.2, 0.0)
     assert (merged["skipped"], merged["updates"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("parts", "shares"), [(1, [0.5]), (2, None), (4, [1.0, 1.0])])
+def test_masked_answers_count_in_each_minibatch_and_are_not_computed(parts: int, shares: list[float] | None) -> None:
+    """Of four answers two are masked: in one mini-batch the others are half of the mean; alone in one they are all of
+    it, and one of only masked answers makes no step."""
+    seen: list[Batch] = []
+
+    class Taking:
+        objective = GRPO(aggregation="sequence", minibatches=parts)
+
+        async def prepare(self, mini: Batch, step: int) -> Any:
+            seen.append(mini)
+            return None, {"skipped": 0.0, "halted": 0.0}
+
+        async def apply(self, prepared: None, take: bool) -> None:
+            assert take
+
+    batch = Batch.of([Row(tokens=(1, 2, 3), trainable=(False, k % 2 == 0, k % 2 == 0)) for k in range(4)])
+    figures = asyncio.run(update(Taking(), batch, Ending(), step=0, seed=0))  # type: ignore[arg-type]
+    assert figures["updates"] == len(seen)
+    found = [float(mini.weight.sum()) for mini in seen]  # type: ignore[union-attr]
+    assert sum(map(len, seen)) == 2
+    assert found == pytest.approx(shares or [len(mini) / 2 for mini in seen])
 
 
 # --- rewards that fail

@@ -19,8 +19,9 @@ def test_token_weights_by_hand() -> None:
 
 
 def test_sequence_weights_by_hand() -> None:
-    # Two rows have trained tokens: 1/2 each, split over two tokens and over one.
-    assert token_weights(TRAINABLE, ROW, 3, Aggregation.SEQUENCE).tolist() == [0, 0.25, 0.25, 0, 0.5, 0]
+    # Three rows, 1/3 each, split over two tokens and over one: the one without trained tokens counts, and has none.
+    expected = torch.tensor([0, 1 / 6, 1 / 6, 0, 1 / 3, 0])
+    torch.testing.assert_close(token_weights(TRAINABLE, ROW, 3, Aggregation.SEQUENCE), expected)
 
 
 def test_constant_weights_by_hand() -> None:

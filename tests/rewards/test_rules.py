@@ -7,6 +7,7 @@ import pytest
 
 from plaudit.rewards.rules import (
     RULES,
+    check_reference,
     exact_match,
     final_number,
     function_reward,
@@ -32,15 +33,19 @@ from plaudit.types import Completion, Finish, Prompt
         ("1,2345 and 12,34", ["1", "2345", "12", "34"]),
         ("1,234,567.8%", ["1234567.8"]),
         ("none", []),
+        ("3/4, 10:30, 2^5, (7, 4), [0,1], \\frac{1}{4} and {1; 2} of 8", [None] * 7 + ["8"]),
+        ("10/2 = 5", [None, "5"]),
+        ("{1,080} (3) 1, 2", ["1080", "3", "1", "2"]),
     ],
 )
-def test_numbers(text: str, expected: list[str]) -> None:
-    assert numbers(text) == [Decimal(number) for number in expected]
+def test_numbers(text: str, expected: list[str | None]) -> None:
+    assert numbers(text) == [None if number is None else Decimal(number) for number in expected]
 
 
 def test_final_number() -> None:
     assert final_number("48/2 = 24, so\n#### 72") == 72
-    assert final_number("#### 72\nQuestion: 5 + 5? #### 10") == 72  # the first: what follows is another question
+    assert final_number("#### Step 1\nadd 48 and 24\n#### 72") == 72  # the last one
+    assert final_number("#### 3/4") is None
     assert final_number("#### I do not know\n7") is None  # nothing on the marker's line
     assert final_number("so it is 24.") == 24
     assert final_number("so it is 24.", need_marker=True) is None
@@ -55,8 +60,26 @@ def test_gsm8k() -> None:
     assert gsm8k(" I cannot say.", answer) == 0.0
     assert gsm8k(" It is 18.", answer, need_marker=True) == 0.0
     assert gsm8k("#### 1,080", "#### 1080") == 1.0
-    with pytest.raises(ValueError, match="no number"):
-        gsm8k("18", None)
+    for text in ("\\boxed{1/4}", "It is 1/4", "(7, 4)", "9:4", "2^4"):
+        assert gsm8k(text, "#### 4") == 0.0
+    assert gsm8k("\\boxed{4}", "#### 4") == 1.0
+
+
+@pytest.mark.parametrize("answer", [None, "", "no", "3/4", "(3, 4)", "10:30", "It is 18", "#### 18 dollars", "#### "])
+def test_what_is_no_plain_number_is_no_reference_of_gsm8k(answer: str | None) -> None:
+    for refuse in (check_reference([RewardSettings(kind="gsm8k")]), lambda answer: gsm8k("18", answer)):
+        with pytest.raises(ValueError, match=r"no number .*kind: math"):
+            refuse(answer)
+
+
+def test_references_are_checked_for_the_rewards_that_count() -> None:
+    shown = RewardSettings(kind="gsm8k", weight=0.0)
+    check_reference([shown, RewardSettings(kind="length", options={"target": 3})])(None)
+    for kind in ("gsm8k", "math", "exact_match"):
+        with pytest.raises(ValueError, match="answer"):
+            check_reference([shown, RewardSettings(kind=kind)])(None)
+    for reference in ("$1,080.", "-18.5", "a\n#### 72"):
+        check_reference([RewardSettings(kind="gsm8k")])(reference)
 
 
 def test_gsm8k_reads_every_real_answer() -> None:

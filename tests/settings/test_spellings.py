@@ -49,6 +49,7 @@ NOT_KEYS = ("margin", "packing", "padding_free", "r", "vllm_importance_sampling_
         ("actor_rollout_ref.actor.optim.lr=1e-5", ": .. optimizer.learning_rate"),
         ("per_device_train_batch_size=4", ": .. train.batch_size .. rollout.prompts_per_step"),
         ("data.max_prompt_length=4", ": .. data.max_prompt_tokens"),
+        ("mask_truncated_completions=true", ": .. shaping.unfinished=mask_loss"),
         ("data.input_key=x", ": .. data.columns as {prompt: THEIRS}"),
     ],
 )

@@ -107,9 +107,8 @@ class Algorithm(Objective):
 
     def rows(self, group: Group) -> list[Row]:
         """Return the training rows of a scored group, [] if it carries no signal. Default: every response that has a
-        reward or continues. An untrained one only counts in its group's baseline: the loop drops it after `credit`."""
-        counted = [response for response in group.responses if response.reward is not None or response.continues]
-        return [row_of(group, response) for response in counted] if any(r.trained for r in counted) else []
+        reward or continues. An untrained one counts in baselines and as a row of means: it is dropped after `weigh`."""
+        return [row_of(group, one) for one in group.responses if one.reward is not None or one.continues]
 
 
 def weighed(batch: Batch, aggregation: str | float) -> Batch:

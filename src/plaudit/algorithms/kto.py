@@ -42,7 +42,7 @@ class KTO(Objective):
     evaluated: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     def contradictions(self) -> Iterator[str]:
-        if not self.desirable + self.undesirable:
+        if self.desirable == self.undesirable == 0:
             yield "desirable=0 and algorithm.undesirable=0 leave nothing to learn from: set one of them above 0"
 
     @property

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from plaudit.algorithms.base import Memory, row_of
+from plaudit.algorithms.base import Memory, row_of, scored
 from plaudit.algorithms.figures import credit_figures
 from plaudit.algorithms.policy_gradient import PolicyGradient, reference_kl, spread
 from plaudit.batch import Batch
@@ -39,8 +39,7 @@ class ReMax(PolicyGradient):
         *samples, greedy = group.responses
         if greedy.reward is None:
             return []
-        trained = (sample for sample in samples if sample.trained and sample.reward is not None)
-        return [row_of(group, sample, baseline=greedy.reward) for sample in trained]
+        return [row_of(group, sample, baseline=greedy.reward) for _, sample in scored(samples)]
 
     def credit(self, batch: Batch, memory: Memory) -> tuple[Batch, Stats]:
         assert batch.reward is not None and batch.baseline is not None

@@ -33,7 +33,7 @@ from plaudit.data.formats import (
 from plaudit.data.oasst import unfolded
 from plaudit.data.oddities import note_keys, note_row, note_same_files
 from plaudit.data.read import scan_rows
-from plaudit.data.reader import Reader, Tokens, parts_of
+from plaudit.data.reader import Reader, Refers, Tokens, parts_of
 from plaudit.data.records import DEMONSTRATION, JUDGEMENT, PREFERENCE, QUESTION, Question, Record, Sample
 from plaudit.data.report import Budget, DataReport, Parts, SourceReport, Tally
 from plaudit.data.settings import DataSettings, unfed
@@ -99,10 +99,17 @@ class Loader(Generic[RecordT, ItemT]):
     codec: Callable[[], Codec[ItemT]]
 
     def __call__(
-        self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, seed: int, ends: Collection[int] = ()
+        self,
+        settings: DataSettings,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        ends: Collection[int] = (),
+        refers: Refers = bool,
     ) -> Dataset[ItemT]:
-        """Read what the settings name. `ends` are the model's end tokens beside the tokenizer's own."""
+        """Read what the settings name. `ends` are the model's end tokens beside the tokenizer's own. A row of prompts
+        whose answer `refers` refuses is a bad row."""
         reader = self.reader(settings, tokenizer, ends)
+        reader.refers = refers
         return (_streamed if settings.stream else _stored)(reader, seed, self)
 
     def reader(self, settings: DataSettings, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> Reader:
@@ -231,7 +238,7 @@ def _streamed(reader: Reader, seed: int, loader: Loader[RecordT, ItemT]) -> Data
     held: Items[ItemT] = Items(codec, (), ())
     if settings.apart:
         apart = {"train": settings.validation, "split": settings.validation_split, "validation": None, "stream": 0}
-        other = loader(replace(settings, **apart), reader.tokenizer, seed, reader.ends)
+        other = loader(replace(settings, **apart), reader.tokenizer, seed, reader.ends, reader.refers)
         assert isinstance(other.items, Items)
         held = other.items
         reports += [replace(source, role="validation") for source in other.report.sources]

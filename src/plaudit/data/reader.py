@@ -80,11 +80,16 @@ class Encoded:
     shortened: bool = False
 
 
+Refers = Callable[[str | None], object]
+"""Raises ValueError for a prompt's answer that its rewards cannot compare anything with."""
+
+
 class Reader:
     """Writes and tokenises records for one tokenizer. `ends` are the model's end tokens beside the tokenizer's own."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: DataSettings, ends: Collection[int] = ()):
         self.tokenizer = tokenizer
+        self.refers: Refers = bool
         self.ends = frozenset((*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])))
         self.bos = int(tokenizer.bos_token_id) if adds_bos(tokenizer) else None
         self.chats = Chats(tokenizer, settings, ends)

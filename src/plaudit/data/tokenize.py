@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from plaudit.data.fields import Message
+from plaudit.data.fields import DataError, Message
 from plaudit.data.formats import speaks
 from plaudit.data.reader import Answer, Asked, Encoded, Reader, Tokens
 from plaudit.data.records import Demonstration, Judgement, Preference, Question, beside
@@ -190,6 +190,11 @@ def prompts(records: Sequence[Question], reader: Reader, tally: Tally) -> list[P
     for record, (asked,) in reader.read(records, lambda record: (Asked(record),), tally):
         fitted = reader.fitting_prompt(asked, tally.dropped)
         if fitted is None:
+            continue
+        try:
+            reader.refers(record.answer)
+        except ValueError as error:
+            tally.skip(DataError(str(error), record.where))
             continue
         kept.append(
             Prompt(

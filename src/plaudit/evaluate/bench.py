@@ -19,6 +19,7 @@ from plaudit.evaluate.settings import MeasureSettings
 from plaudit.evaluate.statistics import Interval
 from plaudit.monitor.console import Reporter, clock
 from plaudit.rewards.base import Reward
+from plaudit.rewards.rules import check_reference
 from plaudit.types import Prompt, Row
 
 
@@ -54,7 +55,8 @@ class Bench(Measures):
             limit=self.settings.limit,
             shuffle=False,
         )
-        data = LOADERS[kind](settings, reader.tokenizer, self.settings.seed, reader.model.special.eos)
+        refers = check_reference(self.settings.rewards)
+        data = LOADERS[kind](settings, reader.tokenizer, self.settings.seed, reader.model.special.eos, refers)
         for source in data.report.sources:
             whole = source.read == source.kept and not source.pairs_dropped and not source.turns_dropped
             if source.noted or not whole or source.truncated_prompts or source.truncated_completions:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from plaudit.evaluate.generation import prompt_means
+from plaudit.evaluate.generation import reward_mean, verdicts
 from plaudit.evaluate.length import length_controlled
 from plaudit.evaluate.policy import Advance, Answer, Answers, unheard
-from plaudit.evaluate.statistics import Interval, bootstrap, mean_interval, wilson
+from plaudit.evaluate.statistics import Interval, mean_interval, share_interval
 from plaudit.rewards.llm import UNPARSED, Decision, LlmJudge
 from plaudit.runtime.coroutines import finished, together
 from plaudit.types import Prompt
@@ -26,7 +26,7 @@ class Pairing:
 
 
 def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[str, Interval]:
-    """By reward: the first one's win rate and the difference of the means, paired by prompt, with bootstrap intervals.
+    """By reward: the first one's win rate and the difference of the means, paired by prompt.
 
     A win counts 1, a tie 1/2, over the pairs of equally numbered answers; pairs that lack a score are left out.
     """
@@ -37,11 +37,15 @@ def comparison_figures(first: Answers, second: Answers, *, seed: int) -> dict[st
             raise ValueError(f"the reward {name!r} scored no prompt's answers of both policies")
         wins = [[1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap, _ in group] for group in found]
         figures |= win_figures(name, wins, [[length for _, length in group] for group in found], seed=seed)
-        figures[f"difference/{name}"] = bootstrap(
-            [fmean(gap for gap, _ in group) for group in found if group], seed=seed
+        gaps = [fmean(gap for gap, _ in group) for group in found if group]
+        shares = verdicts(first, name) and verdicts(second, name)  # gaps are then from -1 to 1
+        figures[f"difference/{name}"] = (
+            share_interval([(1 + gap) / 2 for gap in gaps]).map(lambda share: 2 * share - 1)
+            if shares
+            else mean_interval(gaps)
         )
-        figures[f"reward/{name}/first"] = mean_interval(list(prompt_means(first, name).values()))
-        figures[f"reward/{name}/second"] = mean_interval(list(prompt_means(second, name).values()))
+        figures[f"reward/{name}/first"] = reward_mean(first, name)
+        figures[f"reward/{name}/second"] = reward_mean(second, name)
     return figures
 
 
@@ -53,8 +57,8 @@ def win_figures(
     kept = [(won, gaps) for won, gaps in zip(wins, lengths, strict=True) if won]
     ties = [fmean(win == 0.5 for win in won) for won, _ in kept]
     figures = {
-        f"win_rate/{name}": bootstrap([fmean(won) for won, _ in kept], seed=seed),
-        f"ties/{name}": wilson(sum(ties), len(ties)),
+        f"win_rate/{name}": share_interval([fmean(won) for won, _ in kept]),
+        f"ties/{name}": share_interval(ties),
     }
     controlled = length_controlled([won for won, _ in kept], [gaps for _, gaps in kept], seed=seed)
     return figures if controlled is None else figures | {f"win_rate/{name}/length_controlled": controlled}
@@ -110,7 +114,7 @@ def decision_figures(
     unparsed = sum(decision.reason == UNPARSED for decision in decisions)
     return {
         **win_figures("llm", list(wins.values()), list(gaps.values()), seed=seed),
-        "consistent/llm": wilson(sum(map(fmean, agreed.values())), len(agreed)),
+        "consistent/llm": share_interval([*map(fmean, agreed.values())]),
         "unparsed/llm": float(unparsed),
         "failed/llm": float(sum(decision.value is None for decision in decisions) - unparsed),
     }

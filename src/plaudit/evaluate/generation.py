@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from plaudit.evaluate.policy import Answer, Answers
-from plaudit.evaluate.statistics import Interval, mean_interval, pass_at_k, wilson
+from plaudit.evaluate.statistics import Interval, mean_interval, pass_at_k, share_interval
 from plaudit.support.visible import visible
 
 Figures = dict[str, Interval | float]
@@ -17,7 +17,7 @@ def generation_figures(answers: Answers) -> Figures:
     texts = [answer.completion.text for group in answers for answer in group]
     return {
         "length": mean_interval([fmean(len(a.completion.tokens) for a in group) for group in answers]),
-        "unfinished": wilson(sum(fmean(not a.finished for a in group) for group in answers), len(answers)),
+        "unfinished": share_interval([fmean(not a.finished for a in group) for group in answers]),
         **{f"distinct_{n}": share for n in (1, 2) if (share := distinct(texts, n)) is not None},
     }
 
@@ -27,7 +27,7 @@ def reward_figures(answers: Answers) -> Figures:
     to a prompt are averaged first. Raises ValueError with a reason if a reward scored nothing."""
     figures: Figures = {}
     for name in answers[0][0].scores:
-        figures[f"reward/{name}"] = mean_interval(list(prompt_means(answers, name).values()))
+        figures[f"reward/{name}"] = reward_mean(answers, name)
         scores = [answer.scores[name] for group in answers for answer in group]
         if failed := sum(score.failed for score in scores):
             figures[f"reward/{name}/failed"] = float(failed)
@@ -48,8 +48,19 @@ def pass_figures(answers: Answers, names: Collection[str], ks: Sequence[int], *,
             found = [pass_at_k(len(own), sum(v >= least for v in own), k) for own in scores if len(own) >= k]
             if not found:
                 raise ValueError(f"pass@{k}: {name!r} scored {k} answers of no prompt")
-            figures[f"pass@{k}/{name}"] = mean_interval(found)
+            figures[f"pass@{k}/{name}"] = share_interval(found)
     return figures
+
+
+def reward_mean(answers: Answers, name: str) -> Interval:
+    """Mean of a reward: a share if it only says right or wrong. Raises ValueError if it scored nothing."""
+    means = list(prompt_means(answers, name).values())
+    return share_interval(means) if verdicts(answers, name) else mean_interval(means)
+
+
+def verdicts(answers: Answers, name: str) -> bool:
+    """True if each score is 0 or 1, such as those of a rule that checks an answer."""
+    return all(answer.scores[name].value in (0, 1, None) for group in answers for answer in group)
 
 
 def prompt_means(answers: Answers, name: str) -> dict[int, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plaudit.evaluate.statistics import Interval
+from plaudit.evaluate.statistics import Interval, around_share, design_effect
 
 Numbers = npt.NDArray[np.float64]
 RESAMPLES = 1000
@@ -25,8 +25,9 @@ def length_controlled(
 
     `wins` and `gaps` have for each prompt the outcomes of its pairs (1, 0, or 1/2 for a tie) and the differences of
     lengths, ours - theirs. The length's part is estimated and then set to 0. Dubois et al. 2024, arXiv 2404.04475, eq.
-    2, without the term of a prompt's difficulty, which takes many models. The interval resamples prompts. None if all
-    gaps are equal: the length's part cannot be told from the policy's.
+    2, without the term of a prompt's difficulty, which takes many models. The interval is a share's, with the variance
+    of resamples of prompts (bootstrap, Efron 1979). None if all gaps are equal: the length's part cannot be told from
+    the policy's.
     """
     flat = np.array([gap for group in gaps for gap in group], dtype=np.float64)
     if not len(flat) or not flat.std() > 0:
@@ -40,8 +41,9 @@ def length_controlled(
     counts = draw.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     chunk = max(1, 1_000_000 // len(y))
     parts = [_fitted(y, z, counts[i : i + chunk][:, prompt] * share) for i in range(0, RESAMPLES, chunk)]
-    low, high = np.quantile(_sigmoid(np.concatenate(parts)), (0.025, 0.975))
-    return Interval(value=float(value[0]), low=float(low), high=float(high), count=n)
+    rate, spread = float(value[0]), float(np.var(_sigmoid(np.concatenate(parts))))
+    own = design_effect([float(np.mean(group)) for group in wins if group])  # without it, all wins would look certain
+    return around_share(rate, max(own, n * spread / (rate * (1 - rate))), n)
 
 
 def _fitted(y: Numbers, z: Numbers, weights: Numbers) -> Numbers:

@@ -8,7 +8,7 @@ from statistics import fmean
 from plaudit.batch import Batch
 from plaudit.evaluate.judge import Judge
 from plaudit.evaluate.policy import Policy, check_comparable
-from plaudit.evaluate.statistics import Interval, mean_interval, wilson
+from plaudit.evaluate.statistics import Interval, mean_interval, share_interval
 from plaudit.maths.losses import preference_margin
 from plaudit.types import Row
 
@@ -21,7 +21,7 @@ def margin_figures(margins: Sequence[float], prompts: Sequence[int]) -> dict[str
     for margin, prompt in zip(margins, prompts, strict=True):
         of_prompt.setdefault(prompt, []).append(margin)
     right = [fmean(1.0 if m > 0 else 0.5 if m == 0 else 0.0 for m in of_one) for of_one in of_prompt.values()]
-    return {"accuracy": wilson(sum(right), len(right)), "margin": mean_interval([fmean(m) for m in of_prompt.values()])}
+    return {"accuracy": share_interval(right), "margin": mean_interval([fmean(m) for m in of_prompt.values()])}
 
 
 def judge_margins(judge: Judge, rows: Sequence[Row]) -> list[float]:

@@ -1,4 +1,4 @@
-"""95 % confidence intervals for means, ratios, shares and win rates: plain numbers in, an `Interval` out.
+"""95 % confidence intervals for means, ratios and shares, such as win rates: plain numbers in, an `Interval` out.
 
 Averaged values must be independent. Several answers to one prompt are therefore averaged first, and prompts are
 counted. Left out: other levels than 95 %, and corrections for looking at many figures at once.
@@ -65,38 +65,38 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
     return _around(ratio, math.sqrt(n / (n - 1) * spread) / total if n > 1 else 0.0, n)
 
 
-def wilson(successes: float, count: int) -> Interval:
-    """Interval of a share, inside [0, 1] and honest near its ends. Wilson 1927. Ties may count half, which scipy's
-    function does not take."""
-    if not 0 <= successes <= count or count < 1:
-        raise ValueError(f"{successes} successes out of {count} is not a share")
-    z = float(ndtri(UPPER))
-    share, z2 = successes / count, z * z / count
-    centre = (share + z2 / 2) / (1 + z2)
-    reach = math.sqrt(z2 * share * (1 - share) + z2 * z2 / 4) / (1 + z2)
+def share_interval(values: Sequence[float]) -> Interval:
+    """Mean of values from 0 to 1: wins, ties of 1/2, and means of them over a prompt's answers.
+
+    It is paired if each value compares two models on one prompt. Raises ValueError for no values and for one outside
+    [0, 1].
+    """
+    if not values or not all(0 <= value <= 1 for value in values):
+        raise ValueError(f"a share needs values from 0 to 1, at least one: {[v for v in values if not 0 <= v <= 1]}")
+    return around_share(fmean(values), design_effect(values), len(values))
+
+
+def design_effect(values: Sequence[float]) -> float:
+    """Variance of values from 0 to 1 over that of zeros and ones with their mean, p (1 - p). Kish 1965."""
+    binary = fmean(values) * (1 - fmean(values))
+    return float(np.var(values)) / binary if binary > 0 else 1.0
+
+
+def around_share(share: float, effect: float, count: int) -> Interval:
+    """Wilson's interval of a share (1927), of N observations in place of n.
+
+        low, high: (share - m)^2 = z^2 m (1 - m) / N       N = n (n + z^2) / (n effect + z^2)
+
+    Zeros and ones have the effect 1, and N = n. Other values count for more; their effect is pulled to 1 by z^2
+    observations, so that equal values do not look certain.
+    """
+    z2, binary = float(ndtri(UPPER)) ** 2, share * (1 - share)
+    z2_n = z2 * (count * effect + z2) / (count * (count + z2))  # z^2 / N
+    centre = (share + z2_n / 2) / (1 + z2_n)
+    reach = math.sqrt(z2_n * binary + z2_n * z2_n / 4) / (1 + z2_n)
     # At 0 and 1 the bound is exact; rounding must not push the share out of its interval.
     low, high = min(max(0.0, centre - reach), share), max(min(1.0, centre + reach), share)
     return Interval(value=share, low=low, high=high, count=count)
-
-
-def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 10_000) -> Interval:
-    """Mean and the 2.5 % and 97.5 % quantiles of the means of resamples with replacement. Efron 1979.
-
-    It is paired if each value already compares two models on one prompt (a win, a difference). It cannot see beyond the
-    values: if all are equal the interval is a point.
-    """
-    if not values:
-        raise ValueError("there is nothing to resample")
-    from scipy.stats import bootstrap as resampled  # a second to import
-
-    data, n = np.asarray(values, dtype=np.float64), len(values)
-    mean = float(data.mean())
-    if n == 1:
-        return Interval(value=mean, low=mean, high=mean, count=1)
-    draw, batch = np.random.default_rng(seed), max(1, 1_000_000 // n)
-    found = resampled((data,), np.mean, n_resamples=resamples, batch=batch, method="percentile", rng=draw)
-    low, high = found.confidence_interval
-    return Interval(value=mean, low=float(low), high=float(high), count=n)
 
 
 def pass_at_k(answers: int, passing: int, k: int) -> float:

@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from plaudit.algorithms.base import Algorithm
-from plaudit.batch import Batch
 from plaudit.data.cursor import Cursor
 from plaudit.loop.outage import failed
-from plaudit.loop.progress import Delivery
+from plaudit.loop.progress import Delivery, batch_of
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Groups
 from plaudit.types import Group, Prompt, Row
@@ -99,10 +98,10 @@ class OnlineSource:
                     self.slots.release()
         kept = tuple(group for group, whether in zip(seen, keep, strict=True) if whether)
         replaced = tuple(group for group, whether in zip(seen, keep, strict=True) if not whether)
-        rows = [row for part in made for row in part]
-        stats = {"groups/dropped": float(made.count([])), "empty": float(not rows), "time/outage": waited}
+        batch = batch_of([row for part in made for row in part], self.algorithm.unit)
+        stats = {"groups/dropped": float(made.count([])), "empty": float(batch is None), "time/outage": waited}
         return Delivery(
-            batch=Batch.of(rows, unit=self.algorithm.unit) if rows else None,
+            batch=batch,
             epoch=first // self.cursor.length + 1,
             epochs_done=self.consumed / self.cursor.length,
             stats=rollout_figures(seen) | stats,

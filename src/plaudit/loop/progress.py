@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from plaudit.batch import Batch
-from plaudit.types import Group, Stats
+from plaudit.types import Group, Row, Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,12 @@ class Delivery:
     """Online methods: every group whose rows are in the batch."""
     dropped: tuple[Group, ...] = ()
     """Groups without a signal that were replaced by others."""
+
+
+def batch_of(rows: Sequence[Row], unit: int) -> Batch | None:
+    """Return the batch of a delivery, or None if no token of its rows is trained."""
+    batch = Batch.of(rows, unit=unit) if rows else None
+    return batch if batch is not None and batch.trainable.any() else None
 
 
 class BatchSource(Protocol):

@@ -14,9 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from plaudit.batch import Batch
 from plaudit.loop.online import OnlineSource
-from plaudit.loop.progress import Delivery
+from plaudit.loop.progress import Delivery, batch_of
 from plaudit.rollout.figures import rollout_figures
 from plaudit.rollout.rollouter import Rollouter
 from plaudit.runtime.coroutines import together
@@ -59,9 +58,8 @@ class LastingSource(OnlineSource):
         groups = await self._redrawn(delivery)
         if all(one is other for one, other in zip(groups, delivery.groups, strict=True)):
             return delivery
-        rows = [row for group in groups for row in self.algorithm.rows(group)]
-        batch = Batch.of(rows, unit=self.algorithm.unit) if rows else None
-        stats = delivery.stats | rollout_figures([*groups, *delivery.dropped]) | {"empty": float(not rows)}
+        batch = batch_of([row for group in groups for row in self.algorithm.rows(group)], self.algorithm.unit)
+        stats = delivery.stats | rollout_figures([*groups, *delivery.dropped]) | {"empty": float(batch is None)}
         return replace(delivery, batch=batch, groups=tuple(groups), stats=stats)
 
     async def _redrawn(self, delivery: Delivery) -> list[Group]:

@@ -199,14 +199,14 @@ async def learn(
     batch, stats = await cast.annotate(delivery.batch), staleness(delivery.batch, step)
     fresh = dict(memory)
     batch, credit = cast.objective.credit(batch, fresh)
-    batch, stats = batch.trained(), stats | plain(credit, "the figures of `credit`")
+    stats |= plain(credit, "the figures of `credit`")
     fresh = plain(fresh, "the memory of `credit`")
     if all(map(math.isfinite, fresh.values())):  # else this step will be skipped; the next ones must not inherit it
         memory.update(fresh)
     stats |= await update(cast, batch, ending, step=step, seed=seed)
     with ending.moving():
         await cast.follow()
-    return batch, stats
+    return batch.trained(), stats
 
 
 def staleness(batch: Batch, version: int) -> Stats:
@@ -222,8 +222,8 @@ def staleness(batch: Batch, version: int) -> Stats:
 
 
 async def update(cast: Cast, batch: Batch, ending: Ending, *, step: int, seed: int) -> Stats:
-    """Make all optimizer steps on one batch, in passes over shuffled mini-batches. End early if the method says halt,
-    or if an update fails after others were made."""
+    """Make all optimizer steps on one batch, in passes over shuffled mini-batches; one without a trained token makes no
+    step. End early if the method says halt, or if an update fails after others were made."""
     passes, parts = cast.objective.updates()
     units = len(batch) // batch.unit
     taken: list[Stats] = []
@@ -234,8 +234,10 @@ async def update(cast: Cast, batch: Batch, ending: Ending, *, step: int, seed: i
             generator = torch.Generator().manual_seed(mixed % (1 << 64))  # torch takes 64 bits
             order = torch.randperm(units, generator=generator)
         for mini in batch.split(min(parts, units), order=order):
+            if batch.trainable.any() and not mini.trainable.any():
+                continue
             with ending.kept():
-                taken.append(await _one_update(cast, cast.objective.weigh(mini), ending, step))
+                taken.append(await _one_update(cast, cast.objective.weigh(mini).trained(), ending, step))
             if ending.error is not None or taken[-1]["halted"]:
                 return _over_updates(taken)
     return _over_updates(taken)

@@ -26,17 +26,16 @@ class Aggregation(StrEnum):
 def token_weights(trainable: Tensor, row: Tensor, rows: int, how: Aggregation, *, constant: float = 1.0) -> Tensor:
     """Weight of each token, (n,); 0 where not trained.
 
-        token  m_t / sum m       sequence  m_t / (rows with any * sum_row m)       constant  m_t / (rows * constant)
+        token  m_t / sum m       sequence  m_t / (rows * sum_row m)       constant  m_t / (rows * constant)
 
-    Rows without a trained token do not count as rows under `sequence`; they do under `constant`, as in Dr.GRPO.
+    Every row counts as a row: masking one leaves the others' weights as they were, unless they are a mean over tokens.
+    So do GRPO's and Dr.GRPO's losses in TRL (`mask_truncated_completions`).
     """
     mask = trainable.float()
     if how is Aggregation.TOKEN:
         return mask / mask.sum().clamp(min=1.0)
     if how is Aggregation.SEQUENCE:
-        counts = row_sum(mask, row, rows)
-        used = (counts > 0).sum().clamp(min=1)
-        return mask / (counts.clamp(min=1.0)[row] * used)
+        return mask / (row_sum(mask, row, rows).clamp(min=1.0)[row] * rows)
     return mask / (rows * constant)
 
 

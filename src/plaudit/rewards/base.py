@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
@@ -25,6 +26,20 @@ class Reward(Protocol):
     """
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]: ...
+
+
+class Turns:
+    """`async with turns():` lets at most so many in at once, in whichever event loop asks."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self._of: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    def __call__(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._of is None or self._of[0] is not loop:
+            self._of = (loop, asyncio.Semaphore(self.most))
+        return self._of[1]
 
 
 class TimedReward:

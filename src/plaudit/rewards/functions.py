@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from plaudit.rewards.base import Turns
 from plaudit.runtime.coroutines import raise_in
 from plaudit.support.fields import nearest
 from plaudit.support.plugins import name_of
@@ -96,7 +97,7 @@ class FunctionReward:
         self.waits = self.asynchronous or self.thread
         self.held = 0.0
         """Seconds in which its calls kept this process from all else."""
-        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._turns = Turns(THREADS)
         self.arguments = _bindings(function, self.name, self.options)
         self.reads_tokens = any(get is ARGUMENTS["tokens"] for _, get in self.arguments)
 
@@ -127,11 +128,8 @@ class FunctionReward:
     async def _awaited(self, prompt: Prompt, completion: Completion) -> Score:
         if not self.thread:
             return await self._within_deadline(lambda: self._call(prompt, completion))
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._places[0] is not loop:
-            self._places = (loop, asyncio.Semaphore(THREADS))
-        async with self._places[1]:
-            return await self._within_deadline(lambda: _in_thread(lambda: self._call(prompt, completion)))
+        async with self._turns():
+            return await self._within_deadline(lambda: in_thread(lambda: self._call(prompt, completion)))
 
     async def _within_deadline(self, call: Callable[[], Awaitable[Any]]) -> Score:
         limit = asyncio.timeout(self.deadline)
@@ -223,7 +221,7 @@ class _Watch:
 _WATCH = _Watch()
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
+async def in_thread(call: Callable[[], Any]) -> Any:
     """Run `call` in a daemon thread. In asyncio's small pool, a hanging call would block other calls and the end of the
     process."""
     loop = asyncio.get_running_loop()

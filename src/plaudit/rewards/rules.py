@@ -7,60 +7,86 @@ gives the same number.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar
 
 from plaudit.rewards.functions import FunctionReward
+from plaudit.rewards.mathematics import MathReward, reference_of
 from plaudit.rewards.sandbox import CodeReward
 from plaudit.rewards.settings import KINDS, RewardSettings
 from plaudit.support.fields import nearest
 from plaudit.support.plugins import load_object, registered_again
 
-__all__ = ["RULES", "CodeReward", "FunctionReward", "function_reward", "register_reward"]
+__all__ = ["RULES", "CodeReward", "FunctionReward", "MathReward", "function_reward", "register_reward"]
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 # A minus right after a digit, letter or bracket means subtraction ("10-5"). Commas group thousands. A full stop counts
 # only before digits.
-_NUMBER = re.compile(
+_NUMBER = (
     r"(?P<minus>(?<![\w)\]])[-\u2212])?[$\u20ac\u00a3]?(?P<inner_minus>(?<=[$\u20ac\u00a3])-)?"
     r"(?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 )
+_N = r"[-\u2212]?[$\u20ac\u00a3]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)"
+# What has numbers and is none: fractions, ratios, times and powers; a fraction in LaTeX; points, intervals and sets.
+_LARGER = (
+    rf"{_N}(?:(?:\s*[/^]\s*|:)[{{(]?{_N}[)}}]?)+|\\[dt]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}"
+    rf"|[(\[{{]\s*{_N}(?:(?:\s*;\s*|\s*,\s+|,(?!\d{{3}}(?!\d))){_N})+\s*[)\]}}]"
+)
+_TERM = re.compile(f"{_LARGER}|{_NUMBER}")
+_PLAIN = re.compile(rf"{_NUMBER}\.?")
 _MARKER = "####"
 
 
-def numbers(text: str) -> list[Decimal]:
-    """The numbers in a text, in order: "-$1,200.50." holds -1200.50."""
-    return [
-        Decimal(f"{'-' if match['minus'] or match['inner_minus'] else ''}{match['digits'].replace(',', '')}")
-        for match in _NUMBER.finditer(text)
-    ]  # a product with -1 would have 28 digits
+def numbers(text: str) -> list[Decimal | None]:
+    """The numbers in a text, in order: "-$1,200.50." holds -1200.50. None stands for what is made of several, such as
+    3/4, 10:30, 2^5 and (3, 4)."""
+    return [_decimal(match) if match["digits"] else None for match in _TERM.finditer(text)]
+
+
+def _decimal(match: re.Match[str]) -> Decimal:
+    sign = "-" if match["minus"] or match["inner_minus"] else ""  # a product with -1 would have 28 digits
+    return Decimal(f"{sign}{match['digits'].replace(',', '')}")
 
 
 def final_number(text: str, *, need_marker: bool = False) -> Decimal | None:
-    """The number after the first `####`. Without that marker: None if it is needed, else the last number."""
-    before, marker, after = text.partition(_MARKER)
+    """The first number after the last `####`, on its line. Without that marker: None if it is needed, else the last
+    number. None if that is no plain number."""
+    _, marker, after = text.rpartition(_MARKER)
     if marker:
         line = numbers(after.strip().partition("\n")[0])
         return line[0] if line else None
-    found = [] if need_marker else numbers(before)
+    found = [] if need_marker else numbers(after)
     return found[-1] if found else None
+
+
+def reference_number(answer: str | None) -> Decimal:
+    """The plain number after the last `####` of a worked answer, or which it is. Raises ValueError for another one."""
+    match = _PLAIN.fullmatch((answer or "").rpartition(_MARKER)[2].strip())
+    if match is None:
+        raise ValueError(
+            f"the prompt's answer holds no number for gsm8k: {answer!r:.80}. It must be a plain number, or end in "
+            "'#### 72'; kind: math compares others"
+        )
+    return _decimal(match)
 
 
 def gsm8k(completion: str, answer: str | None, *, need_marker: bool = False) -> float:
     """1 if the completion's final number equals that of the worked answer (18 equals 18.00), else 0."""
-    expected = None if answer is None else final_number(answer)
-    if expected is None:
-        raise ValueError(f"the prompt's answer holds no number: {answer!r:.80}")
-    return float(final_number(completion, need_marker=need_marker) == expected)
+    return float(final_number(completion, need_marker=need_marker) == reference_number(answer))
+
+
+def reference_text(answer: str | None) -> str:
+    """The answer itself. Raises ValueError if there is none."""
+    if answer is None:
+        raise ValueError("the prompt has no answer to compare with")
+    return answer
 
 
 def exact_match(completion: str, answer: str | None, *, ignore_case: bool = False) -> float:
     """1 if completion and answer differ only in spaces, else 0."""
-    if answer is None:
-        raise ValueError("the prompt has no answer to compare with")
-    given, expected = " ".join(completion.split()), " ".join(answer.split())
+    given, expected = " ".join(completion.split()), " ".join(reference_text(answer).split())
     return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
 
 
@@ -97,6 +123,23 @@ RULES: dict[str, Callable[..., Any]] = {
     "overlong": overlong,
 }
 """Rules by the name that settings use as their kind."""
+REFERENCES: Mapping[str, Callable[[str | None], object]] = {
+    "gsm8k": reference_number,
+    "exact_match": reference_text,
+    "math": reference_of,
+}
+"""What reads a prompt's answer, by kind of reward. It raises ValueError for an answer that is no reference."""
+
+
+def check_reference(rewards: Iterable[RewardSettings]) -> Callable[[str | None], None]:
+    """Return a function that raises ValueError for a prompt's answer with which no completion could be scored."""
+    reads = {kind: REFERENCES[kind] for one in rewards if one.weight and (kind := one.kind) in REFERENCES}
+
+    def check(answer: str | None) -> None:
+        for read in reads.values():
+            read(answer)
+
+    return check
 
 
 def register_reward(name: str) -> Callable[[Rule], Rule]:
@@ -113,10 +156,10 @@ def register_reward(name: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward:
-    """Return the reward of settings whose kind is "function", "code" or a rule's name."""
-    if settings.kind == "code":
-        return CodeReward(settings.name, settings.options)
+def function_reward(settings: RewardSettings) -> FunctionReward | CodeReward | MathReward:
+    """Return the reward of settings whose kind is "function", "code", "math" or a rule's name."""
+    if settings.kind in ("code", "math"):
+        return (CodeReward if settings.kind == "code" else MathReward)(settings.name, settings.options)
     if settings.kind == "function":
         function = load_object(settings.function)
     elif settings.kind in RULES:

@@ -23,8 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from plaudit.rewards.base import Turns
+from plaudit.rewards.settings import options_of
 from plaudit.runtime.coroutines import finished
-from plaudit.support.fields import check, nearest, setting
+from plaudit.support.fields import setting
 from plaudit.types import Completion, Prompt, Score
 
 JAIL = Path(__file__).with_name("jail.py")
@@ -65,15 +67,9 @@ class CodeReward:
     reads_tokens = False
 
     def __init__(self, name: str, options: Mapping[str, Any]):
-        try:
-            self.options = CodeOptions(**options)
-        except TypeError:
-            known = CodeOptions.__slots__
-            unknown = next(key for key in options if key not in known)
-            raise ValueError(f"options of reward {name!r} have {unknown!r}{nearest(unknown, known)}") from None
-        check(self.options, prefix="options.")
+        self.options = options_of(CodeOptions, name, options)
         self.name = name or "code"
-        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._turns = Turns(os.cpu_count() or 1)
         check_sandbox()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -81,10 +77,7 @@ class CodeReward:
 
     async def _scored(self, prompt: Prompt, text: str) -> Score:
         """Score an answer. At most one answer per core is scored at a time, so that each gets its CPU time."""
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._places[0] is not loop:
-            self._places = (loop, asyncio.Semaphore(os.cpu_count() or 1))
-        async with self._places[1]:
+        async with self._turns():
             try:
                 passed, count = await self._passed(prompt.extra, code_of(text))
             except (SandboxError, OSError, ValueError) as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from plaudit.support.fields import Section, leaves, setting
+from plaudit.support.fields import Section, check, leaves, nearest, setting
+
+Options = TypeVar("Options")
 
 UNFINISHED = ("score", "penalty", "bootstrap", "mask", "mask_loss")
 PENALTY = -1.0
@@ -16,6 +18,7 @@ KINDS = {
     "judge": ("path", "workers", "tensor", "resources", "offload"),
     "function": ("function", "options", "deadline", "thread", "workers", "resources"),
     "code": ("options", "workers", "resources"),
+    "math": ("options", "workers", "resources"),
     "http": ("options", "urls", "token_env", "timeout", "retries", "batch", "concurrency"),
 }
 """Kinds of reward that are not rules, and the settings that each reads beside name and weight."""
@@ -29,7 +32,8 @@ class RewardSettings(Section):
 
     kind: str = "judge"
     """"judge" (a reward model), "function" (your Python function), "http" (servers of the protocol in docs/rewards.md),
-    "code" (unit tests of code, in a sandbox) or the name of a rule, such as "gsm8k"."""
+    "code" (unit tests of code, in a sandbox), "math" (equal to the reference, by math-verify) or the name of a rule,
+    such as "gsm8k"."""
     name: str = ""
     """Name of the reward in metrics and samples. Empty: the rule's or function's own name, "judge" or "http"."""
     weight: float = 1.0
@@ -37,7 +41,7 @@ class RewardSettings(Section):
     path: str = ""
     """Checkpoint of the judge. In a pipeline, empty means the judge that is trained there."""
     workers: int = setting(0, least=0)
-    """judge, function, rules, code: number of its workers, with runtime=ray. 0 keeps it in the run's own process."""
+    """judge, function, rules, code, math: number of its workers, with runtime=ray. 0: in the run's own process."""
     tensor: int = setting(1, least=1)
     """judge: processes of each worker; several share each matrix, for a judge that one cannot hold."""
     resources: dict[str, float] = setting(dict, least=0)
@@ -83,6 +87,17 @@ class RewardSettings(Section):
             readers += ["rules"] * (given.key in OF_RULES)
             if given.value != default.value and readers and given.key not in KINDS.get(self.kind, OF_RULES):
                 yield f"{given.key}={given.value!r} is read for {', '.join(readers)} only, not for {self.kind!r}"
+
+
+def options_of(kind: type[Options], name: str, given: Mapping[str, Any]) -> Options:
+    """Return the `options` of a reward as its dataclass. Raises ValueError for unknown keys and wrong values."""
+    written: Any = kind
+    known = [one.name for one in fields(written)]
+    if unknown := [key for key in given if key not in known]:
+        raise ValueError(f"options of reward {name!r} have {unknown[0]!r}{nearest(unknown[0], known)}")
+    options = kind(**given)
+    check(options, prefix="options.")
+    return options
 
 
 def wrong_url(url: str) -> str:
@@ -148,8 +163,8 @@ class ShapingSettings:
     unfinished: str | int | float = setting("score", choices=UNFINISHED, numbers=True)
     """What ends the return of an answer that was cut off by length: "score" (its own), "penalty" (a reward of -1), a
     number (another reward; it is not shifted, scaled or clipped) or "bootstrap" (no reward; the critic's value after
-    the cut stands for the rest). "mask" leaves it out of the loss and of its group's baseline, "mask_loss" of the loss
-    only, as TRL does."""
+    the cut stands for the rest). "mask" leaves it out, as if it had not been drawn. "mask_loss" only trains no token of
+    it, as TRL does: it counts in its group's baseline and as an answer that losses are averaged over."""
 
     @property
     def penalty(self) -> float | None:

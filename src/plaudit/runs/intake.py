@@ -14,6 +14,7 @@ from plaudit.data.load import LOADERS
 from plaudit.data.report import SourceReport
 from plaudit.models.described import check_scores, end_ids, positions
 from plaudit.models.tokenizer import load_tokenizer
+from plaudit.rewards.rules import check_reference
 from plaudit.settings.checks import Longest
 from plaudit.settings.tree import Settings
 from plaudit.support.fields import refuse
@@ -27,7 +28,8 @@ class Intake:
         self.settings, self.objective = settings, objective
         self.tokenizer = load_tokenizer(str(settings.model.tokenizer or settings.model.path))
         ends = end_ids(settings.model.path) if settings.model.path is not None else ()
-        self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends)
+        refers = check_reference(settings.rewards)
+        self.data = LOADERS[objective.data](settings.data, self.tokenizer, settings.seed, ends, refers)
         say(self.data.report.table())
         refuse(dated(self.data.report.sources), plain=True)
         if (limit := settings.evaluate.limit) < len(self.data.validation):

@@ -190,7 +190,7 @@ def _about_offload(s: Settings, *, referred: bool) -> list[str]:
 
 
 def _about_rewards(s: Settings) -> list[str]:
-    from plaudit.rewards.rules import CodeReward, function_reward
+    from plaudit.rewards.rules import FunctionReward, function_reward
 
     problems, names, functions = [], [], []
     for number, reward in enumerate(s.rewards):
@@ -210,7 +210,7 @@ def _about_rewards(s: Settings) -> list[str]:
             problems.append(f"rewards.{number}: {error}")
             continue
         names.append(rule.name)
-        if isinstance(rule, CodeReward):
+        if not isinstance(rule, FunctionReward):
             continue
         functions.append(rule.name)
         importable = reward.kind == "function" and not reward.function.startswith("__main__")

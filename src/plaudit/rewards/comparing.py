@@ -1,0 +1,50 @@
+"""The script of a process that compares answers to mathematics with math-verify, which `mathematics.py` starts.
+
+    arguments: seconds, bytes     lines of standard input: [reference, answer] as JSON -> "ready", then 0 or 1
+
+A comparison that takes more CPU time ends the process. math-verify's own limits are signals, which Python handles
+between two steps; a power of large numbers is one. It imports nothing of Plaudit, so that it starts quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+KINDS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+"""What is read of a text: what is boxed comes first."""
+
+
+def limit(what: str, most: int) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every system
+        import resource
+
+        number = getattr(resource, what)
+        resource.setrlimit(number, (most, resource.getrlimit(number)[1]))
+
+
+def equal(reference: str, answer: str) -> bool:
+    """True if both are the same mathematics. The order counts: a set or an equation is read as the reference is."""
+    expected = parse(reference, KINDS, parsing_timeout=None)
+    return bool(expected) and verify(expected, parse(answer, KINDS, parsing_timeout=None), timeout_seconds=None)
+
+
+def main() -> None:
+    seconds, memory = map(int, sys.argv[1:])
+    logging.disable()
+    out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr  # only verdicts are written there
+    limit("RLIMIT_AS", memory)
+    print("ready", file=out, flush=True)
+    for line in sys.stdin:
+        limit("RLIMIT_CPU", int(time.process_time()) + seconds + 1)
+        print(int(equal(*json.loads(line))), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
