@@ -225,20 +225,6 @@ def test_reinforce(seed: int, group_baseline: bool) -> None:
     assert_column(batch, credited(method, batch).advantages, naive_whitened(returns))
 
 
-def test_a_value_bootstraps_only_where_no_reward_ends_the_answer() -> None:
-    batch = ragged(0)
-    assert batch.bootstrap is not None and batch.continues is not None
-    method = PPO(whiten_advantages=False)
-    before = credited(method, batch).advantages
-    after = credited(method, batch.with_columns(bootstrap=batch.bootstrap + 1.0)).advantages
-    assert before is not None and after is not None
-    # gamma 1: the last trained token's advantage rises by 1, the one d tokens before by 0.95^d.
-    rise = [[0.95**d for d in reversed(range(len(tokens)))] for tokens in spans(batch)]
-    expected = [mine if cut else [0.0] * len(mine) for mine, cut in zip(rise, batch.continues.tolist(), strict=True)]
-    assert any(batch.continues) and not all(batch.continues)
-    assert_column(batch, after - before, expected)
-
-
 UNFINISHED = {
     "score": ShapingSettings(unfinished="score"),
     "penalty": ShapingSettings(unfinished="penalty"),
@@ -326,21 +312,6 @@ METHODS: list[Callable[[], Algorithm]] = [
     Reinforce,
     lambda: Reinforce(samples=2, group_baseline=True),
 ]
-
-
-@pytest.mark.parametrize("make", METHODS)
-def test_credit_lies_on_trained_tokens_alone_and_ignores_what_untrained_ones_hold(
-    make: Callable[[], Algorithm],
-) -> None:
-    batch = ragged(1)
-    noise = torch.where(batch.trainable, 0.0, 50.0)
-    assert batch.behaviour is not None and batch.reference is not None and batch.values is not None
-    loud = batch.with_columns(behaviour=batch.behaviour + noise, values=batch.values - noise)
-    quiet, noisy = credited(make(), batch).advantages, credited(make(), loud).advantages
-    assert quiet is not None and noisy is not None
-    torch.testing.assert_close(noisy, quiet)
-    assert not quiet[~batch.trainable].any()
-    assert quiet[batch.trainable].any()
 
 
 @pytest.mark.parametrize("make", [GRPO, RLOO, lambda: Reinforce(samples=2, group_baseline=True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from plaudit import load_settings, run
 from plaudit.algorithms.base import Output
 from plaudit.algorithms.kto import KTO
 from plaudit.batch import Batch
-from plaudit.support.fields import complaints
 from plaudit.types import Role, Row, Stats
 
 LABELS = (1.0, -1.0, 1.0)
@@ -105,19 +103,8 @@ def test_it_is_what_trl_computes(method: KTO, seeds: tuple[int, int]) -> None:
     assert float(mine.detach()) == pytest.approx(float(theirs.detach()), abs=1e-6)
     gradients = [torch.autograd.grad(loss, current, allow_unused=True)[0] for loss in (mine, theirs)]
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-7, rtol=1e-6)
-
-
-def test_good_answers_rise_bad_ones_fall_and_mismatched_ones_are_let_be() -> None:
-    current = drawn(0).requires_grad_()
-    loss, _ = step(KTO(), current, drawn(1))
-    gradient = torch.autograd.grad(loss, current)[0]
-    signs = [part.sign().unique().tolist() for part in torch.split(gradient, [3, 2, 1, 4, 4])]
-    assert signs == [[-1.0], [0.0], [1.0], [0.0], [-1.0]]
-    # By hand: -lambda beta sigma(x) sigma(-x) / rows for a good answer's tokens, x = beta (r - z0).
-    (_, figures), r = step(KTO(), current, drawn(1)), float((current - drawn(1))[:3].sum().detach())
-    x = 0.1 * (r - figures["kl/mismatched"])
-    expected = -0.1 / (1 + math.exp(-x)) / (1 + math.exp(x)) / 3
-    torch.testing.assert_close(gradient[:3], torch.full((3,), expected, dtype=torch.float64), atol=1e-7, rtol=1e-5)
+    signs = [part.sign().unique().tolist() for part in torch.split(gradients[0], lengths)]
+    assert signs == [[-1.0], [0.0], [1.0], [0.0], [-1.0], []], "good answers rise, bad ones fall, mismatched ones stay"
 
 
 def test_a_shift_of_both_models_and_the_order_of_prompts_change_nothing_and_a_weight_scales() -> None:
@@ -134,14 +121,10 @@ def test_a_shift_of_both_models_and_the_order_of_prompts_change_nothing_and_a_we
     assert float(grouped) == float(whole)
 
 
-def test_settings_that_mean_nothing_are_refused() -> None:
-    assert complaints(KTO(beta=0))[0].startswith("beta=0")
+def test_a_weight_below_0_is_refused_alone() -> None:
     for one in (KTO(undesirable=-1.0), KTO(desirable=-0.5, undesirable=0.5)):  # a sum of 0 is not two weights of 0
         (told,) = complaints(one)
         assert told.startswith(("undesirable=-1", "desirable=-0.5"))
-    assert complaints(KTO(desirable=0.0, undesirable=0.0))[0].startswith(
-        "desirable=0 and algorithm.undesirable=0 leave nothing"
-    )
 
 
 @pytest.mark.parametrize("epochs", [1, 8])

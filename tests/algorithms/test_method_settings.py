@@ -15,7 +15,9 @@ from plaudit.algorithms import ALGORITHMS, Objective, register_algorithm
 from plaudit.algorithms.best_of_k import BestOfK
 from plaudit.algorithms.dpo import DPO
 from plaudit.algorithms.grpo import GRPO
+from plaudit.algorithms.kto import KTO
 from plaudit.algorithms.online_dpo import OnlineDPO
+from plaudit.algorithms.orpo import ORPO
 from plaudit.algorithms.policy_gradient import PolicyGradient
 from plaudit.algorithms.ppo import PPO
 from plaudit.algorithms.reinforce import Reinforce
@@ -23,6 +25,7 @@ from plaudit.algorithms.remax import ReMax
 from plaudit.algorithms.reward_model import RewardModel
 from plaudit.algorithms.rloo import RLOO
 from plaudit.algorithms.sft import SFT
+from plaudit.algorithms.simpo import SimPO
 from plaudit.settings.recipes import completed
 from plaudit.support.fields import complaints
 
@@ -87,6 +90,13 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: DPO(loss="hinge", label_smoothing=0.1), "label_smoothing=0.1 .*loss=hinge"),
         (lambda: DPO(loss="robust"), "loss=robust .*label_smoothing"),
         (lambda: DPO(length_average=True), "length_average=true .*loss=sigmoid"),
+        (lambda: KTO(beta=0), "beta=0"),
+        (lambda: KTO(undesirable=-0.5), "undesirable=-0.5"),
+        (lambda: KTO(desirable=0.0, undesirable=0.0), "desirable=0 and algorithm.undesirable=0 leave nothing"),
+        (lambda: ORPO(odds_weight=-1.0), "odds_weight=-1"),
+        (lambda: SimPO(beta=0), "beta=0"),
+        (lambda: SimPO(target_margin=-1.0), "target_margin=-1"),
+        (lambda: SimPO(likelihood_weight=-1.0), "likelihood_weight=-1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: str) -> None:
@@ -114,12 +124,6 @@ def test_early_stop_by_the_mean_ratio_in_both_directions() -> None:
     assert method.halt({"loss/critic": 1.0}) is None  # the critic's figures know no ratio
     assert PPO().halt({"ratio/mean": 100.0}) is None
     assert SFT().halt({"ratio/mean": 100.0}) is None
-
-
-def test_recomputing_old_logprobs_is_a_setting_of_ratio_methods_alone() -> None:
-    assert PPO(recompute_old=True).recompute_old
-    assert not PPO().recompute_old
-    assert not DPO().recompute_old
 
 
 def test_a_method_can_be_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,4 +173,6 @@ def test_old_logprobs_are_recomputed_where_samples_may_be_off_policy() -> None:
     assert PPO().adapted(off_policy=True).recompute_old is True
     assert PPO().adapted(off_policy=False).recompute_old is False
     assert PPO(recompute_old=False).adapted(off_policy=True).recompute_old is False
+    assert PPO(recompute_old=True).adapted(off_policy=False).recompute_old is True
+    assert not DPO().recompute_old
     assert DPO().adapted(off_policy=True) == DPO()

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from plaudit import load_settings, run
 from plaudit.algorithms.orpo import ORPO
 from plaudit.maths.losses import log1mexp, log_odds, odds_ratio
-from plaudit.support.fields import complaints
 
 
 def test_by_hand() -> None:
@@ -83,4 +82,3 @@ def test_a_whole_run_prefers_the_chosen_answers(make_recipe: Any, tmp_path: Path
     first, last = done.metrics[0], done.metrics[-1]
     assert last["loss/policy"] < first["loss/policy"]
     assert last["nll/chosen"] < first["nll/chosen"]
-    assert complaints(ORPO(odds_weight=-1.0))[0].startswith("odds_weight=-1")

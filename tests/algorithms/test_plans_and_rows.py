@@ -117,15 +117,11 @@ def test_a_masked_greedy_answer_is_remax_baseline_and_a_masked_sample_counts(mak
     assert [(row.reward, row.baseline, any(row.trainable)) for row in rows] == [(1.0, 0.25, True), (2.0, 0.25, False)]
 
 
-def test_remax_gives_the_samples_the_greedy_reward_as_baseline(make_group: Callable[..., Group]) -> None:
-    rows = ReMax(samples=2).rows(make_group([1.0, 2.0, 0.25]))
-    assert places(rows) == [0, 1]
-    assert [(row.reward, row.baseline) for row in rows] == [(1.0, 0.25), (2.0, 0.25)]
-
-
 def test_remax_needs_the_greedy_reward_but_not_every_sample(make_group: Callable[..., Group]) -> None:
     assert ReMax(samples=2).rows(make_group([1.0, 2.0, None])) == []
-    assert places(ReMax(samples=2).rows(make_group([None, 2.0, 0.25]))) == [1]
+    rows = ReMax(samples=3).rows(make_group([1.0, None, 2.0, 0.25]))
+    assert places(rows) == [0, 2]
+    assert [(row.reward, row.baseline) for row in rows] == [(1.0, 0.25), (2.0, 0.25)]
 
 
 def test_dynamic_sampling_drops_groups_that_carry_no_signal(make_group: Callable[..., Group]) -> None:

@@ -317,15 +317,11 @@ def test_the_place_of_a_failure_is_the_users_own_line() -> None:
     assert scores(returns, "x")[0].reason == "TypeError: the reward is a str, not a number: 'text'"
 
 
-def test_what_a_thread_raises_is_the_reason() -> None:
+def test_what_a_future_refuses_is_the_reason_too() -> None:
     def stops(completion: str) -> float:
         raise StopIteration("empty")
 
-    def exits(completion: str) -> float:
-        raise ValueError("odd")
-
     assert scores(stops, "x", thread=True)[0].reason == "RuntimeError: StopIteration: empty"
-    assert scores(exits, "x", thread=True)[0].reason == f"ValueError: odd{raised(exits)}"
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError("elsewhere")])

@@ -40,10 +40,11 @@ def score_all(reward: JudgeReward, groups: Sequence[tuple[Prompt, list[Completio
 
 def test_groups_are_scored_together_and_answered_apart() -> None:
     judge = Recorder()
-    groups = [(prompt(1, 2), [completion(3, EOS), completion(4, EOS)]), (prompt(5), [completion(6, EOS)])]
+    cut = completion(6, finish=Finish.LENGTH)  # read as it is
+    groups = [(prompt(1, 2), [completion(3, EOS), completion(4, EOS)]), (prompt(5), [cut])]
     scores = score_all(JudgeReward(judge), groups)
-    assert judge.calls == [[(1, 2, 3, EOS), (1, 2, 4, EOS), (5, 6, EOS)]]
-    assert [[score.value for score in group] for group in scores] == [[15.0, 16.0], [20.0]]
+    assert judge.calls == [[(1, 2, 3, EOS), (1, 2, 4, EOS), (5, 6)]]
+    assert [[score.value for score in group] for group in scores] == [[15.0, 16.0], [11.0]]
 
 
 def test_a_busy_engine_is_waited_for_until_the_batch_is_full() -> None:
@@ -67,19 +68,6 @@ def test_a_busy_engine_is_waited_for_until_the_batch_is_full() -> None:
         assert judge.calls[1:] == [[(5, 6)]]
 
     asyncio.run(run())
-
-
-def test_without_a_form_of_its_own_a_judge_reads_the_tokens_as_they_are() -> None:
-    judge = Recorder()
-    score_all(JudgeReward(judge), [(prompt(1), [completion(3, finish=Finish.LENGTH)])])
-    assert judge.calls == [[(1, 3)]]
-
-
-def test_a_judge_with_its_own_tokenizer_reads_its_own_tokens() -> None:
-    judge = Recorder()
-    reward = JudgeReward(judge, encode=lambda p, c: (100, len(c.text)))
-    score_all(reward, [(prompt(1), [completion(3, EOS)])])
-    assert judge.calls == [[(100, 1)]]
 
 
 def test_an_answer_that_cannot_be_written_for_the_judge_gets_no_score_and_says_why() -> None:

@@ -442,6 +442,7 @@ def test_a_cancelled_request_is_not_sent() -> None:
         ({"batch": 0}, "batch=0"),
         ({"concurrency": 0}, "concurrency=0"),
         ({"path": "judge"}, "path .. 'judge' only"),
+        ({"kind": "gsm8k"}, "urls"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(more: dict[str, Any], said: str) -> None:
@@ -464,7 +465,3 @@ def test_the_example_is_what_the_page_prints_and_speaks_the_protocol() -> None:
             process.kill()
     assert [score.value for score in scores] == [0.5, None]
     assert scores[1].reason == "not scored by the server: an empty answer"
-
-
-def test_servers_are_for_kind_http() -> None:
-    assert "urls" in " ".join(complaints(RewardSettings(urls=["http://h:1"])))

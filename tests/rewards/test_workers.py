@@ -11,7 +11,7 @@ from plaudit import load_settings
 from plaudit.rewards.judge import JudgeReward, Tokens
 from plaudit.rewards.settings import RewardSettings
 from plaudit.rewards.workers import TRIES, FunctionProcess, FunctionWorkers, JudgeWorkers, Scores
-from plaudit.runtime.worker import AnswersLost, NodeLost, NoWorkersError, WorkerLost
+from plaudit.runtime.worker import AnswersLost, NoWorkersError, WorkerLost
 from plaudit.support import plugins
 from plaudit.types import Completion, Finish, Prompt
 from plaudit.types.distant import Distant, values
@@ -81,25 +81,6 @@ def test_a_lost_worker_is_replaced_until_it_is_too_much() -> None:
         return SumWorker("judge", last=1)
 
     asyncio.run(run())
-
-
-def test_a_node_that_is_lost_during_a_start_is_no_failure() -> None:
-    starts: list[int] = []
-
-    async def start(number: int) -> SumWorker:
-        starts.append(number)
-        if len(starts) < 3:
-            raise NodeLost(f"judge {number}", "its node is gone")
-        return SumWorker(f"judge {number}")
-
-    def fails(lost: WorkerLost) -> None:
-        raise RuntimeError("too many")
-
-    async def run() -> None:
-        assert await JudgeWorkers(start, 1, patience=9.0, failures=fails)(SEQUENCES[:2]) == [1.0, 2.0]
-
-    asyncio.run(run())
-    assert starts == [0, 0, 0], "until it is there, and not beyond"
 
 
 def test_workers_that_end_because_all_is_closed_are_no_loss() -> None:
@@ -225,17 +206,6 @@ def test_a_lost_answer_fails_whoever_asked_about_it_and_nobody_else() -> None:
     assert isinstance(third, AnswersLost) and isinstance(fifth, AnswersLost)
     assert [score.value for score in fourth] == [7.0, 2.0] and [score.value for score in sixth] == [9.0, 2.0]
     assert judge.asked == ["secure", "of_distant", "secure"] and not lost
-
-
-def test_what_makes_starting_impossible_is_told_to_whoever_asks() -> None:
-    async def start(number: int) -> SumWorker:
-        raise FileNotFoundError(f"no judge {number}")
-
-    async def run() -> None:
-        with pytest.raises(FileNotFoundError, match="no judge 0"):
-            await JudgeWorkers(start, 2, patience=9.0, failures=lambda lost: None)(SEQUENCES)
-
-    asyncio.run(run())
 
 
 def test_workers_need_a_runtime_with_processes(make_recipe: Callable[..., Any], tmp_path: Path) -> None:
