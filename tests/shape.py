@@ -75,7 +75,7 @@ ROOMS = {
     ),
     "evaluate": (1990, "figures of models that are no figures of a run"),
     "settings": (
-        2520,
+        2530,
         "the tree, recipes, what sections ask of each other, places of calls (45); other systems' words and files",
     ),
     "crew": (

@@ -91,7 +91,8 @@ def test_defaults_are_the_published_ones() -> None:
         (lambda: DPO(loss="robust"), "loss=robust .*label_smoothing"),
         (lambda: DPO(length_average=True), "length_average=true .*loss=sigmoid"),
         (lambda: KTO(beta=0), "beta=0"),
-        (lambda: KTO(undesirable=-0.5), "undesirable=-0.5"),
+        (lambda: KTO(undesirable=-1.0), "undesirable=-1"),  # with desirable=1 a sum of 0, and no two weights of 0
+        (lambda: KTO(desirable=-0.5, undesirable=0.5), "desirable=-0.5"),
         (lambda: KTO(desirable=0.0, undesirable=0.0), "desirable=0 and algorithm.undesirable=0 leave nothing"),
         (lambda: ORPO(odds_weight=-1.0), "odds_weight=-1"),
         (lambda: SimPO(beta=0), "beta=0"),
@@ -107,6 +108,7 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], Objective], message: 
 @pytest.mark.parametrize("method", [PPO, GRPO, RLOO, ReMax, Reinforce])
 def test_every_policy_gradient_has_the_checks_of_all(method: type[PolicyGradient]) -> None:
     assert [told.split()[0] for told in complaints(method(ratio="word"))] == ["ratio=word"]
+    assert [told.split()[0] for told in complaints(method(correction="cispo", dual_clip=3.0))] == ["correction=cispo"]
 
 
 def test_bounds_that_may_be_infinite() -> None:

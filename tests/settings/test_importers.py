@@ -411,7 +411,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(system: str, given: dict[st
         ("grpo", {"loss_type": "grpo", "entropy_coef": 0.1}, "entropy_coef=0.1:"),
         ("grpo", {"num_generations": 5}, "num_generations=5:"),
         ("grpo", {"max_steps": 7, "num_iterations": 2}, "max_steps=7:"),
-        ("grpo", {"reward_funcs": ["accuracy_reward"]}, "reward_funcs: accuracy_reward "),
+        ("grpo", {"reward_funcs": ["reasoning_accuracy_reward"]}, "reward_funcs: reasoning_accuracy_reward "),
         ("grpo", {"reward_weights": [1.0]}, "reward_weights=[1.0]:"),
         ("grpo", {"use_vllm": True, "vllm_mode": "server"}, "vllm_mode=server:"),
         ("rloo", {"reward_clip_range": [-1.0, 2.0]}, "reward_clip_range="),

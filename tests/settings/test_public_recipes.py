@@ -157,8 +157,8 @@ vllm_device: auto
 gradient_accumulation_steps: 16
 max_completion_length: 8192
 num_generations: 16
-reward_funcs: [format]
-reward_weights: [0.5]
+reward_funcs: [accuracy, format]
+reward_weights: [1.0, 0.5]
 report_to: [wandb, comet_ml]
 wandb_entity: owner
 wandb_project: problems
@@ -167,7 +167,7 @@ mask_truncated_completions: true
 """,
         {
             "data.train": "owner/problems",
-            "data.columns": {"prompt": "problem"},
+            "data.columns": {"prompt": "problem", "answer": "solution"},
             "data.system": "Think.\nAnswer.",
             "rollout.prompts_per_step": 4 * 16 // 16,
             "log.trackers": {"wandb": "problems"},
@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "method grpo, rewards of its own package": (
         "reward_funcs: [accuracy, cf_code]\nreward_weights: [1.0, 0.1]\nnum_generations: 4",
-        ["reward_funcs: accuracy", "reward_funcs: cf_code"],
+        ["reward_funcs: cf_code"],
     ),
     "method grpo, answers that fill no step": ("num_generations: 7", ["num_generations"]),
     "method sft, a thousandth of a split": (
@@ -223,7 +223,8 @@ def test_a_public_recipe_is_read(shape: str, tmp_path: Path, monkeypatch: pytest
         for name in key.split("."):
             part = part[name]
         assert part == value, key
-    read_settings(found.recipe, (), method=method)
+    settings = read_settings(found.recipe, (), method=method)
+    assert method != "grpo" or [(one.kind, one.weight) for one in settings.rewards] == [("math", 1.0), ("matches", 0.5)]
     notes = "\n".join(found.notes)
     assert re.search(r"ignored: .*\bpush_to_hub\b.* \(nothing is uploaded", notes)
     assert re.search(r"ignored: .*\boverwrite_output_dir\b.* \(.*overwrite=true", notes)

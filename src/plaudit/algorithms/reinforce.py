@@ -32,6 +32,7 @@ class Reinforce(PolicyGradient):
     asks: ClassVar[frozenset[Role]] = frozenset({Role.REFERENCE})
 
     def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
         if self.group_baseline and self.samples < 2:
             yield f"samples={self.samples} must be at least 2 with algorithm.group_baseline=true"
 

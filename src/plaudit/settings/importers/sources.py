@@ -17,7 +17,10 @@ WEIGHED = {"id", "config", "split", "columns", "weight"}
 ENTRY = {"path", "name", "data_dir", "data_files", "split", "columns", "fraction"}
 THOUGHT = r"(?s)^<think>(?!.*<think>).*?</think>.*$"
 ANSWERED = r"(?sm)\A<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
+SOLVED = ("accuracy", "accuracy_reward")
+"""Rewards of open-r1 and TRL that compare with the column `solution` by math-verify."""
 RULES: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"kind": "math"} for name in SOLVED},
     "format": {"kind": "matches", "options": {"pattern": ANSWERED}},
     "get_soft_overlong_punishment": {"kind": "overlong", "options": {"max_tokens": 1280, "cache_tokens": 256}},
     "think_format_reward": {"kind": "matches", "options": {"pattern": THOUGHT}},
@@ -46,7 +49,12 @@ def sources(r: Translation) -> Iterator[tuple[str, Any]]:
     if streaming and "train.steps" not in r.found:
         r.problems.append("max_steps is missing: streamed data has no known length, so give the number of steps")
     text = r("dataset_text_field", r("text_column", "text"))
-    columns = {"text": text, "prompt": r("dataset_prompt_column", "prompt")}
+    solved = {*SOLVED}.intersection(_named_rewards(r))
+    columns = {
+        "text": text,
+        "prompt": r("dataset_prompt_column", "prompt"),
+        "answer": "solution" if solved else "answer",
+    }
     if other := {ours: theirs for ours, theirs in columns.items() if ours != theirs}:
         yield "data.columns", other
 
@@ -199,12 +207,16 @@ def _names(r: Translation, number: int, one: Mapping[str, Any]) -> list[str]:
     return [f"{one['path']}:{one['name']}" if one.get("name") else str(one["path"])]
 
 
+def _named_rewards(r: Translation) -> list[str]:
+    named = r("reward_funcs", [])
+    return [named] if isinstance(named, str) else list(named)
+
+
 def reward_entries(r: Translation) -> list[dict[str, Any]]:
     """Return entries of `rewards` with their weights: the judge first, as in TRL, then rules."""
     judge = r("reward_model_name_or_path", r("reward_model_path"))
     entries: list[dict[str, Any]] = [] if judge is None else [{"kind": "judge", "path": judge}]
-    named = r("reward_funcs", [])
-    for name in [named] if isinstance(named, str) else named:
+    for name in _named_rewards(r):
         if name in RULES:
             entries.append(dict(RULES[name]))
         else:
