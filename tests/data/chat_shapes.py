@@ -370,4 +370,3 @@ BESIDE_TEXT = {"the first call alone, as gpt-oss", *[name for name, shape in CAL
     "calls behind the end, as Nemotron Nano 2"
 }
 """Those that show a call after a text of the same turn."""
-SHOW_CALLS = {name for name, shape in CALLERS.items() if shape[1]}

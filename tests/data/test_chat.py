@@ -1,7 +1,19 @@
 """Chats are trained as their templates write them: token for token as transformers renders them, over many shapes."""
 
 import pytest
-from chat_shapes import ARGUMENTS, BESIDE_TEXT, CALLERS, CHANNELS, MARKED, SHAPES, calling, chatml, roles
+from chat_shapes import (
+    ARGUMENTS,
+    BESIDE_TEXT,
+    CALLERS,
+    CHANNELS,
+    IM,
+    MARKED,
+    SHAPES,
+    Shape,
+    calling,
+    chatml,
+    roles,
+)
 from reading import demonstration, demonstration_rows, preference, preference_rows, prompts
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -185,10 +197,13 @@ def test_thoughts_stand_where_the_template_puts_them(byte_level):
 SHORT = "A B D E a d e n s yes no end eos eot turn id im of user < > | _ / 1 True return <|".split()
 
 
-@pytest.mark.parametrize("name", SHAPES)
+ALL = SHAPES | {name: Shape(template, **IM) for name, (template, *_) in CALLERS.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_an_answer_that_stands_in_its_end_token_too_is_trained_like_any_other(name, byte_level):
-    """ "e" is also in "<|im_end|>", "D" in Command R's "<|END_OF_TURN_TOKEN|>"."""
-    shape = SHAPES[name]
+    """As "e" does in "<|im_end|>", and "D" in Command R's "<|END_OF_TURN_TOKEN|>"."""
+    shape = ALL[name]
     settings, ends = reading(shape, byte_level)
     records = [demonstration({"messages": [ASK, {"role": "assistant", "content": text}]}, where="f") for text in SHORT]
     rows = demonstration_rows(records, byte_level, settings, ends=ends)
