@@ -45,7 +45,7 @@ ROOMS = {
     ),
     "algorithms": (1195, "a file for each method and two for what they share"),
     "data": (
-        4480,
+        4490,
         "every form in which people keep rows, why a row is refused, previews; what a template shows of a chat (275)",
     ),
     "rewards": (
@@ -83,7 +83,7 @@ ROOMS = {
         "who does the work, here and on Ray; publishing, gangs (425), servers (590), rewards (150), lost answers (60)",
     ),
     "runs": (
-        2285,
+        2290,
         "a run from settings to folder, pipelines, records; all that is wrong before it starts; its plan (35)",
     ),
     "plan": (

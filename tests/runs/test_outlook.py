@@ -93,6 +93,16 @@ def test_paths_and_a_run_that_is_there_are_found(recipe: dict[str, Any]) -> None
     assert found(recipe).previews, "rows are rendered with the tokenizer that is there"
 
 
+def test_an_answer_that_its_reward_can_compare_nothing_with_is_found(recipe: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"prompt": "q", "answer": "#### 4"}, {"prompt": "r", "answer": "4/3"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe |= {"method": "grpo", "rewards": [{"kind": "gsm8k"}]}
+    recipe["data"]["train"] = str(tmp_path / "rows.jsonl")
+    assert "rows.jsonl:2: " in dict(told(found(recipe)))["data.train"]
+    recipe["data"]["bad_rows"] = 1
+    assert "data.train" not in dict(told(found(recipe)))
+
+
 def test_a_name_of_the_hub_is_a_doubt_and_its_rows_are_not_fetched(recipe: dict[str, Any]) -> None:
     recipe["data"]["train"] = "owner/rows"
     one = found(recipe, "reference.path=owner/model", "method=dpo")

@@ -279,13 +279,20 @@ class Preview:
 
 
 def previewed(
-    settings: DataSettings, kind: str, tokenizer: PreTrainedTokenizerBase, ends: Collection[int], *, rows: int
+    settings: DataSettings,
+    kind: str,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Collection[int],
+    *,
+    rows: int,
+    refers: Refers = bool,
 ) -> Iterator[Preview]:
     """Read the first good rows of every source. Bad rows are counted, and a source that cannot be read has a problem.
-    Raises ValueError for settings that this kind of data cannot be read with."""
+    `refers` as for a `Loader`. Raises ValueError for settings that this kind of data cannot be read with."""
     loader = LOADERS[kind]
     some = replace(settings, train=settings.fed or settings.apart, limit=min(rows, settings.limit or rows))
     reader = loader.reader(replace(some, validation=None), tokenizer, ends)
+    reader.refers = refers
     for role, given in (("train", settings.fed), ("validation", settings.apart)):
         for source in given:
             tally = Tally(source=source, role=role, budget=Budget(rows))

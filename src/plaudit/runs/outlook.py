@@ -26,6 +26,7 @@ from plaudit.models.folders import local_folder
 from plaudit.models.keys import UnsupportedError
 from plaudit.models.mesh import Mesh, check_mesh, check_tensor
 from plaudit.models.tokenizer import load_tokenizer
+from plaudit.rewards.rules import check_reference
 from plaudit.runs import machine, needs
 from plaudit.runs.intake import dated, longest_of, unlike_judges
 from plaudit.runs.pipeline import load_pipeline, placed, recipes_of, to_come
@@ -224,7 +225,8 @@ def _data(found: Outlook, s: Settings) -> None:
         whole = DataSettings(train=here["train"], validation=here["validation"])
         sound = [leaf.key for leaf in leaves(s.data) if leaf.complaint() is None and leaf.key not in here]
         looked = replace(whole, **{key: getattr(s.data, key) for key in sound})
-        found.previews = list(previewed(looked, s.objective.data, tokenizer, ends, rows=ROWS))
+        refers = check_reference(s.rewards)
+        found.previews = list(previewed(looked, s.objective.data, tokenizer, ends, rows=ROWS, refers=refers))
         for preview in found.previews:
             _rows(found, s, preview)
         found.wrong(dated(one.report for one in found.previews), "data.chat_template_kwargs")
