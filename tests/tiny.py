@@ -23,9 +23,9 @@ def often_equal(tokens: tuple[int, ...]) -> float:
     return float(tokens[0] % 8 == 0)
 
 
-def chance(tokens: tuple[int, ...]) -> float:
-    """Another one in every run."""
-    return float(random.SystemRandom().random() < 0.4)
+def chance(prompt: str) -> float:
+    """Another one in every run, but the same for all answers to one prompt in three."""
+    return random.SystemRandom().random() if sum(map(ord, prompt)) % 3 else 0.0
 
 
 def slow(tokens: tuple[int, ...]) -> float:

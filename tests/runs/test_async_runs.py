@@ -46,7 +46,7 @@ def test_without_lag_interrupt_makes_no_difference(make_recipe: Recipe, tmp_path
 
 
 def recorded(make_recipe: Recipe, folder: Path, **more: Any) -> dict[str, Any]:
-    """A run that is never the same twice: its rewards are up to chance, and so is what is replaced."""
+    """A run that is never the same twice: its rewards are up to chance. What is replaced is not."""
     recipe = make_recipe(
         "grpo",
         folder,
