@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from plaudit.evaluate.bench import Bench
 
 ROOT = Path(__file__).resolve().parents[1]
+SEEDS = (3, 4, 5)
+"""Of data, weights, order and samples. Recipes were tuned on prompts of seeds 0 to 2, so none of those report them."""
 EXAMPLES = 4
 QUIET = ("threads=1", "log.quiet=true", "log.page=false", "log.samples_megabytes=0", "overwrite=true")
 FIGURES = ("step", "kl", "gold", "judge", "win", "length", "unfinished")
@@ -57,7 +59,7 @@ class Task:
     figures: tuple[str, ...] = FIGURES
     """Columns of a point: FIGURES, or WITH_WORDS."""
     shared: bool = False
-    """All seeds have the files and the SFT policy of seed 0, which take long; labels and judges are their own."""
+    """All seeds have the files and the SFT policy of the first, which take long; labels and judges are their own."""
 
 
 DEMO = Task()
@@ -143,10 +145,10 @@ async def run_ahead(moment: Any) -> None:
 
 def prepare(lab: Path, seed: int, stages: Sequence[Stage] = (), task: Task = DEMO) -> None:
     """Make a seed's data, SFT policy and judge, and further stages, unless they are there."""
-    folder, first = lab / f"seed{seed}", lab / "seed0"
+    folder, first = lab / f"seed{seed}", lab / f"seed{SEEDS[0]}"
     sft = folder / "runs" / "sft"
     if task.shared and folder != first and not sft.exists():
-        prepare(lab, 0, stages, task)
+        prepare(lab, SEEDS[0], stages, task)
         shutil.copytree(first / task.folder, folder / task.folder, dirs_exist_ok=True)
         sft.parent.mkdir(exist_ok=True)
         sft.unlink(missing_ok=True)

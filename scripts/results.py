@@ -1,4 +1,4 @@
-"""Re-make docs/results.md: `python scripts/results.py [--reviews FOLDER] [--seeds 3] [--only STUDY ...] [--reuse]`.
+"""Re-make docs/results.md: `python scripts/results.py [--reviews FOLDER] [--seeds 3 4 5] [--only STUDY ...] [--reuse]`.
 
 The studies are those of `studies.py` on the demo's task, and with FOLDER `reviews` (reviews.py). What is finished in
 the folder `--runs` is not made again. `--reuse` runs nothing: it writes the pictures and tables of what there is.
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import reviews  # noqa: E402
-from lab import kept, measure  # noqa: E402
+from lab import SEEDS, kept, measure  # noqa: E402
 from pictures import PICTURES, tables  # noqa: E402
 from studies import STUDIES, Found  # noqa: E402
 
@@ -27,7 +27,7 @@ KEPT = ROOT / "docs" / "results"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reviews", type=Path, help="folder of imdb-train, imdb-test and imdb-unlabelled.jsonl.gz")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0 on")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of data, weights, order and samples")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go")
     parser.add_argument("--only", nargs="+", choices=(*STUDIES, "reviews"), help="make only these studies")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
@@ -36,7 +36,7 @@ def main() -> None:
     wanted = () if given.reuse else given.only or (*STUDIES, *(["reviews"] if given.reviews else []))
     if "reviews" in wanted and not given.reviews:
         parser.error("--only reviews needs --reviews FOLDER, with the imdb files")
-    seeds, lab, reviewed = range(given.seeds), given.runs / "studies", given.runs / "reviews"
+    seeds, lab, reviewed = given.seeds, given.runs / "studies", given.runs / "reviews"
     for study in (study for study in STUDIES if study in wanted):
         measure(STUDIES[study], lab, seeds, jobs=given.jobs)
     if "reviews" in wanted:

@@ -19,10 +19,10 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from lab import EXAMPLES, WITH_WORDS, Task, Variant, bench, kept, measure
+from lab import EXAMPLES, SEEDS, WITH_WORDS, Task, Variant, bench, kept, measure
 
 SOURCE = "PLAUDIT_REVIEWS"  # variable of the environment: the folder of reviews
-DRAWN, BEST = (4, 16, 64), 64  # answers of best of n, and prompts that it is measured with
+DRAWN = (4, 16, 64)  # answers of best of n
 FOLDER = Path("data/reviews")
 HELD_OUT = FOLDER / "prompts_test.jsonl"
 GOLD = {"folder": str(FOLDER / "gold")}
@@ -90,7 +90,7 @@ def best_of(seed: int) -> dict[str, dict[str, list[list[float]]]]:
     from plaudit.runs.records import Run
 
     judge = str(Run("runs/reward").model)
-    groups = drawn(HELD_OUT, max(DRAWN), seed, limit=BEST, judge=judge)
+    groups = drawn(HELD_OUT, max(DRAWN), seed, judge=judge)
 
     def point(by: str, n: int) -> list[float]:
         best = [max(group[:n], key=lambda answer: answer.scores[by].value) for group in groups]
@@ -100,12 +100,17 @@ def best_of(seed: int) -> dict[str, dict[str, list[list[float]]]]:
     return {f"best_of_n_{by}": {str(seed): [point(by, n) for n in DRAWN]} for by in ("gold", "judge")}
 
 
+def sft_texts() -> list[str]:
+    """The SFT policy's answers to the first prompts."""
+    return [answer.completion.text for (answer,) in drawn(HELD_OUT, 1, SEEDS[0], limit=EXAMPLES)]
+
+
 def measured(lab: Path, seeds: Sequence[int], *, jobs: int) -> None:
     """Measure all variants and best of n, as far as they were not yet, and keep some of the SFT policy's answers."""
     measure(REVIEWS, lab, seeds, jobs=jobs)
     for seed in seeds:
         _written(lab, f"best_of_n_{seed}", seed, best_of, seed)
-    _written(lab, "sft_texts", 0, lambda: [one.completion.text for (one,) in drawn(HELD_OUT, 1, 0, limit=EXAMPLES)])
+    _written(lab, "sft_texts", SEEDS[0], sft_texts)
 
 
 def _written(lab: Path, name: str, seed: int, make: Callable[..., Any], *given: Any) -> None:
@@ -126,15 +131,15 @@ def found(lab: Path, seeds: Sequence[int]) -> dict[str, dict[str, list[list[floa
 
 
 def side_by_side(lab: Path) -> dict[str, list[str]]:
-    """The first prompts, and what policies of seed 0 answer: of each method the middle variant, of two the second."""
-    if not (prompts := lab / "seed0" / HELD_OUT).exists():
+    """The first prompts, and answers of the first seed: of a method the middle variant, of two the second."""
+    if not (prompts := lab / f"seed{SEEDS[0]}" / HELD_OUT).exists():
         return {}
     rows = prompts.read_text(encoding="utf-8").splitlines()[:EXAMPLES]
     shown = {"prompt": [json.loads(row)["prompt"] for row in rows]}
     if (before := lab / "measured" / "sft_texts.json").exists():
         shown["SFT policy"] = json.loads(before.read_text(encoding="utf-8"))
     for name, (title, _, _, values) in SWEPT.items():
-        path = lab / "measured" / f"{name}_{values[len(values) // 2]:g}_0.json"
+        path = lab / "measured" / f"{name}_{values[len(values) // 2]:g}_{SEEDS[0]}.json"
         if path.exists():
             shown[title] = json.loads(path.read_text(encoding="utf-8"))["texts"]
     return shown
