@@ -38,8 +38,23 @@ PROMPTS = ("ppo", "grpo", "rloo", "remax", "reinforce", "online-dpo", "best-of-k
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Clusters have deadlines, so processes of other tests give way to the one that starts with the clusters."""
+    seeded()
     if "PYTEST_XDIST_WORKER" in os.environ and not item.get_closest_marker("clusters"):
         os.nice(max(0, 5 - os.nice(0)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """What fixtures draw, or drew for an earlier test, changes nothing."""
+    seeded()
+
+
+def seeded() -> None:
+    """The same numbers for a test in whatever order tests run."""
+    import torch
+
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
