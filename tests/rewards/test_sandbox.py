@@ -175,6 +175,21 @@ ESCAPES = {
     "new namespace": SYSCALL + "if libc.unshare(0x10000000) == 0: print('ESCAPED')",
     "own limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nprint('ESCAPED')",
     "without filter": SYSCALL + "if libc.prctl(22, 0, 0, 0, 0) == 0: print('ESCAPED')",
+    "packages": (
+        "import os, sys\nfor name in ('site-packages', 'dist-packages'):\n"
+        "    at = os.path.join(os.path.dirname(os.__file__), name)\n    sys.path.append(at)\n"
+        "    if os.path.isdir(at) and os.listdir(at): print('ESCAPED')\nimport pip\nprint('ESCAPED')"
+    ),
+    "signals to others": SYSCALL + "if libc.fcntl(0, 8, 1) == 0 or libc.fcntl(0, 10, 9) == 0: print('ESCAPED')",
+    "signals by control": SYSCALL + "if libc.ioctl(0, 0x5452, b'\\1\\0\\0\\0') == 0: print('ESCAPED')",
+    "asynchronous pipes": SYSCALL + "if libc.fcntl(0, 4, 0x2000) == 0: print('ESCAPED')",
+    "lease": SYSCALL + "import os\nif libc.fcntl(os.open(os.__file__, 0), 1024, 0) == 0: print('ESCAPED')",
+    "notifications": SYSCALL + "import os\nif libc.fcntl(os.open('/', 0), 1026, 2) == 0: print('ESCAPED')",
+    "locks": SYSCALL + "import os\nif libc.fcntl(os.open(os.__file__, 0), 6, bytes(32)) == 0: print('ESCAPED')",
+    "size of a pipe": SYSCALL + "if libc.fcntl(1, 1031, 1 << 20) > 0: print('ESCAPED')",
+    "keystrokes": SYSCALL + "import os\nif os.isatty(0) or libc.ioctl(0, 0x5412, b'x') == 0: print('ESCAPED')",
+    "commands with more bits": SYSCALL + "if libc.syscall(72, 0, ctypes.c_long(8 | 1 << 32), 1) == 0: print('ESCAPED')",
+    "load of the machine": SYSCALL + "if libc.sysinfo(ctypes.create_string_buffer(512)) == 0: print('ESCAPED')",
     "io_uring": SYSCALL + "if libc.syscall(425, 8, bytes(120)) >= 0: print('ESCAPED')",
     "programs of the kernel": SYSCALL + "if libc.syscall(321, 0, 0, 0) >= 0: print('ESCAPED')",
     "memory": "x = bytearray(4 << 30)\nprint('ESCAPED')",
@@ -255,7 +270,7 @@ def written(code: str, outside: dict[str, Any], **options: Any) -> str:
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_nothing_is_reached(name: str, outside: dict[str, Any]) -> None:
-    if name == "32-bit calls" and platform.machine() != "x86_64":
+    if name in ("32-bit calls", "commands with more bits") and platform.machine() != "x86_64":
         pytest.skip("of another processor")
     told = written(ESCAPES[name], outside)
     assert told.startswith("began\n")
@@ -281,6 +296,9 @@ def test_the_same_code_would_escape_outside(outside: dict[str, Any]) -> None:
         "file of the run",
         "source",
         "own proc",
+        "signals to others",
+        "notifications",
+        "load of the machine",
     )
     for name in (*tried, "environment", "environment in memory", "fork", "thread", "subprocess", "memory file", "exec"):
         command = [sys.executable, "-I", "-c", head + ESCAPES[name]]

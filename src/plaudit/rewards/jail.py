@@ -38,15 +38,21 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 ARCHITECTURES = {"x86_64": (0xC000003E, 155, 126), "aarch64": (0xC00000B7, 41, 91)}
 """Numbers by architecture: its id in a filter, and the system calls pivot_root and capset."""
 CALLS = {
-    "x86_64": "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 19 20 21 23 24 25 28 32 33 35 39 60 72 79 89 96 97 98 99 "
+    "x86_64": "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 19 20 21 23 24 25 28 32 33 35 39 60 79 89 96 97 98 "
     "100 102 104 107 108 131 186 201 202 204 217 219 228 229 230 231 234 257 262 267 270 271 273 318 332 "
     "334 439",
-    "aarch64": "17 23 24 25 29 48 56 57 61 62 63 64 65 66 67 72 73 78 79 80 93 94 98 99 101 113 114 115 123 124 128 "
-    "131 132 134 135 139 153 163 165 169 172 174 175 176 177 178 179 214 215 216 222 226 233 278 291 293 "
+    "aarch64": "17 23 24 48 56 57 61 62 63 64 65 66 67 72 73 78 79 80 93 94 98 99 101 113 114 115 123 124 128 "
+    "131 132 134 135 139 153 163 165 169 172 174 175 176 177 178 214 215 216 222 226 233 278 291 293 "
     "439",
 }
 """Allowed system calls: read, write, close, stat, seek, poll, memory, own signals, clocks, and open (below an empty
 root). None creates a process, thread, socket or mount, or sees another process."""
+COMMANDS = (0, 1, 2, 3, 1030), (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
+"""Allowed second arguments of fcntl (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC) and of ioctl (TCGETS,
+TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX). Others set owners and signals, leases, locks and notifications, which reach
+other processes."""
+COMMANDED = {"x86_64": (72, 16), "aarch64": (25, 29)}
+"""Numbers of fcntl and ioctl."""
 MODULES = (
     "array base64 binascii bisect calendar cmath collections collections.abc contextlib copy csv dataclasses "
     "datetime decimal difflib enum fractions functools hashlib heapq html io itertools json keyword locale "
@@ -124,6 +130,8 @@ def _empty_root(machine: str) -> None:
     found = os.statvfs(place).f_flag
     kept = (found & (8 | 1024 | 2048)) | (1 << 21 if found & 4096 else 0)  # noexec and times of access are locked
     called("mount", None, place, None, BIND | REMOUNT | READ_ONLY | flags | kept, None)
+    for packages in filter(os.path.isdir, (place + b"/site-packages", place + b"/dist-packages")):
+        called("mount", b"none", packages, b"tmpfs", READ_ONLY | flags, b"size=4k,nr_inodes=2,mode=755")
     called("mount", None, b"/tmp", None, BIND | REMOUNT | READ_ONLY | flags, None)
     os.close(source)
     os.chdir("/tmp")
@@ -133,11 +141,15 @@ def _empty_root(machine: str) -> None:
 
 
 def _filter(machine: str) -> None:
-    """Allow only CALLS, and only by the numbers of this architecture."""
+    """Allow only CALLS, and fcntl and ioctl with COMMANDS, and only by the numbers of this architecture."""
     number = ARCHITECTURES[machine][0]
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, number), (0x06, 0, 0, KILL), (0x20, 0, 0, 0)]
     for call in map(int, CALLS[machine].split()):
         steps += [(0x15, 0, 1, call), (0x06, 0, 0, ALLOW)]
+    for call, commands in zip(COMMANDED[machine], COMMANDS, strict=True):
+        steps += [(0x15, 0, 2 * len(commands) + 2, call), (0x20, 0, 0, 24)]  # the kernel reads 32 bits of it, too
+        steps += [step for command in commands for step in ((0x15, 0, 1, command), (0x06, 0, 0, ALLOW))]
+        steps.append((0x06, 0, 0, REFUSE))
     steps.append((0x06, 0, 0, REFUSE))
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     head = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program))
