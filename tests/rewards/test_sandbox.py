@@ -137,6 +137,24 @@ def test_results_are_what_they_are_where_tests_run(value: str) -> None:
     assert scored("def f(x): return float('nan')", tests=["x = f(1)\nassert x != x"]).value == 1.0
 
 
+def test_what_comes_after_a_failed_case_does_not_run() -> None:
+    cases = [{"input": "", "output": "no"}] + [{"input": "", "output": "yes"}] * 3
+    row = {"cases": cases, "tests": ["assert f(1)"]}
+    code = "print('yes')\ndef f(x): return 1"
+    assert scored(code, **row) == Score(value=0.0, parts={"passed": 0.0})
+    assert scored(code, **row, options={"partial": True}) == Score(value=0.8, parts={"passed": 0.8})
+
+
+def test_an_answer_has_so_much_time_in_all() -> None:
+    code = "import time\nif input() == 'slow': time.sleep(1000)\nprint(1)"
+    cases = [{"input": text, "output": "1"} for text in ("slow", "fast", "fast")]
+    score = scored(code, cases=cases, options={"wait": 1000, "total": 1, "partial": True})
+    assert score == Score(value=0.0, parts={"passed": 0.0})
+    tests = ["assert f(1)", "assert f(2)"]
+    code = "import time\ndef f(x): time.sleep(1000)"
+    assert scored(code, tests=tests, options={"wait": 1000, "total": 1}).value == 0.0
+
+
 def test_programs_read_and_write() -> None:
     cases = [{"input": "3 4\n", "output": "7\n"}, {"input": "1 1\n", "output": "2"}]
     answer = "a, b = map(int, input().split())\nprint(a + b, ' ')\n"

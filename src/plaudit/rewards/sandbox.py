@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -58,6 +59,8 @@ class CodeOptions:
     """Most seconds of CPU time of a process."""
     wait: int = setting(20, least=1, most=2**20)
     """Seconds after which a process is killed, whether it computes or waits."""
+    total: int = setting(120, least=1, most=2**20)
+    """Seconds for all tests and cases of an answer. What has not ended by then has failed."""
     memory_mb: int = setting(512, least=1, most=2**20)
     output_kb: int = setting(256, least=1, most=2**20)
     """Largest output of a program; one that writes more is killed."""
@@ -99,13 +102,18 @@ class CodeReward:
             if not isinstance(case, Mapping) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
                 raise ValueError(f"{own.cases} must be a list of objects with the texts input and output")
         tests = [tests] if isinstance(tests, str) else list(tests)
-        passed = 0
-        for case in cases:
-            written, ended = await _run({"role": "program", "code": code}, own, case["input"].encode())
+        passed, count = 0, len(cases) + len(tests)
+        now = asyncio.get_running_loop().time
+        deadline = now() + own.total
+        for done, case in enumerate(cases):
+            if now() >= deadline or (passed < done and not own.partial):
+                return passed, count
+            job = {"role": "program", "code": code}
+            written, ended = await _run(job, own, case["input"].encode(), deadline=deadline)
             passed += ended and _lines(written.decode(errors="replace")) == _lines(case["output"])
-        if tests:
+        if tests and now() < deadline and (passed == len(cases) or own.partial):
             setup, entry = str(row.get(own.setup) or ""), str(row.get(own.entry) or "")
-            letters = await _tested(code, {"tests": tests, "setup": setup, "entry": entry}, own)
+            letters = await _tested(code, {"tests": tests, "setup": setup, "entry": entry}, own, deadline)
             if b"?" in letters:
                 number = letters.index(b"?") + 1
                 raise ValueError(
@@ -113,7 +121,7 @@ class CodeReward:
                     "that is not a literal of less than 1 MiB, or uses eval or exec"
                 )
             passed += letters.count(b"p")
-        return passed, len(cases) + len(tests)
+        return passed, count
 
 
 def code_of(text: str) -> str:
@@ -127,7 +135,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> bytes:
+async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions, deadline: float) -> bytes:
     """Run the tests of one answer; return a letter for each test that ended (`jail.tests`)."""
     to_answer, calls = os.pipe()
     to_tests, results = os.pipe()
@@ -136,8 +144,8 @@ async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> by
             pipes.callback(os.close, descriptor)
         answering = {"role": "answer", "code": code, "calls": to_answer, "results": results}
         testing = {"role": "tests", "calls": calls, "results": to_tests, **job}
-        answer = asyncio.ensure_future(_run(answering, options, keep=(to_answer, results)))
-        tests = asyncio.ensure_future(_run(testing, options, keep=(calls, to_tests)))
+        answer = asyncio.ensure_future(_run(answering, options, keep=(to_answer, results), deadline=deadline))
+        tests = asyncio.ensure_future(_run(testing, options, keep=(calls, to_tests), deadline=deadline))
         try:
             await asyncio.wait({answer, tests}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done() and not tests.done():  # its code ended the process: calls must fail, not wait
@@ -151,7 +159,7 @@ async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> by
 
 
 async def _run(
-    job: dict[str, Any], own: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = ()
+    job: dict[str, Any], own: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = (), deadline: float = math.inf
 ) -> tuple[bytes, bool]:
     """Run a job in a new sandbox process; return what it wrote, and whether it ended by itself with exit status 0.
 
@@ -175,7 +183,7 @@ async def _run(
         async with asyncio.timeout(START) as limit:
             state = await process.stderr.read(300)
             if state == b"ready":
-                limit.reschedule(asyncio.get_running_loop().time() + own.wait)
+                limit.reschedule(min(asyncio.get_running_loop().time() + own.wait, deadline))
                 while more := await process.stdout.read(1 << 16):
                     written += more
                     if len(written) > own.output_kb << 10:
