@@ -49,7 +49,7 @@ ROOMS = {
         "every form in which people keep rows, why a row is refused, previews; what a template shows of a chat (275)",
     ),
     "rewards": (
-        2680,
+        2750,
         "rules, functions, judges, HTTP; half is the sandbox and the protocol; functions' processes; mathematics (300)",
     ),
     "models": (

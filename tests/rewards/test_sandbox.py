@@ -79,6 +79,82 @@ def test_errors_are_results_too() -> None:
     assert scored("def f(x):\n    pass", tests=tests).value == 0.0
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "try: f(-1)\nexcept (KeyError, ValueError): pass\nelse: raise AssertionError",
+        "import contextlib\nwith contextlib.suppress(ValueError): assert f(-1)",
+        "import unittest\nunittest.TestCase().assertRaises(ValueError, f, -1)",
+        "try: assert f(-1)\nexcept Exception as error: assert isinstance(error, ValueError)",
+        "try: raise LookupError if f(-1) else KeyError\nexcept: pass",
+        "expected = ValueError\ntry: assert f(-1)\nexcept expected: pass",
+    ],
+)
+def test_errors_that_a_test_names_are_errors_that_it_expects(test: str) -> None:
+    for error in ("ValueError(x)", "type('Own', (ValueError,), {})", "UnicodeTranslateError('a', 0, 1, 'b')"):
+        assert scored(f"def f(x): raise {error}", tests=[test]).value == 1.0
+    assert scored("def f(x): raise StopIteration", tests=[test]).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(int(input()) + 1)",
+        "import sys\nsys.stdout.write('2')\nsys.exit(0)",
+        "print(2)\nexit()",
+        "import os\nprint(2, flush=True)\nos._exit(0)",
+        "import os\nos.write(1, b'2')",
+        "import atexit\natexit.register(print, 2)",
+        "import sys\nprint('adding', file=sys.stderr, flush=True)\nprint(2)",
+        "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)\nprint(depth(2500) - 2498)",
+        "import io, os, sys\nsys.stdout = io.TextIOWrapper(os.fdopen(os.dup(1), 'wb'))\nprint(1 + sys.stdin.isatty() + 1)",
+        "if __name__ == '__main__': print(len(str(10**5000)) - 4999)",
+        "try: raise KeyError\nexcept KeyError: print(2)",
+    ],
+)
+def test_programs_that_end_by_themselves_pass(code: str) -> None:
+    assert scored(code, cases=[{"input": "1\n", "output": "2\n"}]).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "eval('[' * 50 + ']' * 50)",
+        "(), [()]",
+        "{1, (2,)}",
+        "set()",
+        "True",
+        "10**5000",
+        "-1e999",
+        "{None: b'x'}",
+        "'\\udc80'",
+    ],
+)
+def test_results_are_what_they_are_where_tests_run(value: str) -> None:
+    made = repr(eval(value)) if "eval" in value else value
+    test = f"y = {made}\nassert all(x == y and type(x) is type(y) for x in map(f, [y]))\nassert f(f(y)) == y"
+    assert scored(f"def f(x):\n    assert x == ({value})\n    return ({value})", tests=[test]).value == 1.0
+    assert scored("def f(x): return float('nan')", tests=["x = f(1)\nassert x != x"]).value == 1.0
+
+
+def test_what_comes_after_a_failed_case_does_not_run() -> None:
+    cases = [{"input": "", "output": "no"}] + [{"input": "", "output": "yes"}] * 3
+    row = {"cases": cases, "tests": ["assert f(1)"]}
+    code = "print('yes')\ndef f(x): return 1"
+    assert scored(code, **row) == Score(value=0.0, parts={"passed": 0.0})
+    assert scored(code, **row, options={"partial": True}) == Score(value=0.8, parts={"passed": 0.8})
+
+
+def test_an_answer_has_so_much_time_in_all() -> None:
+    code = "import time\nif input() == 'slow': time.sleep(1000)\nprint(1)"
+    cases = [{"input": text, "output": "1"} for text in ("slow", "fast", "fast")]
+    score = scored(code, cases=cases, options={"wait": 1000, "total": 1, "partial": True})
+    assert score == Score(value=0.0, parts={"passed": 0.0})
+    tests = ["assert f(1)", "assert f(2)"]
+    code = "import time\ndef f(x): time.sleep(1000)"
+    assert scored(code, tests=tests, options={"wait": 1000, "total": 1}).value == 0.0
+
+
 def test_programs_read_and_write() -> None:
     cases = [{"input": "3 4\n", "output": "7\n"}, {"input": "1 1\n", "output": "2"}]
     answer = "a, b = map(int, input().split())\nprint(a + b, ' ')\n"
@@ -95,7 +171,13 @@ def test_rows_that_test_nothing_are_failures_and_no_zeros() -> None:
     for row, told in (
         ({}, "neither tests"),
         ({"tests": ["assert True"]}, "calls no function"),
-        ({"tests": ["assert f(lambda: 1)"]}, "literal"),
+        ({"tests": ["assert f(1) =="]}, "fails before"),
+        ({"tests": ["import numpy\nassert f(1) == 1"]}, "fails before"),
+        ({"tests": ["assert f(1) == 1", "assert f(lambda: 1)"]}, "test 2"),
+        ({"tests": ["assert f(f(1), lambda: 1)"]}, "literal"),
+        ({"tests": ["x = 0\nfor _ in range(250): x = [x]\nassert f(x)"]}, "literal"),
+        ({"tests": ["assert f('a' * (1 << 20))"]}, "1 MiB"),
+        ({"tests": ["assert eval(f(1)) == 1"]}, "eval"),
         ({"tests": "def check(candidate):\n    assert candidate(1)"}, "calls no function"),
         ({"cases": ["3 4"]}, "cases must be a list of objects"),
     ):
@@ -175,6 +257,21 @@ ESCAPES = {
     "new namespace": SYSCALL + "if libc.unshare(0x10000000) == 0: print('ESCAPED')",
     "own limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nprint('ESCAPED')",
     "without filter": SYSCALL + "if libc.prctl(22, 0, 0, 0, 0) == 0: print('ESCAPED')",
+    "packages": (
+        "import os, sys\nfor name in ('site-packages', 'dist-packages'):\n"
+        "    at = os.path.join(os.path.dirname(os.__file__), name)\n    sys.path += [at]\n"
+        "    if os.path.isdir(at) and os.listdir(at): print('ESCAPED')\nimport pip\nprint('ESCAPED')"
+    ),
+    "signals to others": SYSCALL + "if libc.fcntl(0, 8, 1) == 0 or libc.fcntl(0, 10, 9) == 0: print('ESCAPED')",
+    "signals by control": SYSCALL + "if libc.ioctl(0, 0x5452, b'\\1\\0\\0\\0') == 0: print('ESCAPED')",
+    "asynchronous pipes": SYSCALL + "if libc.fcntl(0, 4, 0x2000) == 0: print('ESCAPED')",
+    "lease": SYSCALL + "import os\nif libc.fcntl(os.open(os.__file__, 0), 1024, 0) == 0: print('ESCAPED')",
+    "notifications": SYSCALL + "import os\nif libc.fcntl(os.open('/', 0), 1026, 2) == 0: print('ESCAPED')",
+    "locks": SYSCALL + "import os\nif libc.fcntl(os.open(os.__file__, 0), 6, bytes(32)) == 0: print('ESCAPED')",
+    "size of a pipe": SYSCALL + "if libc.fcntl(1, 1031, 1 << 20) > 0: print('ESCAPED')",
+    "keystrokes": SYSCALL + "import os\nif os.isatty(0) or libc.ioctl(0, 0x5412, b'x') == 0: print('ESCAPED')",
+    "commands with more bits": SYSCALL + "if libc.syscall(72, 0, ctypes.c_long(8 | 1 << 32), 1) == 0: print('ESCAPED')",
+    "load of the machine": SYSCALL + "if libc.sysinfo(ctypes.create_string_buffer(512)) == 0: print('ESCAPED')",
     "io_uring": SYSCALL + "if libc.syscall(425, 8, bytes(120)) >= 0: print('ESCAPED')",
     "programs of the kernel": SYSCALL + "if libc.syscall(321, 0, 0, 0) >= 0: print('ESCAPED')",
     "memory": "x = bytearray(4 << 30)\nprint('ESCAPED')",
@@ -187,6 +284,23 @@ ESCAPES = {
         "if f() > 0: print('ESCAPED')"
     ),
 }
+PRINT = (
+    "import os\nfor fd in range(3, 64):\n    try: os.write(fd, (\"{}\" + '\\n').encode() * 5)\n    except OSError: pass"
+)
+TESTS = [
+    *(f"assert f({n}) == {n + 1}" for n in range(3)),
+    "assert f(f(f(1)) * 2) == 7",
+    "assert f(f(1)) == 3",
+    "assert all(map(lambda n: f(n) == n + 1, range(3)))",
+    "assert not any(map(lambda n: f(n) != n + 1, range(3)))",
+    "for a, b in zip(map(f, range(3)), [1, 2, 3]): assert a == b",
+    "assert sum(1 for _ in filter(lambda n: f(n) != n + 1, range(3))) == 0",
+    "async def results():\n    for n in range(3): assert f(n) == n + 1\ntry: results().send(None)\nexcept StopIteration: pass",
+    "class S:\n    def __getitem__(self, n):\n        if n > 2: [].pop()\n        assert f(n) == n + 1\nfor _ in S(): pass",
+    "class A:\n    def __getattr__(self, name): return f(1)\nassert getattr(A(), 'x', 2) == 2",
+    "try: assert f(1) == 2\nexcept ValueError: pass",
+]
+"""They pass if f adds 1. An answer whose errors or results these tests swallow must not pass any."""
 FORGERIES = {
     "exit": "import sys\nsys.exit(0)",
     "exit at once": "import os\nos._exit(0)",
@@ -213,6 +327,44 @@ FORGERIES = {
     "crash": "import ctypes\ndef f(x): ctypes.string_at(0)",
     "deep": "def f(x):\n    y = []\n    for _ in range(10**6): y = [y]\n    return y",
     "large": "def f(x): return 'a' * (1 << 27)",
+    "no function": "g = None",
+    "end of an iteration": "def f(x): raise StopIteration",
+    "end of an asynchronous iteration": "def f(x): raise StopAsyncIteration",
+    "end of a generator": "def f(x): raise GeneratorExit",
+    "an end of its own": "class E(StopIteration, ValueError): pass\ndef f(x): raise E",
+    "end of a sequence": "def f(x): raise IndexError",
+    "no such attribute": "def f(x): raise AttributeError",
+    "an error with arguments": "def f(x): raise UnicodeTranslateError('a', 0, 1, 'b') if x > 99 else KeyError(x)",
+    "print and hang": "import time\nprint('right', flush=True)\ntime.sleep(1000)",
+    "print, close and hang": "import os, time\nprint('right', flush=True)\nos.close(1)\ntime.sleep(1000)",
+    "print and compute": "print('right', flush=True)\nwhile True: pass",
+    "print and raise": "print('right')\n1 / 0",
+    "print and exit with 1": "import sys\nprint('right')\nsys.exit(1)",
+    "print and exit with a text": "import sys\nprint('right')\nsys.exit('done')",
+    "print and exit at once": "import os\nprint('right', flush=True)\nos._exit(256 + 3)",
+    "print and crash": "import ctypes\nprint('right', flush=True)\nctypes.string_at(0)",
+    "print and abort": "import os\nprint('right', flush=True)\nos.abort()",
+    "print and kill itself": "import os\nprint('right', flush=True)\nos.kill(os.getpid(), 9)",
+    "print and kill its parent": "import os\nprint('right', flush=True)\nos.kill(os.getppid(), 9)",
+    "print and use all memory": "print('right', flush=True)\nx = []\nwhile True: x.append(bytearray(1 << 24))",
+    "print too much": "print('right')\nfor _ in range(100): print('\\n' * 9999)",
+    "print and recurse": "print('right', flush=True)\ndef f(x): return f(x)\nf(1)",
+    "not a literal": "def f(x): return object()",
+    "an ellipsis": "def f(x): return ...",
+    "a text that cannot be written": "class E(str):\n    def __repr__(self): raise ValueError\ndef f(x): return E()",
+    "a text that is no text": "class E(str):\n    def __repr__(self): return \"'\\udc80'\"\ndef f(x): return E()",
+    "a lone surrogate": "def f(x): return '\\udc80' * 9",
+    "as deep as can be read": "def f(x):\n    y = 0\n    for _ in range(199): y = [y]\n    return y",
+    "long": "def f(x): return 'a' * (1 << 20)",
+    "a large number": "def f(x): return 10**5000",
+    "no number": "def f(x): return float('nan')",
+    "an ellipsis as a result": PRINT.format("['value', ...]"),
+    "a large number as a result": PRINT.format("['value', 0x\" + 'f' * 9999 + \"]"),
+    "signs as a result": PRINT.format("['value', \" + '-' * 9999 + \"1]"),
+    "no result": PRINT.format("['unwritable', 1]"),
+    "half a result": PRINT.format("['value'"),
+    "an error that is none": PRINT.format("['error', 'SystemExit']"),
+    "an error without a name": PRINT.format("['error', ['ValueError']]"),
     "large beside the limit": "def f(x): return x if len(str(x)) > 9 else 'a' * (2**20 - 40)",
 }
 """Each is worth 0: neither 1 nor a failure, which would leave it out of the loss."""
@@ -220,7 +372,8 @@ FORGERIES = {
 
 def test_there_are_more_than_sixty() -> None:
     assert len(ESCAPES) >= 60
-    assert len(FORGERIES) >= 20
+    assert len(FORGERIES) >= 60
+    assert scored("def f(x): return x + 1", tests=TESTS).value == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -250,12 +403,13 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
 def written(code: str, outside: dict[str, Any], **options: Any) -> str:
     head = "".join(f"{name} = {value!r}\n" for name, value in outside.items() if name != "doors")
     job = {"role": "program", "code": f"{head}print('began', flush=True)\n{code}"}
-    return asyncio.run(sandbox._run(job, CodeOptions(seconds=2, wait=10, **options))).decode(errors="replace")
+    told, _ = asyncio.run(sandbox._run(job, CodeOptions(seconds=2, wait=10, **options)))
+    return told.decode(errors="replace")
 
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_nothing_is_reached(name: str, outside: dict[str, Any]) -> None:
-    if name == "32-bit calls" and platform.machine() != "x86_64":
+    if name in ("32-bit calls", "commands with more bits") and platform.machine() != "x86_64":
         pytest.skip("of another processor")
     told = written(ESCAPES[name], outside)
     assert told.startswith("began\n")
@@ -281,6 +435,9 @@ def test_the_same_code_would_escape_outside(outside: dict[str, Any]) -> None:
         "file of the run",
         "source",
         "own proc",
+        "signals to others",
+        "notifications",
+        "load of the machine",
     )
     for name in (*tried, "environment", "environment in memory", "fork", "thread", "subprocess", "memory file", "exec"):
         command = [sys.executable, "-I", "-c", head + ESCAPES[name]]
@@ -293,11 +450,19 @@ def test_the_same_code_would_escape_outside(outside: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_no_verdict_is_forged(name: str) -> None:
-    tests = [f"assert f({n}) == {n + 1}" for n in range(3)] + ["assert f(f(f(1)) * 2) == 7"]
-    score = scored(FORGERIES[name], tests=tests, options={"seconds": 1, "wait": 5})
+    code = FORGERIES[name]
+    row: dict[str, Any] = {"cases": [{"input": "1", "output": "right"}]} if "right" in code else {"tests": TESTS}
+    score = scored(code, **row, options={"seconds": 1, "wait": 2, "partial": True})
     assert score == Score(value=0.0, parts={"passed": 0.0})
-    cases = [{"input": "1", "output": "a text that nobody told it"}]
-    assert scored(FORGERIES[name], cases=cases, options={"seconds": 1, "wait": 5}).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "name", ["no function", "exit in the function", "not a literal", "crash", "large", "half a result"]
+)
+def test_a_test_that_catches_all_errors_needs_a_result(name: str) -> None:
+    tests = ["try: f(1)\nexcept Exception: pass", "try: f(1)\nexcept: pass"]
+    assert scored(FORGERIES[name], tests=tests, options={"partial": True}).value == 0.0
+    assert scored("def f(x): raise OSError", tests=tests).value == 1.0, "as its row says"
 
 
 def test_what_does_not_end_is_ended(outside: dict[str, Any]) -> None:
@@ -306,7 +471,7 @@ def test_what_does_not_end_is_ended(outside: dict[str, Any]) -> None:
     assert time.monotonic() - began < 8, "by its CPU time"
     job = {"role": "program", "code": "import time\ntime.sleep(1000)"}
     began = time.monotonic()
-    assert asyncio.run(sandbox._run(job, CodeOptions(wait=1))) == b""
+    assert asyncio.run(sandbox._run(job, CodeOptions(wait=1))) == (b"", False)
     assert time.monotonic() - began < 8
     assert len(written("while True: print('a' * 10000)", outside, output_kb=64)) == 64 << 10
 

@@ -4,8 +4,9 @@
                                         tests:  answer's process <- calls, literals -> tests' process -> letters
 
 The answer's code cannot change its own verdict. Standard output is compared in this process, which that code cannot
-reach. Tests run in another process, which it cannot reach either, and get only literals from it. Left out: languages
-other than Python. On machines without user namespaces a run with this reward does not start.
+reach, and counts only if the program ended by itself, with exit status 0. Tests run in another process, which it cannot
+reach either, and get only literals from it. Left out: languages other than Python. On machines without user namespaces
+a run with this reward does not start.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -30,6 +32,8 @@ from plaudit.support.fields import setting
 from plaudit.types import Completion, Prompt, Score
 
 JAIL = Path(__file__).with_name("jail.py")
+START = 60
+"""Most seconds until a process is locked in. They count for no limit of the answer's."""
 _BLOCK = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -55,6 +59,8 @@ class CodeOptions:
     """Most seconds of CPU time of a process."""
     wait: int = setting(20, least=1, most=2**20)
     """Seconds after which a process is killed, whether it computes or waits."""
+    total: int = setting(120, least=1, most=2**20)
+    """Seconds for all tests and cases of an answer. What has not ended by then has failed."""
     memory_mb: int = setting(512, least=1, most=2**20)
     output_kb: int = setting(256, least=1, most=2**20)
     """Largest output of a program; one that writes more is killed."""
@@ -92,23 +98,30 @@ class CodeReward:
         cases, tests = row.get(own.cases) or [], row.get(own.tests) or []
         if not cases and not tests:
             raise ValueError(f"the row has neither tests (column {own.tests!r}) nor cases (column {own.cases!r})")
-        passed = 0
         for case in cases:
             if not isinstance(case, Mapping) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
                 raise ValueError(f"{own.cases} must be a list of objects with the texts input and output")
-            written = await _run({"role": "program", "code": code}, own, case["input"].encode())
-            passed += _lines(written.decode(errors="replace")) == _lines(case["output"])
         tests = [tests] if isinstance(tests, str) else list(tests)
-        if tests:
+        passed, count = 0, len(cases) + len(tests)
+        now = asyncio.get_running_loop().time
+        deadline = now() + own.total
+        for done, case in enumerate(cases):
+            if now() >= deadline or (passed < done and not own.partial):
+                return passed, count
+            job = {"role": "program", "code": code}
+            written, ended = await _run(job, own, case["input"].encode(), deadline=deadline)
+            passed += ended and _lines(written.decode(errors="replace")) == _lines(case["output"])
+        if tests and now() < deadline and (passed == len(cases) or own.partial):
             setup, entry = str(row.get(own.setup) or ""), str(row.get(own.entry) or "")
-            letters = await _tested(code, {"tests": tests, "setup": setup, "entry": entry}, own)
+            letters = await _tested(code, {"tests": tests, "setup": setup, "entry": entry}, own, deadline)
             if b"?" in letters:
                 number = letters.index(b"?") + 1
                 raise ValueError(
-                    f"test {number} calls no function of the answer, or passes it an argument that is not a literal"
+                    f"test {number} calls no function of the answer (or fails before it does), passes it an argument "
+                    "that is not a literal of less than 1 MiB, or uses eval or exec"
                 )
             passed += letters.count(b"p")
-        return passed, len(cases) + len(tests)
+        return passed, count
 
 
 def code_of(text: str) -> str:
@@ -122,7 +135,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> bytes:
+async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions, deadline: float) -> bytes:
     """Run the tests of one answer; return a letter for each test that ended (`jail.tests`)."""
     to_answer, calls = os.pipe()
     to_tests, results = os.pipe()
@@ -131,25 +144,27 @@ async def _tested(code: str, job: Mapping[str, Any], options: CodeOptions) -> by
             pipes.callback(os.close, descriptor)
         answering = {"role": "answer", "code": code, "calls": to_answer, "results": results}
         testing = {"role": "tests", "calls": calls, "results": to_tests, **job}
-        answer = asyncio.ensure_future(_run(answering, options, keep=(to_answer, results)))
-        tests = asyncio.ensure_future(_run(testing, options, keep=(calls, to_tests)))
+        answer = asyncio.ensure_future(_run(answering, options, keep=(to_answer, results), deadline=deadline))
+        tests = asyncio.ensure_future(_run(testing, options, keep=(calls, to_tests), deadline=deadline))
         try:
             await asyncio.wait({answer, tests}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done() and not tests.done():  # its code ended the process: calls must fail, not wait
                 answer.result()
                 pipes.close()
-            return (await tests)[: len(job["tests"])]
+            return (await tests)[0]
         finally:
             answer.cancel()
             tests.cancel()
             await asyncio.gather(answer, tests, return_exceptions=True)
 
 
-async def _run(job: dict[str, Any], options: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = ()) -> bytes:
-    """Run a job in a new sandbox process; return what it wrote until it ended or was killed.
+async def _run(
+    job: dict[str, Any], own: CodeOptions, given: bytes = b"", *, keep: Sequence[int] = (), deadline: float = math.inf
+) -> tuple[bytes, bool]:
+    """Run a job in a new sandbox process; return what it wrote, and whether it ended by itself with exit status 0.
 
     Raises SandboxError if the process could not be isolated. Then none of the code has run."""
-    job["limits"] = {"memory": options.memory_mb << 20, "seconds": options.seconds}
+    job["limits"] = {"memory": own.memory_mb << 20, "seconds": own.seconds}
     body = json.dumps(job).encode()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-X", "utf8", str(JAIL)),
@@ -163,25 +178,31 @@ async def _run(job: dict[str, Any], options: CodeOptions, given: bytes = b"", *,
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     writing = asyncio.ensure_future(_written(process.stdin, len(body).to_bytes(8, "big") + body + given))
-    written, state = bytearray(), b""
+    written, state, status = bytearray(), b"", None
     try:
-        async with asyncio.timeout(options.wait):
+        async with asyncio.timeout(START) as limit:
             state = await process.stderr.read(300)
             if state == b"ready":
-                while len(written) <= options.output_kb << 10 and (more := await process.stdout.read(1 << 16)):
+                limit.reschedule(min(asyncio.get_running_loop().time() + own.wait, deadline))
+                while more := await process.stdout.read(1 << 16):
                     written += more
+                    if len(written) > own.output_kb << 10:
+                        break
+                else:
+                    status = await process.wait()
     except TimeoutError:
         state = state or b"locking it in took too long"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         writing.cancel()
         transport: Any = process._transport  # type: ignore[attr-defined]  # nothing may wait here when a run ends
         transport.close()
         await process.wait()
     if state != b"ready":
         raise SandboxError(state.decode(errors="replace") or "its process ended before it was locked in")
-    return bytes(written[: options.output_kb << 10])
+    return bytes(written[: own.output_kb << 10]), status == 0
 
 
 async def _written(stream: asyncio.StreamWriter, content: bytes) -> None:
@@ -203,5 +224,5 @@ def check_sandbox() -> None:
             "kernel.apparmor_restrict_unprivileged_userns=0, and in a container the right to unshare (docker run "
             "--security-opt seccomp=unconfined --security-opt apparmor=unconfined)"
         ) from None
-    if written != b"42\n":
+    if written != (b"42\n", True):
         raise SandboxError(f"a reward of kind 'code' cannot run code here: 6 * 7 gave {written!r:.80}")
