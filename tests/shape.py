@@ -91,8 +91,8 @@ ROOMS = {
         "profiles (600), costs by call and process (630; 115 of them were in commands), placements and search (635)",
     ),
     "commands": (
-        2260,
-        "the command line; what a run would take on a mesh (250); evaluation beside a run (80), plans (115)",
+        2335,
+        "the command line; runs on a mesh (250); evaluation beside a run (80), plans (115), connections (130)",
     ),
 }
 """Lines that a room may have, and what they are for. Raise one only with what it bought."""
