@@ -340,6 +340,7 @@ def test_an_export_is_one_file_that_asks_nobody_and_has_no_tag_of_a_models_makin
         ("metrics.jsonl", None, "FIFO"),
         ("log.txt", "", "folder"),
         ("samples.jsonl", "/dev/zero", "device"),
+        ("samples.jsonl", "samples.jsonl", "symbolic links"),
     ],
 )
 def test_a_run_that_cannot_be_read_says_why_and_others_are_shown(
@@ -352,7 +353,7 @@ def test_a_run_that_cannot_be_read_says_why_and_others_are_shown(
         os.mkfifo(bad)
     elif put == "":
         bad.mkdir()
-    elif put.startswith("/"):
+    elif put.startswith("/") or put == file:
         bad.symlink_to(put)
     else:
         bad.write_text(put)
@@ -361,6 +362,8 @@ def test_a_run_that_cannot_be_read_says_why_and_others_are_shown(
     assert (found["good"]["state"], found["bad"]["state"]) == ("done", "unreadable")
     assert reason in found["bad"]["last"]
     assert asked(client, "metrics", run="good")["step"] == [1, 2, 3]
+    for what in ("metrics", "steps", "answers", "answer", "settings", "export"):
+        assert client.get(f"/api/{what}", params={"run": "bad", "words": "a", "at": 0}).status_code in (200, 400), what
 
 
 def test_names_that_are_no_text_are_shown_escaped_and_asked_for_as_shown(tmp_path: Path) -> None:

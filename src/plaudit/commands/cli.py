@@ -213,7 +213,7 @@ def compare(words: tuple[str, ...]) -> None:
         found = compare_runs(folders, [word for word in words if word not in folders], reporter=reporter)
         for table in found.tables():
             reporter.show(table)
-        reporter.say(f"comparison: {found.folder}")
+        reporter.say(visible(f"comparison: {found.folder}", line=True))
 
 
 @main.command()
@@ -330,7 +330,7 @@ def monitor(log_dir: Path, serve: bool, plot_type: str, out: Path | None, **addr
         from plaudit.monitor.plots import draw
 
         for path in draw(log_dir, plot_type, out, say=_say):
-            _say(str(path))
+            _say(visible(str(path), line=True))
 
 
 @main.command()

@@ -29,8 +29,10 @@ from plaudit.rewards.settings import RewardSettings
 from plaudit.runs.origin import settings_of_run
 from plaudit.runs.records import SETTINGS, Run
 from plaudit.settings.recipes import load_tree, parse_override, read_saved
+from plaudit.support.bounded import UnreadableError
 from plaudit.support.fields import flat, leaves
 from plaudit.support.plugins import load_plugins
+from plaudit.support.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,10 +147,12 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
     for run in runs:
         files = [run.folder / name for name in (SETTINGS, plots.METRICS)]
         if not all(file.is_file() and file.stat().st_size for file in files):
-            raise ValueError(f"{run.folder} is not a run with a finished step: it has no {SETTINGS} or {plots.METRICS}")
+            raise UnreadableError(
+                f"{run.folder} is not a run with a finished step: it has no {SETTINGS} or {plots.METRICS}"
+            )
     parts = [run.folder.resolve().parts for run in runs]
     length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
-    return {"/".join(part[-length:]): run for part, run in zip(parts, runs, strict=True)}
+    return {visible("/".join(part[-length:]), line=True): run for part, run in zip(parts, runs, strict=True)}
 
 
 def settings_of(runs: Mapping[str, Run], overrides: Sequence[str]) -> CompareSettings:

@@ -39,10 +39,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        raise ValueError(
-            f"cannot listen on {host} port {port}: {error.strerror}. Give another --host or --port"
-        ) from error
+    except (OSError, TypeError, UnicodeError) as error:  # the latter two: a host that is no name
+        why = error.strerror if isinstance(error, OSError) else "it is no host"
+        raise ValueError(f"cannot listen on {host} port {port}: {why}. Give another --host or --port") from error
 
 
 def address_of(listening: socket.socket) -> str:

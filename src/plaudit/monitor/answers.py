@@ -9,6 +9,7 @@ directly from the file, without the index. A search says what share of the file 
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -82,7 +83,7 @@ class Answers:
 
     def __init__(self, path: Path):
         self.path = path
-        name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=12).hexdigest()
+        name = hashlib.blake2b(os.fsencode(os.path.realpath(path)), digest_size=12).hexdigest()
         self.database = cache_folder() / "answers" / f"{name}.sqlite"
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()

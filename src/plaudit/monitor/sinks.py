@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from plaudit.support.bounded import MOST, content, record
+from plaudit.support.bounded import MOST, UnreadableError, content, record
 from plaudit.support.paths import written_whole
 from plaudit.support.visible import visible
 
@@ -97,7 +97,7 @@ def read_figures(path: Path) -> list[dict[str, Any]]:
     for number, one in enumerate(found, 1):
         for name, value in (("step", one.get("step", "")), *one.items()):
             if not (isinstance(value, int | float) or (value is None and name != "step")):
-                raise ValueError(f"{path}:{number}: {name:.100} is not a number. Remove or correct that line.")
+                raise UnreadableError(f"{path}:{number}: {name:.100} is not a number. Remove or correct that line.")
     return found
 
 
@@ -110,7 +110,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         return record(line)
     except ValueError as error:
-        raise ValueError(f"{path}:{number} is not JSON ({error}). Remove or correct that line.") from error
+        raise UnreadableError(f"{path}:{number} is not JSON ({error}). Remove or correct that line.") from error
 
 
 def _whole(line: bytes) -> bool:

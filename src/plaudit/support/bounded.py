@@ -16,6 +16,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from plaudit.support.visible import visible
+
 MOST = 256 << 20
 """Bytes of a file that is read whole."""
 LONGEST = 16 << 20
@@ -26,7 +28,10 @@ _FLAGS = vars(os).get("O_NONBLOCK", 0) | vars(os).get("O_BINARY", 0)  # one on U
 
 
 class UnreadableError(ValueError):
-    """A file that is refused, with the reason."""
+    """A file that is refused, with the reason in one line, whatever its name."""
+
+    def __init__(self, reason: str):
+        super().__init__(visible(reason, line=True))
 
 
 def opened(path: Path) -> BufferedReader:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.settings.tree import SettingsError
-from plaudit.support.bounded import yaml_text
+from plaudit.support.bounded import UnreadableError, yaml_text
 from plaudit.support.paths import at_home
 
 
@@ -62,6 +62,8 @@ def _mapping(path: str | Path, read: Callable[[], Any]) -> dict[str, Any]:
         content = read()
     except FileNotFoundError as error:
         raise SettingsError(f"there is no recipe {path}") from error
+    except UnreadableError as error:  # it names the file
+        raise SettingsError(str(error)) from error
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError, OSError) as error:
         raise SettingsError(f"{path} cannot be read as settings: {error}") from error
     if not isinstance(content, dict):
